@@ -1,0 +1,90 @@
+"""What travels from the notebook to the ranks: a manifest over content-addressed blobs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One file below ``blobs/``, named by the SHA-256 of its content.
+
+    ``record`` is (inode, size, mtime_ns, ctime_ns) as the writer left it: a reader that finds the same trusts
+    the content, one that does not hashes it again. Size in bytes.
+    """
+
+    digest: str
+    size: int
+    record: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Blob:
+        inode, size, mtime, ctime = value["record"]
+        return Blob(value["digest"], value["size"], (inode, size, mtime, ctime))
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One line of the receipt: a name, what it is, how large (bytes), and which line needs it."""
+
+    name: str
+    kind: str
+    """``module``, ``function``, ``class``, ``tensor``, ``array``, ``model``, ``data``…"""
+    what: str
+    """Such as ``torch as import`` or ``Tensor float32 (60000, 784)``."""
+    size: int
+    needed: str
+    """Such as ``line 4`` or ``function evaluate (Cell In[3], line 2)``."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of a local module, at ``path`` below the ranks' source directory."""
+
+    path: str
+    blob: Blob
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The bundle. ``stream`` is the pickle, ``buffers`` its out-of-band buffers in order."""
+
+    job: str
+    python: str
+    stream: Blob
+    buffers: tuple[Blob, ...]
+    names: tuple[str, ...]
+    """Captured names, in the order in which the stream's namespaces hold them."""
+    receipt: tuple[Captured, ...]
+    linecache: Blob
+    """JSON object: file name → source text, for tracebacks on the ranks."""
+    sources: tuple[SourceFile, ...] = ()
+    flags: int = 0
+    """Compiler flags of the notebook's ``from __future__`` imports."""
+    bound: tuple[str, ...] = ()
+    """Names the cell binds at its top level."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        return (self.stream, self.linecache, *self.buffers, *(source.blob for source in self.sources))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Manifest:
+        return Manifest(
+            job=value["job"],
+            python=value["python"],
+            stream=Blob.from_json(value["stream"]),
+            buffers=tuple(Blob.from_json(item) for item in value["buffers"]),
+            names=tuple(value["names"]),
+            receipt=tuple(Captured(**item) for item in value["receipt"]),
+            linecache=Blob.from_json(value["linecache"]),
+            sources=tuple(SourceFile(item["path"], Blob.from_json(item["blob"])) for item in value["sources"]),
+            flags=value["flags"],
+            bound=tuple(value["bound"]),
+            notes=tuple(value["notes"]),
+        )

@@ -1,0 +1,123 @@
+"""Everything that can go wrong, in one tree.
+
+TorchDistError                  carries ``hint``: the next thing to do
+├── UserError                   the user's code or request
+│   ├── OptionError             a misspelt option, a bad value
+│   ├── CellSyntaxError         the cell does not compile (also a SyntaxError)
+│   ├── UndefinedName           the cell needs a name nobody defined (also a NameError)
+│   ├── CaptureError            an object that cannot leave the notebook
+│   └── RankFailed              a rank failed and its own exception could not be rebuilt
+├── PlatformError               this machine or its set-up
+│   ├── ResourceError           fewer GPUs, memory or disk than asked for
+│   ├── StoreError              the data directory cannot be written or read
+│   │   └── DamagedJob          a job's files were changed or lost
+│   └── JobNotFound             no such job here
+└── InfrastructureError         our own processes, the connection between them
+    ├── LaunchError             the ranks could not be started
+    ├── ChannelError            a connection to an agent broke or spoke nonsense
+    └── JobLost                 a job's processes are gone and left no outcome
+JobCancelled (KeyboardInterrupt)  the user stopped the job
+JobTimedOut (TimeoutError)        --timeout passed
+"""
+
+from __future__ import annotations
+
+
+class TorchDistError(Exception):
+    """Base of all errors of this package. ``hint`` says what to do now."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+
+
+class UserError(TorchDistError):
+    """The user's code or request."""
+
+
+class OptionError(UserError):
+    """An option of ``%%distribute`` that does not exist or has a value it cannot have."""
+
+
+class CellSyntaxError(UserError, SyntaxError):
+    """The cell does not compile; ``lineno`` counts as the user sees it (the magic is line 1)."""
+
+    def __init__(
+        self, message: str, hint: str = "", *, filename: str = "", lineno: int = 0, offset: int = 0, text: str = ""
+    ) -> None:
+        super().__init__(message, hint)
+        self.msg = message
+        self.filename, self.lineno, self.offset, self.text = filename, lineno, offset, text
+
+
+class UndefinedName(UserError, NameError):
+    """The cell needs a name that neither it nor the notebook defines."""
+
+    def __init__(self, message: str, hint: str = "", *, name: str = "") -> None:
+        super().__init__(message, hint)
+        self.name = name
+
+
+class CaptureError(UserError):
+    """An object that cannot leave the notebook; ``path`` leads from the captured name to the culprit."""
+
+    def __init__(self, message: str, hint: str = "", *, path: str = "", line: str = "") -> None:
+        super().__init__(message, hint)
+        self.path = path
+        self.line = line
+
+
+class RankFailed(UserError):
+    """A rank failed in a way that is not a Python exception, or whose exception could not be rebuilt."""
+
+    def __init__(self, message: str, hint: str = "", *, rank: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.rank = rank
+
+
+class PlatformError(TorchDistError):
+    """This machine or its set-up."""
+
+
+class ResourceError(PlatformError):
+    """Fewer GPUs, memory or disk than asked for."""
+
+
+class StoreError(PlatformError):
+    """The data directory cannot be written or read."""
+
+
+class DamagedJob(StoreError):
+    """A job's files were changed or lost since they were written."""
+
+
+class JobNotFound(PlatformError):
+    """No job of that id or name."""
+
+
+class InfrastructureError(TorchDistError):
+    """Our own processes, or the connection between them."""
+
+
+class LaunchError(InfrastructureError):
+    """The ranks could not be started."""
+
+
+class ChannelError(InfrastructureError):
+    """A connection to an agent broke, or what came over it made no sense."""
+
+
+class JobLost(InfrastructureError):
+    """A job's processes are gone and left no outcome."""
+
+
+class JobCancelled(KeyboardInterrupt):
+    """The user stopped the job; a ``KeyboardInterrupt`` so that ``Run All`` stops too."""
+
+
+class JobTimedOut(TimeoutError):
+    """The job ran longer than its ``--timeout``."""

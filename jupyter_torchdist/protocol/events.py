@@ -1,0 +1,115 @@
+"""Changes of a job's state. One JSON line each; kinds a reader does not know pass through it untouched.
+
+A process writes its own ``*.events`` file without ``seq`` and ``node``; the driver gives both when it takes
+the line into the journal.
+
+===================  =====================================================================================
+kind                 data
+===================  =====================================================================================
+job.submitted        world_size, nodes, name, label
+job.driver           process (ProcessId): a driver took the job, the first one or another after its death
+job.starting         attempt, fresh
+job.running          every rank runs user code
+job.stopping         reason (cancelled, failed, timed_out, lost), by
+job.note             text: something the user should read
+job.ended            state (a final ``JobState.state``), reason (a sentence), first_failure (rank or None)
+node.up              inventory, agent (ProcessId)
+node.lost            reason
+launcher.started     process (ProcessId)
+launcher.rendezvous  address, port: where the first node's store listens
+launcher.ended       codes {local rank: exit code}, error (text, empty when all is well)
+rank.started         process (ProcessId), local_rank
+rank.ready           user code begins; the process group is up
+rank.failed          error (``ErrorRecord``)
+rank.interrupted     user code was stopped by KeyboardInterrupt
+rank.result          names, left ([name, reason]…), size: values of this rank are published
+rank.done            user code and results are finished
+rank.exited          code (negative: a signal), why (a sentence's end, as ``was killed (SIGKILL)``)
+===================  =====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import codec
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change. ``t`` is in seconds since the epoch, on the clock of the process that wrote it."""
+
+    kind: str
+    t: float
+    node: str | None = None
+    rank: int | None = None
+    seq: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        value: dict[str, Any] = {"seq": self.seq, "t": self.t, "node": self.node, "rank": self.rank, "kind": self.kind}
+        return (codec.dumps({**value, **self.data}) + "\n").encode("ascii")
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Event:
+        rest = {key: item for key, item in value.items() if key not in ("kind", "t", "node", "rank", "seq")}
+        return Event(
+            kind=str(value["kind"]),
+            t=float(value.get("t") or 0.0),
+            node=value.get("node"),
+            rank=value.get("rank"),
+            seq=int(value.get("seq") or 0),
+            data=rest,
+        )
+
+
+def parse_lines(data: bytes) -> tuple[list[Event], int]:
+    """Events of the whole lines in ``data``, and how many bytes those lines took. Damaged lines are skipped."""
+    end = data.rfind(b"\n") + 1
+    return list(_events(data[:end])), end
+
+
+def _events(data: bytes) -> Iterator[Event]:
+    for line in data.splitlines():
+        try:
+            yield Event.from_json(codec.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """An exception of a rank, in words that need nothing of its class. ``frames`` run from outer to inner."""
+
+    type: str
+    module: str
+    message: str
+    text: str
+    """The whole traceback, causes and notes, as Python prints it (user's frames only)."""
+    frames: tuple[tuple[str, int, str, str], ...] = ()
+    """(file, line as the user counts, function, source line)."""
+    t: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "module": self.module,
+            "message": self.message,
+            "text": self.text,
+            "frames": [list(frame) for frame in self.frames],
+            "t": self.t,
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> ErrorRecord:
+        frames = tuple((str(f[0]), int(f[1]), str(f[2]), str(f[3])) for f in value.get("frames", ()))
+        return ErrorRecord(
+            str(value["type"]), str(value["module"]), str(value["message"]), str(value["text"]), frames, float(value["t"])
+        )
+
+    @property
+    def title(self) -> str:
+        """``ValueError: text``, the last line of a traceback."""
+        return f"{self.type}: {self.message}" if self.message else self.type

@@ -1,0 +1,59 @@
+"""The channel between driver and agent: frames over any byte stream (a unix socket, the stdio of SSH).
+
+A frame is ``magic(2) header_length(4) body_length(8)`` in network order, a JSON object and raw bytes. No pickle.
+Frames carry no state of their own: a channel that is cut anywhere is opened again, and both sides say which
+offsets they have.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from . import codec
+from .errors import ChannelError
+
+_HEAD = struct.Struct("!2sIQ")
+_MAGIC = b"\xa7T"
+HEADER_LIMIT = 16 * 1024 * 1024
+BODY_LIMIT = 64 * 1024 * 1024
+
+CHUNK = 4 * 1024 * 1024
+"""Bytes of a file in one frame at the most."""
+
+Message = tuple[dict[str, Any], bytes]
+
+
+def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """One frame."""
+    text = codec.dumps(header).encode("ascii")
+    return _HEAD.pack(_MAGIC, len(text), len(body)) + text + body
+
+
+class Decoder:
+    """Cuts a byte stream into frames, whatever the pieces it arrives in."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Whole frames so far. Raises ``ChannelError`` for bytes that are no frame; the channel is then useless."""
+        self._buffer += data
+        while len(self._buffer) >= _HEAD.size:
+            magic, header_length, body_length = _HEAD.unpack_from(self._buffer)
+            if magic != _MAGIC or header_length > HEADER_LIMIT or body_length > BODY_LIMIT:
+                raise ChannelError("the other side of the channel does not speak this protocol")
+            end = _HEAD.size + header_length + body_length
+            if len(self._buffer) < end:
+                return
+            text = bytes(self._buffer[_HEAD.size : _HEAD.size + header_length])
+            body = bytes(self._buffer[_HEAD.size + header_length : end])
+            del self._buffer[:end]
+            try:
+                header = codec.loads(text)
+            except ValueError as error:
+                raise ChannelError("a frame's header is not JSON") from error
+            if not isinstance(header, dict):
+                raise ChannelError("a frame's header is not an object")
+            yield header, body

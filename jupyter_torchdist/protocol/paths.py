@@ -1,0 +1,201 @@
+"""The only place that knows how files and sockets are named. Pure but for ``make_private``."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def safe_name(name: str) -> str:
+    """``name`` if it can be one component of a path, else ``ValueError``: no traversal by construction."""
+    if not _SAFE.fullmatch(name):
+        raise ValueError(f"{name!r} cannot name a file")
+    return name
+
+
+def _jupyter_data_dir() -> Path:
+    """Where jupyter_core's ``jupyter_data_dir`` is, without importing it (nodes have no Jupyter)."""
+    if path := os.environ.get("JUPYTER_DATA_DIR"):
+        return Path(path)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Jupyter"
+    base = os.environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "jupyter"
+
+
+def home() -> Home:
+    """The data directory: ``$TORCHDIST_HOME``, else ``torchdist`` below the Jupyter data directory."""
+    path = os.environ.get("TORCHDIST_HOME")
+    return Home(Path(path).expanduser().absolute() if path else _jupyter_data_dir() / "torchdist")
+
+
+def runtime_dir() -> Path:
+    """Node-local directory for sockets and locks: short enough for ``sun_path`` (108 bytes), never on NFS."""
+    if path := os.environ.get("TORCHDIST_RUNTIME_DIR"):
+        return Path(path)
+    if (path := os.environ.get("XDG_RUNTIME_DIR")) and os.path.isdir(path):
+        return Path(path) / "torchdist"
+    return Path("/tmp") / f"torchdist-{os.getuid()}"
+
+
+def scratch_dir() -> Path:
+    """Node-local directory for the job replicas of nodes that do not share the driver's disk."""
+    path = os.environ.get("TORCHDIST_SCRATCH")
+    base = Path(path) if path else Path(os.environ.get("TMPDIR", "/tmp")) / f"torchdist-scratch-{os.getuid()}"
+    return base
+
+
+def make_private(path: Path) -> Path:
+    """Create ``path`` with mode 0700, parents too; raises ``PermissionError`` where another user owns it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user")
+    if status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+@dataclass(frozen=True)
+class Home:
+    """The data directory, shared by kernel, CLI, server and driver."""
+
+    root: Path
+
+    @property
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    @property
+    def jobs(self) -> Path:
+        return self.root / "jobs"
+
+    @property
+    def catalog(self) -> Path:
+        return self.root / "catalog.sqlite"
+
+    def blob(self, digest: str) -> Path:
+        return self.blobs / safe_name(digest)
+
+    def job(self, job: str) -> JobPaths:
+        return JobPaths(self.jobs / safe_name(job))
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """The files of one job. A node without the driver's disk has a replica of the same layout."""
+
+    root: Path
+
+    @property
+    def job(self) -> str:
+        return self.root.name
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def journal(self) -> Path:
+        """Changes of state; only the driver appends."""
+        return self.root / "journal.jsonl"
+
+    @property
+    def driver(self) -> Path:
+        """Who drives the job: process identity and heartbeat, replaced by rename."""
+        return self.root / "driver.json"
+
+    @property
+    def summary(self) -> Path:
+        """The final ``JobState``; its presence means that the job has ended."""
+        return self.root / "summary.json"
+
+    @property
+    def requests(self) -> Path:
+        """One file a request of a client (interrupt, kill), taken away by the driver."""
+        return self.root / "requests"
+
+    @property
+    def source(self) -> Path:
+        """Local modules of the bundle, unpacked; first on the ranks' ``sys.path``."""
+        return self.root / "source"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    def result(self, rank: int) -> Path:
+        return self.results / f"rank-{rank:05d}.pkl"
+
+    def result_buffer(self, rank: int, index: int) -> Path:
+        return self.results / f"rank-{rank:05d}.buf-{index:05d}"
+
+    def error(self, rank: int) -> Path:
+        """The pickled exception of a rank that failed."""
+        return self.results / f"rank-{rank:05d}.err.pkl"
+
+    @property
+    def nodes(self) -> Path:
+        return self.root / "nodes"
+
+    def node(self, node: str) -> NodePaths:
+        return NodePaths(self.nodes / safe_name(node))
+
+
+@dataclass(frozen=True)
+class NodePaths:
+    """The files one node writes. Each has exactly one writer."""
+
+    root: Path
+
+    @property
+    def status(self) -> Path:
+        """Latest values (offsets, samples), replaced by rename; written by the agent."""
+        return self.root / "status.json"
+
+    @property
+    def agent_events(self) -> Path:
+        return self.root / "agent.events"
+
+    @property
+    def launcher_events(self) -> Path:
+        return self.root / "launcher.events"
+
+    @property
+    def launcher_log(self) -> Path:
+        """stdout and stderr of the launcher, and of a rank before its own files are open."""
+        return self.root / "launcher.log"
+
+    def rank_events(self, rank: int) -> Path:
+        return self.root / f"rank-{rank:05d}.events"
+
+    def out(self, rank: int) -> Path:
+        return self.root / f"rank-{rank:05d}.out"
+
+    def err(self, rank: int) -> Path:
+        return self.root / f"rank-{rank:05d}.err"
+
+    def metrics(self, rank: int) -> Path:
+        """JSON lines: curves and progress (``td.log``, ``td.progress``, autolog)."""
+        return self.root / f"rank-{rank:05d}.metrics"
+
+    def display(self, rank: int) -> Path:
+        """JSON lines: rich output (``display``, figures, the value of the last line)."""
+        return self.root / f"rank-{rank:05d}.display"
+
+    def stacks(self, rank: int) -> Path:
+        """``faulthandler`` dumps (SIGUSR1)."""
+        return self.root / f"rank-{rank:05d}.stacks"

@@ -1,0 +1,87 @@
+"""What will run where. Pure values; ``planning`` makes them, ``launch`` performs them, ``--plan`` prints them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, as NVML names it. Memory in bytes."""
+
+    uuid: str
+    index: int
+    name: str
+    memory: int
+    memory_used: int
+    pids: tuple[int, ...] = ()
+    """Processes that hold memory on it, as seen from this pid namespace."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What one node has. Memory in bytes."""
+
+    host: str
+    cores: int
+    memory: int
+    gpus: tuple[Gpu, ...] = ()
+    python: str = ""
+    torch: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Inventory:
+        gpus = tuple(Gpu(**{**gpu, "pids": tuple(gpu["pids"])}) for gpu in value.get("gpus", ()))
+        return Inventory(**{**value, "gpus": gpus})
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node's part: its global ranks in order of local rank, and the GPU of each (empty on CPUs)."""
+
+    name: str
+    ranks: tuple[int, ...]
+    gpus: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+    """Where the node's peers reach it: loopback on one node, else the chosen interface's IP."""
+    interface: str = "lo"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job, decided. The first node hosts the rendezvous store."""
+
+    job: str
+    world_size: int
+    backend: str
+    nodes: tuple[NodePlan, ...]
+    threads: int
+    """``OMP_NUM_THREADS`` of each rank, unless the user set it."""
+    fresh: bool
+    numa_binding: str | None
+    timeout: float | None
+    grace: float
+    collect: str = "rank0"
+    out: tuple[str, ...] = ("auto",)
+    env_names: tuple[str, ...] = ()
+
+    def node_of(self, rank: int) -> NodePlan:
+        """Raises ``KeyError`` for a rank outside the plan."""
+        for node in self.nodes:
+            if rank in node.ranks:
+                return node
+        raise KeyError(rank)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Plan:
+        nodes = tuple(
+            NodePlan(**{**node, "ranks": tuple(node["ranks"]), "gpus": tuple(node["gpus"])}) for node in value["nodes"]
+        )
+        return Plan(**{**value, "nodes": nodes, "out": tuple(value["out"]), "env_names": tuple(value["env_names"])})

@@ -1,0 +1,191 @@
+"""Who a process is, so that a signal never hits a stranger that got its number (pid) later. Does I/O on /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+JOB_TOKEN = "TORCHDIST_JOB"
+"""Environment variable that every process of a job has in its ``/proc/PID/environ``: the job id, space-padded."""
+
+JOB_TOKEN_LENGTH = 64
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """Changes with every boot of this machine; empty where the system has none (macOS)."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _pid_namespace_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Identity of this process's pid namespace; cached per pid, as a fork may land in another one."""
+    return _pid_namespace_of(os.getpid())
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` from the state (field 3 of proc(5)) on. Raises ``OSError`` when it is gone."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rsplit(b")", 1)[1].decode("ascii", "replace").split()
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot; 0 when it is gone or a zombie, or on macOS."""
+    try:
+        fields = stat_fields(pid)
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process, named so that the name can never mean another one."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    ticks: int
+
+    @staticmethod
+    def of(pid: int) -> ProcessId:
+        return ProcessId(socket.gethostname(), boot_id(), pid_namespace(), pid, start_ticks(pid))
+
+    @staticmethod
+    def mine() -> ProcessId:
+        return ProcessId.of(os.getpid())
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> ProcessId:
+        return ProcessId(**value)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def here(self) -> bool:
+        """Whether this machine, in this boot and namespace, is where the process lives."""
+        if self.boot:
+            return self.boot == boot_id() and self.namespace == pid_namespace()
+        return self.host == socket.gethostname()
+
+    def alive(self) -> bool:
+        """Whether it runs (a zombie does not). Only meaningful where ``here`` is true; False elsewhere."""
+        if not self.here or self.pid <= 0:
+            return False
+        if not self.boot:
+            try:
+                os.kill(self.pid, 0)
+            except ProcessLookupError:
+                return False
+            return True
+        return self.ticks != 0 and start_ticks(self.pid) == self.ticks
+
+    def open(self) -> int:
+        """A pidfd (pidfd_open(2)) of exactly this process. Raises ``ProcessLookupError`` when it is gone."""
+        fd = os.pidfd_open(self.pid)
+        if not self.alive():
+            os.close(fd)
+            raise ProcessLookupError(self.pid)
+        return fd
+
+    def signal(self, number: int) -> bool:
+        """Send a signal; False when the process was gone already."""
+        try:
+            if not hasattr(os, "pidfd_open"):
+                if not self.alive():
+                    return False
+                os.kill(self.pid, number)
+                return True
+            fd = self.open()
+        except (ProcessLookupError, OSError):
+            return False
+        try:
+            signal.pidfd_send_signal(fd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+def job_token_of(pid: int) -> str:
+    """The job whose token the process carries; empty for strangers and processes that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = file.read()
+    except OSError:
+        return ""
+    start = environ.find(JOB_TOKEN.encode() + b"=")
+    if start < 0 or (start > 0 and environ[start - 1] != 0):
+        return ""
+    value = environ[start + len(JOB_TOKEN) + 1 :].split(b"\0", 1)[0]
+    return value.decode("ascii", "replace").strip()
+
+
+def processes_of_job(job: str) -> list[ProcessId]:
+    """All living processes on this machine that carry the job's token."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and job_token_of(int(entry)) == job:
+            process = ProcessId.of(int(entry))
+            if process.ticks:
+                found.append(process)
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids below ``root``, nearest first, from one pass over ``/proc``."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                children.setdefault(int(stat_fields(int(entry))[1]), []).append(int(entry))
+            except OSError:
+                continue
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(0), [])
+        found += below
+        todo += below
+    return found
+
+
+def exit_in_words(code: int) -> str:
+    """What an exit status (negative: a signal, as ``subprocess`` has it) means, in a sentence's end."""
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"was killed ({name}{_SIGNAL_CAUSES.get(name, '')})"
+    if code in _EXIT_CAUSES:
+        return f"ended with exit code {code} ({_EXIT_CAUSES[code]})"
+    return f"ended with exit code {code}"
+
+
+_SIGNAL_CAUSES = {
+    "SIGSEGV": ": a crash in native code",
+    "SIGABRT": ": native code called abort, often a failed check in a C++ library",
+    "SIGBUS": ": memory that is mapped but not there, often a full /dev/shm",
+    "SIGILL": ": an instruction this processor does not have",
+    "SIGFPE": ": an arithmetic fault in native code",
+}
+_EXIT_CAUSES = {126: "a file that is not executable", 127: "a command that was not found", 137: "SIGKILL", 143: "SIGTERM"}

@@ -1,0 +1,229 @@
+"""What the user asked for: the options of ``%%distribute`` and ``torchdist run``, and the job's specification."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from .errors import OptionError
+
+
+@dataclass(frozen=True)
+class Options:
+    """One field an option; the defaults are what happens without any."""
+
+    gpus: int | None = None
+    ranks: int | None = None
+    backend: str | None = None
+    numa_binding: str | None = None
+    out: tuple[str, ...] = ("auto",)
+    collect: str = "rank0"
+    exclude: tuple[str, ...] = ()
+    background: bool = False
+    name: str | None = None
+    timeout: float | None = None
+    grace: float = 5.0
+    env: tuple[str, ...] = ()
+    fresh: bool = False
+    replace: bool = False
+    plan: bool = False
+    watch: str = "compact"
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the values of ``--env NAME=VALUE``: no value of the environment is ever written down."""
+        return {**asdict(self), "env": [item.split("=", 1)[0] for item in self.env]}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Options:
+        known = {field.name for field in fields(Options)}
+        chosen = {
+            key: tuple(item) if isinstance(item, list) else item for key, item in value.items() if key in known
+        }
+        return Options(**chosen)
+
+
+def _count(text: str) -> int:
+    value = int(text) if re.fullmatch(r"[+-]?\d+", text) else None
+    if value is None:
+        raise ValueError("a whole number")
+    if value < 1:
+        raise ValueError("at least 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|m|min|h|d)?", text)
+    if not match:
+        raise ValueError("a time such as 90, 30s, 10m, 2h or 1d")
+    value = float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2] or "s"]
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError("more than 0")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if not name.isidentifier():
+            raise ValueError(f"names separated by commas; {name!r} is not one")
+    if not names:
+        raise ValueError("at least one name")
+    return names
+
+
+def _variable(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(=.*)?", text, re.DOTALL):
+        raise ValueError("NAME or NAME=VALUE")
+    return text
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text not in choices:
+            near = difflib.get_close_matches(text, choices, 1)
+            raise ValueError(f"one of {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return text
+
+    return convert
+
+
+def _title(text: str) -> str:
+    if not text.strip() or len(text) > 100 or not text.isprintable():
+        raise ValueError("1 to 100 printable characters")
+    return text
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table that ``%%distribute --help`` prints and Tab completes."""
+
+    flag: str
+    group: str
+    metavar: str
+    help: str
+    convert: Callable[[str], Any] | None = None
+    choices: tuple[str, ...] = ()
+    repeatable: bool = False
+
+    @property
+    def field(self) -> str:
+        return self.flag[2:].replace("-", "_")
+
+
+def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Option:
+    return Option(flag, group, "|".join(choices), text, _one_of(*choices), choices)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU; CPU ranks without one)", _count),
+    Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
+    _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, gloo on CPUs)"),
+    Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),
+    _choice("--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks, as torchrun's option"),
+    Option("--out", "data", "a,b|auto|none", "names that come back from rank 0 (default: auto, what was bound or changed)", _names),
+    _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
+    Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
+    Option("--background", "life", "", "return at once with the job"),
+    Option("--name", "life", "TEXT", "a name for the job", _title),
+    Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
+    Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
+    Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
+    Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
+    Option("--plan", "look", "", "print what would run, and run nothing"),
+    _choice("--watch", "look", ("compact", "text", "off"), "how the job is shown while it runs"),
+)
+
+BY_FLAG = {option.flag: option for option in OPTIONS}
+
+
+def parse_options(line: str | Sequence[str], defaults: Options | None = None) -> Options:
+    """The words after ``%%distribute`` as ``Options``. Raises ``OptionError`` that names the nearest option."""
+    try:
+        words = shlex.split(line) if isinstance(line, str) else list(line)
+    except ValueError as error:
+        raise OptionError(f"the option line cannot be read: {error}", "close the quotation mark") from error
+    chosen: dict[str, Any] = {}
+    while words:
+        flag, given, value = words.pop(0).partition("=")
+        option = BY_FLAG.get(flag)
+        if option is None:
+            raise _unknown(flag)
+        if option.convert is None:
+            if given:
+                raise OptionError(f"{flag} takes no value", f"write {flag} alone")
+            chosen[option.field] = True
+            continue
+        if not given:
+            if not words or words[0] in BY_FLAG:
+                raise OptionError(f"{flag} needs a value", f"write {flag} {option.metavar}")
+            value = words.pop(0)
+        _store(chosen, option, value)
+    options = replace(defaults or Options(), **chosen)
+    if options.gpus is not None and options.ranks is not None:
+        raise OptionError("--gpus and --ranks exclude each other", "--gpus N for GPU ranks, --ranks N for CPU ranks")
+    if options.backend == "nccl" and options.ranks is not None:
+        raise OptionError("NCCL needs GPUs", "use --gpus N, or leave --backend out")
+    return options
+
+
+def _store(chosen: dict[str, Any], option: Option, text: str) -> None:
+    assert option.convert is not None
+    try:
+        value = option.convert(text)
+    except ValueError as error:
+        raise OptionError(f"{option.flag} {text!r}: expected {error}", f"write {option.flag} {option.metavar}") from None
+    if option.repeatable:
+        items = value if isinstance(value, tuple) else (value,)
+        value = (*chosen.get(option.field, ()), *items)
+    chosen[option.field] = value
+
+
+def _unknown(flag: str) -> OptionError:
+    if not flag.startswith("-"):
+        return OptionError(f"{flag!r} is not an option", "options begin with --; `%%distribute --help` lists them")
+    near = difflib.get_close_matches(flag, list(BY_FLAG), 1, 0.5)
+    hint = f"did you mean {near[0]}?" if near else "`%%distribute --help` lists the options"
+    return OptionError(f"there is no option {flag}", hint)
+
+
+def options_help() -> str:
+    """The table of options, one line each, grouped."""
+    lines = ["%%distribute [options]   run this cell on every rank", ""]
+    width = max(len(option.flag) + len(option.metavar) for option in OPTIONS) + 3
+    for group in dict.fromkeys(option.group for option in OPTIONS):
+        lines.append(f"{group}:")
+        for option in (option for option in OPTIONS if option.group == group):
+            lines.append(f"  {f'{option.flag} {option.metavar}'.strip():<{min(width, 44)}} {option.help}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job, as asked for. ``source`` is the cell without the magic's line."""
+
+    job: str
+    kind: str
+    """``cell`` (the source runs in ``__main__``), ``function`` (the captured call runs) or ``script`` (a file)."""
+    source: str
+    label: str
+    """The file name in tracebacks, such as ``Cell In[12]`` or a script's path."""
+    first_line: int
+    """Line of ``source``'s first line as the user sees it: 2 under a magic."""
+    options: Options
+    created: float
+    """Seconds since the epoch."""
+    argv: tuple[str, ...] = ()
+    notebook: str = ""
+    """Where it was asked for: the notebook's path or the kernel's, for the panel and ``%dist``."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "options": self.options.to_json(), "argv": list(self.argv)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> JobSpec:
+        return JobSpec(**{**value, "options": Options.from_json(value["options"]), "argv": tuple(value["argv"])})

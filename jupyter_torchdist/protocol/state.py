@@ -1,0 +1,159 @@
+"""A job's state: a fold over its events, the same in every reader (and, later, in TypeScript)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from .events import ErrorRecord, Event
+
+FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
+
+RANK_ENDS = ("done", "failed", "interrupted", "killed", "lost")
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank. Times in seconds since the epoch, on its node's clock."""
+
+    rank: int
+    node: str = ""
+    host: str = ""
+    pid: int = 0
+    state: str = "starting"
+    """starting, running, done, failed, interrupted, killed, lost."""
+    started: float = 0.0
+    ready: float = 0.0
+    ended: float = 0.0
+    error: ErrorRecord | None = None
+    code: int | None = None
+    why: str = ""
+    """How it ended, where that needs words: ``was killed (SIGKILL)``."""
+    results: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    """Names that did not come back, each with the reason."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job at one point of its journal; ``seq`` is that point."""
+
+    job: str = ""
+    name: str | None = None
+    label: str = ""
+    state: str = "submitted"
+    """submitted, starting, running, stopping, or one of ``FINAL_STATES``."""
+    world_size: int = 0
+    submitted: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    first_failure: int | None = None
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    driver: dict[str, Any] | None = None
+    attempt: int = 0
+    seq: int = 0
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES
+
+    def failures(self) -> list[RankState]:
+        """Ranks that failed or were killed, the earliest first; those stopped because of it are not among them."""
+        failed = [rank for rank in self.ranks.values() if rank.state in ("failed", "killed", "lost")]
+        return sorted(failed, key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
+
+    def to_json(self) -> dict[str, Any]:
+        value = asdict(self)
+        value["ranks"] = {
+            str(number): {**asdict(rank), "error": rank.error.to_json() if rank.error else None}
+            for number, rank in self.ranks.items()
+        }
+        return value
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> JobState:
+        ranks = {}
+        for number, item in value["ranks"].items():
+            error = ErrorRecord.from_json(item["error"]) if item["error"] else None
+            left = tuple((str(name), str(why)) for name, why in item["left"])
+            ranks[int(number)] = RankState(**{**item, "error": error, "results": tuple(item["results"]), "left": left})
+        return JobState(**{**value, "ranks": ranks, "notes": tuple(value["notes"])})
+
+
+def fold(events: Iterable[Event], state: JobState | None = None) -> JobState:
+    """The state after ``events``, from ``state`` on."""
+    state = state or JobState()
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+def apply(state: JobState, event: Event) -> JobState:
+    """The state after one event. What follows an end is kept out, so that a final state is final."""
+    if state.final:
+        return replace(state, seq=event.seq)
+    state = replace(state, seq=event.seq)
+    if event.kind.startswith("rank.") and event.rank is not None:
+        rank = state.ranks.get(event.rank, RankState(event.rank))
+        return replace(state, ranks={**state.ranks, event.rank: _apply_rank(rank, event)})
+    return _apply_job(state, event)
+
+
+def _apply_job(state: JobState, event: Event) -> JobState:
+    data = event.data
+    if event.kind == "job.submitted":
+        return replace(
+            state,
+            job=data.get("job", ""),
+            name=data.get("name"),
+            label=data.get("label", ""),
+            world_size=data.get("world_size", 0),
+            submitted=event.t,
+        )
+    if event.kind == "job.driver":
+        return replace(state, driver=data.get("process"))
+    if event.kind == "job.starting":
+        return replace(state, state="starting", attempt=data.get("attempt", 1), ranks={})
+    if event.kind == "job.running":
+        return replace(state, state="running") if state.state == "starting" else state
+    if event.kind == "job.stopping":
+        return replace(state, state="stopping", reason=data.get("reason", ""))
+    if event.kind == "job.note":
+        return replace(state, notes=(*state.notes, data.get("text", "")))
+    if event.kind == "job.ended":
+        return replace(
+            state,
+            state=data.get("state", "failed"),
+            ended=event.t,
+            reason=data.get("reason", ""),
+            first_failure=data.get("first_failure"),
+        )
+    return state
+
+
+def _apply_rank(rank: RankState, event: Event) -> RankState:
+    data = event.data
+    if event.kind == "rank.started":
+        process = data.get("process", {})
+        return replace(
+            rank, node=event.node or "", host=process.get("host", ""), pid=process.get("pid", 0), started=event.t
+        )
+    if event.kind == "rank.ready":
+        return replace(rank, state="running", ready=event.t)
+    if event.kind == "rank.failed":
+        return replace(rank, state="failed", error=ErrorRecord.from_json(data["error"]), ended=event.t)
+    if event.kind == "rank.interrupted":
+        return replace(rank, state="interrupted", ended=event.t)
+    if event.kind == "rank.result":
+        left = tuple((str(name), str(why)) for name, why in data.get("left", ()))
+        return replace(rank, results=tuple(data.get("names", ())), left=left)
+    if event.kind == "rank.done":
+        return rank if rank.state in RANK_ENDS else replace(rank, state="done", ended=event.t)
+    if event.kind == "rank.exited":
+        if rank.state in RANK_ENDS:
+            return replace(rank, code=data.get("code"))
+        state = data.get("state", "killed")
+        return replace(rank, state=state, code=data.get("code"), why=data.get("why", ""), ended=event.t)
+    return rank

@@ -1,3 +1,72 @@
-"""Placeholder until the lazy names are in place."""
+"""Distributed PyTorch from a Jupyter cell: ``%load_ext jupyter_torchdist``, then ``%%distribute --ranks 2``.
+
+Public names are found on first use (PEP 562), so that importing this package loads nothing: no torch in a kernel,
+no IPython in a rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from .client.decorator import distributed as distributed
+    from .client.decorator import launch as launch
+    from .client.job import Job as Job
+    from .client.job import attach as attach
+    from .client.job import jobs as jobs
+    from .runtime.api import barrier as barrier
+    from .runtime.api import device as device
+    from .runtime.api import gather as gather
+    from .runtime.api import is_main as is_main
+    from .runtime.api import local_rank as local_rank
+    from .runtime.api import local_world_size as local_world_size
+    from .runtime.api import log as log
+    from .runtime.api import node_rank as node_rank
+    from .runtime.api import print as print
+    from .runtime.api import progress as progress
+    from .runtime.api import rank as rank
+    from .runtime.api import world_size as world_size
+
+    last: Job | None
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    **dict.fromkeys(("distributed", "launch"), ".client.decorator"),
+    **dict.fromkeys(("Job", "attach", "jobs", "last"), ".client.job"),
+    **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".runtime.api"),
+    **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),
+}
+
+__all__ = [*_HOMES, "load_ipython_extension", "unload_ipython_extension"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    if callable(value):  # a function or class is found once; a rank's number or the last job may change
+        globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ip: InteractiveShell) -> None:
+    """``%load_ext jupyter_torchdist``: the magics, and a spare driver in the background. Twice is harmless."""
+    from .kernel.extension import load
+
+    load(ip)
+
+
+def unload_ipython_extension(ip: InteractiveShell) -> None:
+    """``%unload_ext jupyter_torchdist``. Jobs go on."""
+    from .kernel.extension import unload
+
+    unload(ip)

@@ -17,14 +17,18 @@ node.up              inventory, agent (ProcessId)
 node.lost            reason
 launcher.started     process (ProcessId)
 launcher.rendezvous  address, port: where the first node's store listens
-launcher.ended       codes {local rank: exit code}, error (text, empty when all is well)
+launcher.child       pid, code, why: a rank's process ended
+launcher.ended       codes {pid: exit code}, error (text, empty when all is well)
+node.ended           error: no process of the job is alive on the node, and that was checked
 rank.started         process (ProcessId), local_rank
 rank.ready           user code begins; the process group is up
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
 rank.result          names, left ([name, reason]…), size: values of this rank are published
 rank.done            user code and results are finished
-rank.exited          code (negative: a signal), why (a sentence's end, as ``was killed (SIGKILL)``)
+rank.dropped         lines: output lost to a full disk
+rank.exited          code (negative: a signal), why (a sentence's end, as ``was killed (SIGKILL)``),
+                     state: done, failed, killed, or stopped (because of another rank, or on request)
 ===================  =====================================================================================
 """
 

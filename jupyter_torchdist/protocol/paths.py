@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,13 +78,19 @@ class Home:
 
     @property
     def catalog(self) -> Path:
-        return self.root / "catalog.sqlite"
+        """This host's cache over the summaries: SQLite's locks cannot be relied on between hosts."""
+        host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
+        return self.root / f"catalog-{host}.sqlite"
 
     def blob(self, digest: str) -> Path:
         return self.blobs / safe_name(digest)
 
     def job(self, job: str) -> JobPaths:
         return JobPaths(self.jobs / safe_name(job))
+
+    def draft(self, job: str) -> JobPaths:
+        """Where a job is put together before it is renamed to its place; blobs are safe while one is there."""
+        return JobPaths(self.jobs / f".creating-{safe_name(job)}")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -139,12 +140,23 @@ def job_token_of(pid: int) -> str:
     return value.decode("ascii", "replace").strip()
 
 
-def processes_of_job(job: str) -> list[ProcessId]:
-    """All living processes on this machine that carry the job's token."""
+def processes_of_job(job: str, leaders: Iterable[ProcessId] = ()) -> list[ProcessId]:
+    """All living processes on this machine that are a job's: by its token, or by a session of ``leaders``.
+
+    The token finds what the job forked or executed, the session what cleaned its environment.
+    """
+    sessions = {leader.pid for leader in leaders if start_ticks(leader.pid) in (0, leader.ticks)}
     found = []
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and job_token_of(int(entry)) == job:
-            process = ProcessId.of(int(entry))
+        if not entry.isdigit():
+            continue
+        pid = int(entry)
+        try:
+            session = int(stat_fields(pid)[3])
+        except OSError:
+            continue
+        if session in sessions or job_token_of(pid) == job:
+            process = ProcessId.of(pid)
             if process.ticks:
                 found.append(process)
     return found

@@ -120,7 +120,7 @@ def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Optio
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU; CPU ranks without one)", _count),
+    Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
     _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, gloo on CPUs)"),
     Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),

@@ -10,7 +10,7 @@ from .events import ErrorRecord, Event
 
 FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
 
-RANK_ENDS = ("done", "failed", "interrupted", "killed", "lost")
+RANK_ENDS = ("done", "failed", "interrupted", "killed", "stopped", "lost")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RankState:
     host: str = ""
     pid: int = 0
     state: str = "starting"
-    """starting, running, done, failed, interrupted, killed, lost."""
+    """starting, running, or one of ``RANK_ENDS``; ``stopped`` because another rank failed or the job was ended."""
     started: float = 0.0
     ready: float = 0.0
     ended: float = 0.0

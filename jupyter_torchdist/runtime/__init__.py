@@ -1,0 +1,1 @@
+"""What runs on a node. Node side: agent, relay, zygote, launcher. Rank side: worker and what user code sees."""

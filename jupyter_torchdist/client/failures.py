@@ -1,0 +1,81 @@
+"""How a job's end becomes an exception here: the first failing rank's own, the others folded into its notes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import marshal
+from ..protocol.errors import DamagedJob, JobCancelled, JobLost, JobTimedOut, LaunchError, RankFailed
+from ..protocol.paths import JobPaths
+from ..protocol.state import JobState, RankState
+from ..store import logs
+
+
+def exception(
+    paths: JobPaths, state: JobState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
+) -> BaseException | None:
+    """None while the job runs or when it succeeded."""
+    if not state.final or state.state == "succeeded":
+        return None
+    if state.state == "cancelled":
+        return JobCancelled(state.reason or f"job {state.job} was cancelled")
+    if state.state == "timed_out":
+        return JobTimedOut(state.reason or f"job {state.job} ran longer than its --timeout")
+    first = _first(state)
+    if first is not None and (first.error or state.state != "lost"):
+        error = _of_rank(paths, state, first, memo, main_dict)
+    elif state.state == "lost":
+        error = JobLost(state.reason or f"job {state.job} is lost", f"`%dist logs {state.job}` shows what it wrote")
+    else:
+        error = _not_started(paths, state)
+    for note in _others(state, first):
+        add_note(error, note)
+    return error
+
+
+def _first(state: JobState) -> RankState | None:
+    if state.first_failure is not None and state.first_failure in state.ranks:
+        return state.ranks[state.first_failure]
+    return next(iter(state.failures()), None)
+
+
+def _of_rank(
+    paths: JobPaths, state: JobState, rank: RankState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
+) -> BaseException:
+    if rank.error is None:
+        where = f" on {rank.host}" if rank.host else ""
+        hint = f"`%dist logs {state.job} --rank {rank.rank}` shows what it printed last"
+        return RankFailed(f"rank {rank.rank}{where} {rank.why or 'ended without a word'}", hint, rank=rank.rank)
+    return marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
+
+
+def _not_started(paths: JobPaths, state: JobState) -> BaseException:
+    said = [logs.tail(log, 20).strip() for log in sorted(paths.nodes.glob("*/launcher.log"))]
+    reason = state.reason or "the ranks could not be started"
+    words = "\n".join(text for text in said if text)
+    return LaunchError(f"{reason}\n{words}" if words else reason, "correct that and run the cell again")
+
+
+def _others(state: JobState, first: RankState | None) -> list[str]:
+    """One line for each other rank that failed on its own, and one for all that were stopped because of it."""
+    if first is None:
+        return []
+    failed = [rank for rank in state.failures() if rank.rank != first.rank and rank.error is not None]
+    lines = [f"rank {first.rank} failed first" + (f", on {first.host}" if first.host else "")] if first.error else []
+    lines += [f"rank {rank.rank} failed too: {rank.error.title}" for rank in failed[:8] if rank.error]
+    if len(failed) > 8:
+        lines.append(f"{len(failed) - 8} more ranks failed too")
+    known = {first.rank, *(rank.rank for rank in failed)}
+    stopped = sum(rank.state != "done" for rank in state.ranks.values() if rank.rank not in known)
+    if stopped:
+        lines.append(f"{stopped} other {'rank was' if stopped == 1 else 'ranks were'} stopped because of this")
+    return lines
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``BaseException.add_note`` (PEP 678), also on Python 3.10, where tools read ``__notes__`` all the same."""
+    notes = [*getattr(error, "__notes__", ()), note]
+    try:
+        error.__notes__ = notes  # type: ignore[attr-defined, unused-ignore]
+    except AttributeError:
+        return  # a class with slots and no dictionary

@@ -1,0 +1,98 @@
+"""Functions on ranks: ``@distributed`` and ``launch``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from ..protocol.spec import BY_FLAG, Options, parse_options
+from .job import Job
+from .submit import Request, submit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def options_of(**chosen: Any) -> Options:
+    """Options from keywords, held to the same rules as the words after ``%%distribute``.
+
+    ``ranks=2, fresh=True, exclude=["big"], env={"SEED": "1"}``. Raises ``OptionError`` that names the nearest one.
+    """
+    words: list[str] = []
+    for name, value in chosen.items():
+        flag = "--" + name.replace("_", "-")
+        option = BY_FLAG.get(flag)
+        if option is None:
+            words.append(flag)  # the parser says it, and what is near
+        elif option.convert is None:
+            words += [flag] if value else []
+        elif value is not None:
+            words += [f"{flag}={text}" for text in _texts(value, option.repeatable)]
+    return parse_options(words)
+
+
+def _texts(value: Any, repeatable: bool) -> Iterable[str]:
+    if isinstance(value, Mapping):
+        return [f"{name}={item}" for name, item in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [str(item) for item in value]
+        return items if repeatable else [",".join(items)]
+    return [str(value)]
+
+
+class Distributed(Generic[P, R]):
+    """A function that runs plainly when called, and on ranks through ``distributed`` and ``submit``."""
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.options = function, options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Run on every rank; the values by rank. Raises what the first failing rank raised."""
+        return run(self.submit(*args, **kwargs))
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job:
+        """Run in the background."""
+        return submit_call(self.function, args, kwargs, self.options)
+
+
+def distributed(**options: Any) -> Callable[[Callable[P, R]], Distributed[P, R]]:
+    """``@distributed(ranks=2)``: see ``Distributed``. Raises ``OptionError`` at once for options that cannot be."""
+    checked = options_of(**{"collect": "all", **options})
+    return lambda function: Distributed(function, checked)
+
+
+def launch(function: Callable[..., R], args: tuple[Any, ...] = (), **options: Any) -> list[R]:
+    """Run ``function(*args)`` on every rank and give the values by rank (as ``accelerate.notebook_launcher``)."""
+    return run(submit_call(function, args, {}, options_of(**{"collect": "all", **options})))
+
+
+def submit_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Options
+) -> Job:
+    """A job that calls ``function`` on every rank. Raises what ``submit`` raises."""
+    label = getattr(function, "__qualname__", type(function).__name__)
+    request = Request(
+        label=label, options=options, kind="function", function=function, args=args, kwargs=kwargs
+    )
+    return submit(request)
+
+
+def run(job: Job) -> list[Any]:
+    """Wait for a job and give its values by rank; an interrupt stops the ranks first, a second one kills them."""
+    try:
+        job.wait()
+    except KeyboardInterrupt:
+        job.interrupt()
+        try:
+            job.wait(job.spec.options.grace + 5)
+        except (KeyboardInterrupt, TimeoutError):
+            job.kill()
+            raise
+        raise
+    job.raise_for_state()
+    return job.values() if job.plan.collect == "all" else [job.value]

@@ -1,0 +1,304 @@
+"""A job, as the one who asked for it sees it: state, logs, results, failure. All of it read from the job directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from .. import marshal
+from ..protocol import codec
+from ..protocol.bundle import Captured, Manifest
+from ..protocol.errors import JobLost, LaunchError, UserError
+from ..protocol.events import Event
+from ..protocol.paths import Home, JobPaths
+from ..protocol.paths import home as default_home
+from ..protocol.plan import Plan
+from ..protocol.spec import JobSpec
+from ..protocol.state import JobState, apply
+from ..store import catalog, files, jobdir, journal, liveness, logs
+from . import failures, tables
+from .drivers import DriverPool
+from .drivers import pool as default_pool
+
+VALUE = "__torchdist_value__"
+"""Name under which a function's value, or the cell's last line's, is among a rank's results."""
+
+EAGER = 1.0
+"""Seconds for which a wait looks every 5 ms; later every 20 ms."""
+
+CHECK = 0.5
+"""Seconds between two looks at whether the driver lives."""
+
+TAKEOVERS = 3
+"""New drivers for one job after its driver's death, before the job is given up."""
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What ``bring`` assigned, and what stayed behind, each with the reason."""
+
+    names: tuple[str, ...]
+    left: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        words = [f"brought {', '.join(self.names)}" if self.names else "nothing to bring"]
+        words += [f"{name} stayed behind: {why}" for name, why in self.left]
+        return "\n".join(words)
+
+
+class Job:
+    """One job. Safe to use in threads; ``await job`` waits without blocking the loop.
+
+    ``memo`` holds the captured objects of the notebook that submitted it, for updates in place; None after ``attach``.
+    """
+
+    findings: tuple[Any, ...] = ()
+
+    def __init__(
+        self,
+        paths: JobPaths,
+        spec: JobSpec,
+        plan: Plan,
+        manifest: Manifest,
+        *,
+        home: Home | None = None,
+        pool: DriverPool | None = None,
+    ) -> None:
+        self.paths, self.spec, self.plan, self.manifest = paths, spec, plan, manifest
+        self.memo: dict[int, Any] | None = None
+        self._home, self._pool = home or default_home(), pool
+        self._asked = journal.asked_for(paths)
+        self._seen = (self._asked, 0)
+        self._results: dict[int, dict[str, Any]] = {}
+        self._checked = 0.0
+        self._takeovers = 0
+
+    def __repr__(self) -> str:
+        state = self.state
+        name = f" {self.name!r}" if self.name else ""
+        return f"<Job {self.id}{name}: {state.state}, {self.plan.world_size} ranks, {self.spec.label}>"
+
+    @property
+    def id(self) -> str:
+        return self.spec.job
+
+    @property
+    def name(self) -> str | None:
+        return self.spec.options.name
+
+    @property
+    def receipt(self) -> tuple[Captured, ...]:
+        """What was captured."""
+        return self.manifest.receipt
+
+    # ---- state
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands now. Cheap: only what the journal gained is read."""
+        state, offset = self._seen
+        if state.final:
+            return state
+        events, end = journal.read(self.paths, offset)
+        for event in events:
+            state = apply(state, event)
+        if not events and self.paths.summary.exists():
+            state = journal.state(self.paths)
+        self._seen = (state, end)
+        return state
+
+    @property
+    def done(self) -> bool:
+        return self.state.final
+
+    def events(self) -> list[Event]:
+        """All changes of state so far."""
+        return journal.read(self.paths)[0]
+
+    def wait(self, timeout: float | None = None) -> JobState:
+        """The final state. Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobLost``."""
+        began = time.monotonic()
+        for pause in self._watch(timeout, began):
+            time.sleep(pause)
+        return self.state
+
+    async def _wait(self) -> JobState:
+        for pause in self._watch(None, time.monotonic()):
+            await asyncio.sleep(pause)
+        return self.state
+
+    def __await__(self) -> Generator[Any, None, JobState]:
+        return self._wait().__await__()
+
+    def _watch(self, timeout: float | None, began: float) -> Generator[float, None, None]:
+        """Pauses (seconds) until the end; between them a dead driver is replaced."""
+        while not self.state.final:
+            waited = time.monotonic() - began
+            if timeout is not None and waited >= timeout:
+                raise TimeoutError(f"job {self.id} is still {self.state.state} after {timeout:g} s")
+            if waited > CHECK:
+                self.revive()
+            yield 0.005 if waited < EAGER else 0.02
+        self._driver_pool().reap()
+
+    def revive(self) -> None:
+        """Start a new driver if the job's own one died; at most every half second it looks.
+
+        Raises ``JobLost`` when that did not help several times, ``LaunchError``.
+        """
+        now = time.monotonic()
+        if now - self._checked < CHECK:
+            return
+        self._checked = now
+        if liveness.effective_state(self.paths, self.state) != "orphaned":
+            return
+        if self._takeovers >= TAKEOVERS:
+            raise JobLost(
+                f"job {self.id} has no driver, and {TAKEOVERS} new ones died",
+                f"`%dist logs {self.id}` shows what it wrote; `%dist rm {self.id}` removes it",
+            )
+        self._takeovers += 1
+        self._checked = now + 2.0  # time for an interpreter to start and take over
+        self._driver_pool().attach(self.paths)
+
+    def _driver_pool(self) -> DriverPool:
+        return self._pool or default_pool()
+
+    # ---- requests
+
+    def interrupt(self) -> None:
+        """Raise ``KeyboardInterrupt`` in every rank; those that cannot hear it are killed after ``--grace``."""
+        self._request("interrupt")
+
+    def kill(self) -> None:
+        """End every process of the job at once."""
+        self._request("kill")
+
+    cancel = interrupt
+
+    def _request(self, kind: str) -> None:
+        if not self.state.final:
+            files.private(self.paths.requests)
+            name = f"{time.time_ns()}-{secrets.token_hex(4)}.json"
+            files.publish_json(self.paths.requests / name, {"kind": kind, "t": time.time()})
+
+    # ---- what it wrote
+
+    def logs(
+        self, rank: int | None = None, stream: str | None = None, tail: int | None = None, grep: str | None = None
+    ) -> str:
+        """What a rank printed, or all ranks with ``[rank N]`` before each line; the last ``tail`` lines of each.
+
+        ``grep`` keeps lines in which that regular expression is found (``re.error`` if it is none).
+        """
+        pieces = []
+        for file in logs.files(self.paths, rank, stream):
+            text = _text(file, tail, grep)
+            pieces.append(_labelled(file.rank, text) if rank is None and self.plan.world_size > 1 else text)
+        return "".join(pieces)
+
+    @property
+    def metrics(self) -> Any:
+        """Curves of all ranks, one row a record: a pandas ``DataFrame`` when pandas is there, else lists by column."""
+        return tables.metrics(self.paths)
+
+    # ---- results
+
+    def result(self, rank: int = 0) -> dict[str, Any]:
+        """The values that came back from ``rank``, by name; objects of the notebook are updated in place.
+
+        Raises what the job raised when this rank has none, and ``UserError`` while it runs.
+        """
+        if rank not in self._results:
+            if rank not in range(self.plan.world_size):
+                raise UserError(f"job {self.id} has no rank {rank}", f"its ranks are 0 to {self.plan.world_size - 1}")
+            if not self.paths.result(rank).exists():
+                raise self._without_result(rank)
+            self._results[rank] = marshal.load_results(self.paths, rank, self._memo_of(rank), _main())
+        return self._results[rank]
+
+    def _memo_of(self, rank: int) -> dict[int, Any] | None:
+        """Only rank 0's values go into the notebook's own objects: N ranks cannot all be the truth."""
+        return self.memo if rank == 0 else None
+
+    def _without_result(self, rank: int) -> BaseException:
+        state = self.state
+        if not state.final:
+            return UserError(f"rank {rank} of job {self.id} has no results yet", "wait for it: `job.wait()`")
+        return self.exception() or UserError(f"rank {rank} of job {self.id} sent no results", "only rank 0 does, "
+            "unless the cell runs with --collect all")
+
+    @property
+    def value(self) -> Any:
+        """The value of the function, or of the cell's last line, on rank 0; None where there is none."""
+        return self.result().get(VALUE)
+
+    def values(self) -> list[Any]:
+        """``value`` of every rank (``--collect all``)."""
+        return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
+
+    def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
+        """Assign what came back to names of ``namespace`` (``__main__``'s): rank 0's, or lists by rank under ``--collect all``.
+
+        Raises what ``result`` raises.
+        """
+        namespace = _main() if namespace is None else namespace
+        values = {name: value for name, value in self.result(0).items() if name != VALUE}
+        if self.plan.collect == "all":
+            ranks = [self.result(rank) for rank in range(self.plan.world_size)]
+            values = {name: [rank.get(name) for rank in ranks] for name in values}
+        namespace.update(values)
+        first = self.state.ranks.get(0)
+        return Brought(tuple(values), first.left if first else ())
+
+    # ---- failure
+
+    def exception(self) -> BaseException | None:
+        """What the job should raise here: None after success or while it runs, else the first failing rank's own."""
+        return failures.exception(self.paths, self.state, self.memo, _main())
+
+    def raise_for_state(self) -> None:
+        """Raise ``exception()`` if there is one."""
+        if error := self.exception():
+            raise error
+
+
+def _main() -> dict[str, Any]:
+    return sys.modules["__main__"].__dict__
+
+
+def _text(file: logs.LogFile, tail: int | None, grep: str | None) -> str:
+    if grep is not None:
+        found = [f"{line}\n" for _, line in logs.grep(file.path, grep)]
+        return "".join(found[-tail:] if tail else found)
+    if tail is not None:
+        return logs.tail(file.path, tail)
+    return "".join(logs.lines(file.path))
+
+
+def _labelled(rank: int, text: str) -> str:
+    return "".join(f"[rank {rank}] {line}\n" for line in text.split("\n")[: -1 if text.endswith("\n") else None])
+
+
+def attach_to(paths: JobPaths, home: Home, pool: DriverPool | None = None) -> Job:
+    """The job of that directory. Raises ``JobNotFound``, ``DamagedJob``."""
+    spec, plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
+    return Job(paths, spec, plan, jobdir.read_manifest(paths), home=home, pool=pool)
+
+
+def attach(text: str, home: Home | None = None, pool: DriverPool | None = None) -> Job:
+    """The job of that id, beginning of an id, or name; one whose driver died gets a new one.
+
+    Raises ``JobNotFound``, ``DamagedJob``, ``LaunchError``.
+    """
+    home = home or default_home()
+    job = attach_to(catalog.find(text, home), home, pool)
+    job.revive()
+    return job

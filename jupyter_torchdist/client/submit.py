@@ -1,0 +1,207 @@
+"""From what a user asked for to a running job: check, capture, plan, pack, write, hand over. Nothing half-done is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .. import capture as capturing
+from ..planning.topology import make_plan
+from ..protocol.bundle import Manifest
+from ..protocol.inventory import local_inventory
+from ..protocol.paths import Home
+from ..protocol.paths import home as default_home
+from ..protocol.plan import Plan
+from ..protocol.spec import JobSpec, Options
+from ..store import catalog, jobdir, liveness
+from ..store.blobs import blob_store
+from ..store.files import in_bytes
+from . import leases
+from .drivers import DriverPool
+from .drivers import pool as default_pool
+from .job import Job, attach_to
+from .world import chosen_variables, handed_line
+
+Capture = capturing.Capture
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, as the user gave it.
+
+    ``kind`` is ``cell`` (``source`` with names of ``namespace``), ``function`` (``function`` with ``args`` and
+    ``kwargs``) or ``script`` (``source`` is a file's text, ``label`` its path, ``argv`` what follows it).
+    """
+
+    source: str = ""
+    label: str = ""
+    first_line: int = 1
+    """Line of ``source``'s first line as the user counts."""
+    options: Options = Options()
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = "cell"
+    flags: int = 0
+    """Compiler flags of the notebook's ``from __future__`` imports."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """File name of an earlier cell's code -> what tracebacks call it, such as ``Cell In[3]``."""
+    argv: tuple[str, ...] = ()
+    notebook: str = ""
+    cwd: Path | None = None
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What would run: ``--plan`` prints it, ``submit`` runs it."""
+
+    spec: JobSpec
+    capture: Capture
+    plan: Plan
+    cwd: Path
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def prepare(request: Request, home: Home | None = None) -> Prepared:
+    """Check, capture and plan; nothing is started and nothing written.
+
+    Raises ``OptionError``, ``CellSyntaxError``, ``UndefinedName``, ``CaptureError`` or ``ResourceError``.
+    """
+    home = home or default_home()
+    cwd = request.cwd or Path.cwd()
+    chosen_variables(request.options)
+    spec = JobSpec(
+        job=new_job_id(),
+        kind=request.kind,
+        source=request.source,
+        label=request.label,
+        first_line=request.first_line,
+        options=request.options,
+        created=time.time(),
+        argv=request.argv,
+        notebook=request.notebook,
+    )
+    capture = _capture(request, cwd)
+    return Prepared(spec, capture, _plan(spec, home), cwd)
+
+
+def submit(request: Request, home: Home | None = None, pool: DriverPool | None = None) -> Job:
+    """Run it; returns when a driver has taken the job.
+
+    Raises what ``prepare`` raises, ``StoreError`` and ``LaunchError``; then nothing runs and no file is left but
+    captured data that the next cell may use.
+    """
+    home = home or default_home()
+    prepared = prepare(request, home)
+    with jobdir.creating(home, prepared.spec.job):
+        manifest = capturing.pack(prepared.capture, prepared.spec.job, blob_store(home).put)
+        job = launch_bundle(prepared.spec, manifest, prepared.plan, prepared.cwd, home, pool)
+    job.memo = prepared.capture.memo
+    return job
+
+
+def launch_bundle(
+    spec: JobSpec, manifest: Manifest, plan: Plan, cwd: Path, home: Home, pool: DriverPool | None = None
+) -> Job:
+    """A running job from a bundle that is stored already. Raises ``StoreError``, ``ResourceError``, ``LaunchError``."""
+    pool = pool or default_pool()
+    with leases.choosing() if _on_gpus(plan) else contextlib.nullcontext():
+        if _on_gpus(plan):
+            plan = _free(spec, plan, home, pool)
+        paths = jobdir.create_job(home, spec, plan, manifest)
+    job = Job(paths, spec, plan, manifest, home=home, pool=pool)
+    try:
+        pool.hand(paths, handed_line(paths, home, spec.options, cwd), lambda: liveness.driver_of(paths) is not None)
+    except KeyboardInterrupt:
+        job.kill()
+        raise
+    except BaseException:
+        catalog.discard(paths)
+        raise
+    return job
+
+
+def rerun(text: str, home: Home | None = None, pool: DriverPool | None = None) -> Job:
+    """The same bundle once more, as a new job; ``text`` is an id, the beginning of one, or a name.
+
+    GPUs are chosen anew. Raises ``JobNotFound``, ``DamagedJob`` (its data is gone), and what ``submit`` raises.
+    """
+    home = home or default_home()
+    earlier = attach_to(catalog.find(text, home), home, pool)
+    spec = replace(earlier.spec, job=new_job_id(), created=time.time())
+    with jobdir.creating(home, spec.job):
+        for blob in earlier.manifest.blobs:
+            blob_store(home).verify(blob)
+        manifest = replace(earlier.manifest, job=spec.job)
+        return launch_bundle(spec, manifest, _plan(spec, home), Path.cwd(), home, pool)
+
+
+def _on_gpus(plan: Plan) -> bool:
+    return any(node.gpus for node in plan.nodes)
+
+
+def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
+    """The plan on GPUs that are free now: another kernel may have taken some while this one packed.
+
+    With ``--replace`` the earlier jobs that hold them are ended first.
+    """
+    if spec.options.replace:
+        wanted = {gpu for node in plan.nodes for gpu in node.gpus}
+        for holder in leases.holders(home):
+            if wanted & holder.gpus:
+                earlier = attach_to(holder.paths, home, pool)
+                earlier.kill()
+                earlier.wait()
+    return _plan(spec, home)
+
+
+def new_job_id() -> str:
+    """``YYYYMMDD-HHMMSS-xxxxxx``, local time and 24 random bits."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def _capture(request: Request, cwd: Path) -> Capture:
+    if request.kind == "function":
+        return capturing.capture_call(request.function, request.args, dict(request.kwargs), cwd=cwd)
+    return capturing.capture_cell(
+        request.source,
+        request.label,
+        request.first_line,
+        request.namespace,
+        exclude=request.options.exclude,
+        flags=request.flags,
+        cwd=cwd,
+    )
+
+
+def _plan(spec: JobSpec, home: Home) -> Plan:
+    inventory = local_inventory({**os.environ, **chosen_variables(spec.options)})
+    holders = leases.holders(home) if inventory.gpus and spec.options.ranks is None else []
+    own = {os.getpid()}
+    if spec.options.replace:  # what they hold will be free: ``submit`` ends them before it starts anything
+        own.update(pid for holder in holders for pid in holder.pids)
+        holders = []
+    return make_plan(spec, inventory, busy={gpu: holder.paths.job for holder in holders for gpu in holder.gpus}, own=own)
+
+
+def _lines(prepared: Prepared) -> list[str]:
+    """``--plan``: where each rank would run, and the receipt of what goes along."""
+    plan, capture = prepared.plan, prepared.capture
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
+    lines = [f"{prepared.spec.label}: {ranks}, {plan.backend}, {plan.threads} threads each; nothing was started"]
+    for node in plan.nodes:
+        gpus = f", GPUs {', '.join(node.gpus)}" if node.gpus else ""
+        lines.append(f"  {node.name}: ranks {node.ranks[0]} to {node.ranks[-1]}{gpus}")
+    lines.append("goes along:" if capture.receipt else "nothing goes along")
+    for item in capture.receipt:
+        lines.append(f"  {item.name}: {item.what}, {in_bytes(item.size)}, needed by {item.needed}")
+    return [*lines, *(f"note: {note}" for note in capture.notes)]

@@ -1,0 +1,64 @@
+"""What a rank on this machine shares with the process that asked for it. Handed through a pipe, never written down."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import OptionError
+from ..protocol.paths import Home, JobPaths
+from ..protocol.spec import Options
+
+
+def handed_line(paths: JobPaths, home: Home, options: Options, cwd: Path) -> dict[str, Any]:
+    """The one line a driver gets. Raises ``OptionError`` for a variable of ``--env`` that is not set here."""
+    return {
+        "job_root": str(paths.root),
+        "blobs": str(home.blobs),
+        "environ": {**os.environ, **chosen_variables(options)},
+        "cwd": str(cwd),
+        "sys_path": sys_path(cwd),
+        "umask": umask(),
+        "rlimits": rlimits(),
+        "python": sys.executable,
+    }
+
+
+def chosen_variables(options: Options) -> dict[str, str]:
+    """The variables of ``--env``, with the values given there or else those of this process."""
+    chosen = {}
+    for item in options.env:
+        name, given, value = item.partition("=")
+        if not given and name not in os.environ:
+            raise OptionError(f"--env {name}: there is no such variable here", f"write --env {name}=VALUE")
+        chosen[name] = value if given else os.environ[name]
+    return chosen
+
+
+def sys_path(cwd: Path) -> list[str]:
+    """``sys.path`` with what is relative in it made absolute: ranks may change their directory."""
+    return [entry if entry.endswith(".zip") or os.path.isabs(entry) else str(cwd / entry) for entry in sys.path]
+
+
+def umask() -> int:
+    """This process's file mode mask, without changing it for a moment where the system tells it."""
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+    except OSError:
+        pass
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def rlimits() -> dict[str, list[int]]:
+    """Resource limits by name, [soft, hard]."""
+    import resource  # Not on Windows, where the kernel's side only says that.
+
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}

@@ -1,0 +1,220 @@
+"""One channel a node, kept up: opened again where it breaks, with the offsets of what is already here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..launch.base import Connector
+from ..protocol.channel import Channel
+from ..protocol.errors import ChannelError, LaunchError
+from ..protocol.frames import CHUNK
+from ..protocol.paths import JobPaths, safe_name
+from ..protocol.plan import NodePlan, Plan
+from ..protocol.process import ProcessId
+
+PING_SECONDS = 2.0
+SILENCE_SECONDS = 10.0
+"""An agent that answers no ping for so long is not there: the channel is opened again."""
+
+LOST_SECONDS = 30.0
+"""A node that could not be reached for so long is lost."""
+
+
+class Link:
+    """The driver's side of one node."""
+
+    def __init__(self, connector: Connector, plan: Plan, node: NodePlan, paths: JobPaths, attempt: int) -> None:
+        self._connector = connector
+        self._plan = plan
+        self.node = node
+        self._paths = paths
+        self.attempt = attempt
+        self.shared = connector.shared(node)
+        self.channel: Channel | None = None
+        self.ended = False
+        self.started = False
+        """Whether this node was told to start, by this driver or an earlier one."""
+        self._heard = 0.0
+        self._pinged = 0.0
+        self._down_since: float | None = None
+        self._retry_at = 0.0
+        self._after_prepare: Callable[[], None] | None = None
+        self._blobs_wanted: set[str] = set()
+        self._end: float | None = None
+
+    # -- connection
+
+    def open(self, now: float) -> None:
+        """Connect; a job that was started is followed from what is here. Raises ``LaunchError``, ``ChannelError``."""
+        self.channel = self._connector.connect(self.node)
+        self._heard = self._pinged = now
+        self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
+        if self.started and not self.ended:
+            self.channel.send(
+                {
+                    "type": "follow",
+                    "job": self._plan.job,
+                    "job_root": str(self._paths.root),
+                    "node": self.node.name,
+                    "ranks": list(self.node.ranks),
+                    "attempt": self.attempt,
+                    "shared": self.shared,
+                    "offsets": {} if self.shared else self._offsets(),
+                }
+            )
+            if self._end is not None:
+                self.channel.send({"type": "end", "job": self._plan.job, "grace": self._end})
+
+    def _offsets(self) -> dict[str, int]:
+        """Bytes of the node's files that are here."""
+        folders = [self._paths.node(self.node.name).root, self._paths.results]
+        return {
+            str(file.relative_to(self._paths.root)): file.stat().st_size
+            for folder in folders
+            if folder.is_dir()
+            for file in folder.iterdir()
+            if not file.name.startswith(".")
+        }
+
+    def keep(self, now: float) -> bool:
+        """Ping, notice silence, open again. False once the node is lost."""
+        if self.ended:
+            return True
+        if self.channel is not None:
+            try:
+                self.channel.flush()
+                if now - self._pinged > PING_SECONDS:
+                    self._pinged = now
+                    self.channel.send({"type": "ping", "t": now})
+            except ChannelError:
+                self.drop(now)
+            if now - self._heard > SILENCE_SECONDS:
+                self.drop(now)
+        if self.channel is None:
+            if self._down_since is not None and now - self._down_since > LOST_SECONDS:
+                return False
+            if now >= self._retry_at:
+                self._retry_at = now + 0.2
+                with contextlib.suppress(LaunchError, ChannelError, OSError):
+                    self.open(now)
+        return True
+
+    def drop(self, now: float) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        if self._down_since is None:
+            self._down_since = now
+
+    def receive(self, now: float) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """What the agent said. A broken channel ends quietly; ``keep`` opens it again."""
+        if self.channel is None:
+            return
+        try:
+            messages = self.channel.receive()
+        except (EOFError, ChannelError):
+            self.drop(now)
+            return
+        self._heard = now
+        self._down_since = None
+        yield from messages
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """Best effort: what matters is told again when the channel is opened again."""
+        if self.channel is not None:
+            with contextlib.suppress(ChannelError):
+                self.channel.send(header, body)
+
+    # -- the job
+
+    def start(self, assignment: dict[str, Any], blobs: Path, digests: list[str]) -> None:
+        """Start the node's part; a node without this disk first gets the files and blobs it lacks."""
+        self.started = True
+
+        def begin() -> None:
+            self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": {}})
+
+        if self.shared:
+            begin()
+            return
+        self._after_prepare = begin
+        names = [self._paths.spec, self._paths.plan, self._paths.manifest]
+        self._blob_directory = blobs
+        self.send(
+            {
+                "type": "prepare",
+                "job": self._plan.job,
+                "files": {path.name: path.read_text(encoding="utf-8") for path in names},
+                "blobs": digests,
+            }
+        )
+
+    def on_missing(self, digests: list[str]) -> None:
+        self._blobs_wanted = set(digests)
+        for digest in digests:
+            self._send_blob(digest)
+        self._begin_when_complete()
+
+    def _send_blob(self, digest: str) -> None:
+        path = self._blob_directory / safe_name(digest)
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            offset = 0
+            while True:
+                data = file.read(CHUNK)
+                last = offset + len(data) >= size
+                self.send({"type": "blob", "digest": digest, "offset": offset, "last": last}, data)
+                self._drain()
+                offset += len(data)
+                if last:
+                    return
+
+    def _drain(self) -> None:
+        """Let the system take what was queued, so that a large bundle does not pile up in memory."""
+        while self.channel is not None and self.channel.pending > 4 * CHUNK:
+            time.sleep(0.002)
+            with contextlib.suppress(ChannelError):
+                self.channel.flush()
+                continue
+            return
+
+    def on_stored(self, digest: str, right: bool) -> None:
+        if right:
+            self._blobs_wanted.discard(digest)
+            self._begin_when_complete()
+        else:
+            self._send_blob(digest)
+
+    def _begin_when_complete(self) -> None:
+        if not self._blobs_wanted and self._after_prepare is not None:
+            begin, self._after_prepare = self._after_prepare, None
+            begin()
+
+    def on_bytes(self, name: str, offset: int, data: bytes) -> None:
+        """Append what a node's file has new to the copy here; what is here already is passed over."""
+        folder, _, file_name = name.rpartition("/")
+        if folder not in (f"nodes/{self.node.name}", "results"):
+            raise ChannelError(f"{self.node.name} sent a file outside its directory")
+        path = self._paths.root / folder / safe_name(file_name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(fd).st_size >= offset:
+                os.pwrite(fd, data, offset)
+        finally:
+            os.close(fd)
+
+    def signal(self, number: int) -> None:
+        self.send({"type": "signal", "job": self._plan.job, "signal": number})
+
+    def end(self, grace: float) -> None:
+        self._end = grace
+        self.send({"type": "end", "job": self._plan.job, "grace": grace})
+
+    def forget(self) -> None:
+        self.send({"type": "forget", "job": self._plan.job})

@@ -1,0 +1,182 @@
+"""What a driver does next: decided from the job's state and the clock, without doing anything."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ..protocol.plan import Plan
+from ..protocol.state import RANK_ENDS, JobState, RankState
+
+STOP_GRACE = 1.0
+"""Seconds that ranks of other nodes get after a rank failed: they only wait for it in a collective."""
+
+ENGINE_GRACE = 1.0
+"""Seconds beyond the plan's grace in which the elastic agent ends its own node's ranks by itself."""
+
+_CONSEQUENCES = re.compile(
+    r"connection closed by peer|connection reset by peer|broken pipe|read error|socket closed"
+    r"|connection was (likely )?closed|ncclremoteerror|recv.*failed|timed out waiting .* for recv"
+    r"|process group has been aborted|failed to recv|connectFullMesh failed",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an attempt stands beyond its state. Times in seconds on the driver's monotonic clock."""
+
+    interrupts: int = 0
+    kill: bool = False
+    timed_out: bool = False
+    stalled: bool = False
+    ended: frozenset[str] = frozenset()
+    """Nodes on which nothing is alive any more."""
+    lost: frozenset[str] = frozenset()
+    failed_at: float | None = None
+    interrupted_at: float | None = None
+    signalled: bool = False
+    """Whether the ranks were sent SIGINT."""
+    end_sent: float | None = None
+    """The shortest grace that nodes were told to end with."""
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Send SIGINT to every rank."""
+
+
+@dataclass(frozen=True)
+class End:
+    """End what is left of the job on every node, with ``grace`` seconds between SIGTERM and SIGKILL."""
+
+    grace: float
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Say in the journal that the job is being stopped, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Nothing is alive: the job ends."""
+
+    state: str
+    reason: str
+    first_failure: int | None
+
+
+@dataclass(frozen=True)
+class Again:
+    """Nothing is alive and nothing was done yet: start the job again in new interpreters."""
+
+
+Action = Interrupt | End | Stopping | Finish | Again
+
+
+def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[Action]:
+    """What to do now; an empty list is to wait."""
+    nodes = {node.name for node in plan.nodes}
+    if nodes <= standing.ended | standing.lost:
+        if standing.stalled and not plan.fresh and state.attempt == 1 and not standing.interrupts and not standing.kill:
+            return [Again()]
+        return [finish(plan, state, standing)]
+    actions: list[Action] = []
+    reason = _reason(state, standing)
+    if reason and state.state in ("submitted", "starting", "running"):
+        actions.append(Stopping(reason))
+    grace = _grace(plan, state, standing, now)
+    if grace is not None:
+        if standing.end_sent is None or grace < standing.end_sent:
+            actions.append(End(grace))
+    elif (standing.interrupts or standing.timed_out) and not standing.signalled:
+        actions.append(Interrupt())
+    return actions
+
+
+def _reason(state: JobState, standing: Standing) -> str:
+    if standing.interrupts or standing.kill:
+        return "cancelled"
+    if standing.timed_out:
+        return "timed_out"
+    if standing.failed_at is not None or standing.lost or standing.ended or standing.stalled:
+        return "failed" if failures(state) or standing.lost or standing.stalled else ""
+    return ""
+
+
+def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float | None:
+    """Seconds between SIGTERM and SIGKILL with which the job is to end now; None to leave it alone."""
+    if standing.kill or standing.interrupts > 1:
+        return 0.0
+    if standing.stalled or standing.lost:
+        return STOP_GRACE
+    if standing.ended:  # one node has ended, the others cannot go on without it
+        return STOP_GRACE if failures(state) or standing.interrupts or standing.timed_out else None
+    if standing.interrupts or standing.timed_out:
+        # SIGINT reaches user code only; ranks that have not come so far end at once.
+        if not any(rank.state == "running" for rank in state.ranks.values()):
+            return STOP_GRACE if not _all_ended(plan, state) else None
+        if standing.interrupted_at is not None and now - standing.interrupted_at > plan.grace:
+            return 0.0
+        return None
+    if standing.failed_at is not None:
+        if now - standing.failed_at > plan.grace + ENGINE_GRACE:
+            return STOP_GRACE
+        # The failing rank's own node is ended by its elastic agent, once that rank is out.
+        if len(plan.nodes) > 1 and any(rank.code is not None for rank in failures(state)):
+            return STOP_GRACE
+    return None
+
+
+def _all_ended(plan: Plan, state: JobState) -> bool:
+    return len(state.ranks) == plan.world_size and all(rank.state in RANK_ENDS for rank in state.ranks.values())
+
+
+def failures(state: JobState) -> list[RankState]:
+    """Ranks that failed, causes before consequences, each group by time.
+
+    A rank whose peer died fails too, with a broken connection, and may well say so first.
+    """
+    return sorted(state.failures(), key=lambda rank: bool(rank.error and _CONSEQUENCES.search(rank.error.message)))
+
+
+def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
+    """The final state of an attempt after which nothing is alive."""
+    failed = failures(state)
+    done = [rank for rank in state.ranks.values() if rank.state == "done"]
+    if len(done) == plan.world_size:
+        return Finish("succeeded", "", None)
+    if standing.interrupts or standing.kill:
+        return Finish("cancelled", "stopped on request", None)
+    if standing.timed_out:
+        return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
+    if standing.lost:
+        return Finish("lost", f"node {', '.join(sorted(standing.lost))} is gone", failed[0].rank if failed else None)
+    if failed:
+        return Finish("failed", failure_in_words(failed[0]), failed[0].rank)
+    if standing.stalled:
+        return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
+    stopped = [rank for rank in state.ranks.values() if rank.state == "stopped"]
+    if stopped:
+        return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)
+    if not state.ranks:
+        return Finish("failed", "the ranks could not be started; see the launcher's log", None)
+    return Finish("lost", "the ranks are gone and left no outcome", None)
+
+
+def failure_in_words(rank: RankState) -> str:
+    """``rank 3 on node2: ValueError: …`` or ``rank 3 on node2 was killed (SIGKILL)``."""
+    where = f"rank {rank.rank} on {rank.host or rank.node or 'an unknown host'}"
+    return f"{where}: {rank.error.title}" if rank.error else f"{where} {rank.why or 'is gone'}"
+
+
+def noted(standing: Standing, state: JobState, now: float) -> Standing:
+    """``standing`` with the time of the first failure and of the interrupt."""
+    if standing.failed_at is None and state.failures():
+        standing = replace(standing, failed_at=now)
+    if standing.interrupted_at is None and (standing.interrupts or standing.timed_out):
+        standing = replace(standing, interrupted_at=now)
+    return standing

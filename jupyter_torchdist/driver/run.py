@@ -1,0 +1,364 @@
+"""Performs what ``policy`` decides: the only writer of a job's journal."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..launch.base import Connector
+from ..protocol import codec
+from ..protocol.errors import ChannelError, LaunchError, StoreError
+from ..protocol.events import Event, parse_lines
+from ..protocol.paths import JobPaths
+from ..protocol.process import ProcessId
+from ..protocol.spec import JobSpec
+from ..protocol.state import JobState, fold
+from ..store import journal, liveness
+from ..store.jobdir import read_manifest, read_plan, read_spec
+from . import policy
+from .links import Link
+
+QUIET_TICK = 0.02
+"""Seconds between two looks at the requests of clients."""
+
+INTERNAL = ("launcher.child",)
+"""What launchers write for their agent, of no interest to a reader of the journal."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The notebook's world, for the ranks. Only ever in memory."""
+
+    blobs: str
+    environ: dict[str, str]
+    cwd: str
+    sys_path: tuple[str, ...]
+    umask: int
+    rlimits: dict[str, list[int]]
+    python: str
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> World:
+        return World(
+            blobs=value["blobs"],
+            environ=dict(value["environ"]),
+            cwd=value["cwd"],
+            sys_path=tuple(value["sys_path"]),
+            umask=value["umask"],
+            rlimits=dict(value["rlimits"]),
+            python=value["python"],
+        )
+
+
+class Driver:
+    """One job from here to its end. ``world`` is None for a driver that takes up another's job."""
+
+    def __init__(self, paths: JobPaths, connector: Connector, world: World | None) -> None:
+        self._paths = paths
+        self._connector = connector
+        self._world = world
+        self._spec: JobSpec = read_spec(paths)
+        self._plan = read_plan(paths)
+        self._writer = journal.Writer(paths)
+        self._unwritten: list[Event] = []
+        self._state: JobState = fold(self._writer.events, journal.asked_for(paths))
+        self._standing = policy.Standing()
+        self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
+        self._offsets: dict[str, int] = {}
+        self._links: list[Link] = []
+        self._selector = selectors.DefaultSelector()
+        self._beat = 0.0
+        self._attempt = max(1, self._state.attempt)
+        self._endpoint: tuple[str, int] | None = None
+
+    # -- beginning
+
+    def run(self) -> None:
+        """To the job's end. Whatever goes wrong here, the journal says so."""
+        if self._state.final:
+            # An earlier driver died between the journal's last line and the summary.
+            journal.publish_summary(self._paths, self._state)
+            return
+        self._say("job.driver", process=ProcessId.mine().to_json())
+        try:
+            if self._world is not None:
+                self._begin(fresh=self._plan.fresh)
+            else:
+                self._take_up()
+            self._loop()
+        except Exception as error:
+            self._give_up(error)
+            raise
+        finally:
+            for link in self._links:
+                if link.channel is not None:
+                    link.channel.close()
+            self._writer.close()
+            self._selector.close()
+
+    def _begin(self, fresh: bool) -> None:
+        if self._attempt == 1 and self._state.submitted == 0 or self._state.attempt == 0:
+            self._say(
+                "job.submitted",
+                job=self._spec.job,
+                name=self._spec.options.name,
+                label=self._spec.label,
+                world_size=self._plan.world_size,
+                nodes=[node.name for node in self._plan.nodes],
+            )
+        self._say("job.starting", attempt=self._attempt, fresh=fresh)
+        self._fresh = fresh
+        self._make_links()
+        self._start(self._links[0])
+
+    def _take_up(self) -> None:
+        self._make_links(started=True)
+        self._read_all()
+
+    def _make_links(self, started: bool = False) -> None:
+        for link in self._links:
+            self._forget_channel(link)
+            link.drop(time.monotonic())
+        self._links = [Link(self._connector, self._plan, node, self._paths, self._attempt) for node in self._plan.nodes]
+        for link in self._links:
+            link.started = started
+            try:
+                link.open(time.monotonic())
+            except (ChannelError, OSError):
+                link.drop(time.monotonic())
+            self._watch(link)
+
+    def _start(self, link: Link) -> None:
+        assert self._world is not None
+        world = self._world
+        assignment = {
+            "job_root": str(self._paths.root),
+            "blobs": world.blobs,
+            "node": link.node.name,
+            "plan": self._plan.to_json(),
+            "environ": self._environ_of(link),
+            "cwd": world.cwd,
+            "sys_path": list(world.sys_path),
+            "umask": world.umask,
+            "rlimits": world.rlimits,
+            "python": world.python,
+            "attempt": self._attempt,
+            "fresh": self._fresh,
+            "rendezvous": list(self._endpoint) if self._endpoint else None,
+        }
+        digests = [] if link.shared else list(dict.fromkeys(b.digest for b in read_manifest(self._paths).blobs))
+        link.start(assignment, Path(world.blobs), digests)
+
+    def _environ_of(self, link: Link) -> dict[str, str]:
+        """This machine's ranks see the notebook's environment; ``--env NAME=VALUE`` is in it by now."""
+        assert self._world is not None
+        return dict(self._world.environ)
+
+    # -- the loop
+
+    def _loop(self) -> None:
+        while not self._state.final:
+            for key, _ in self._selector.select(QUIET_TICK):
+                self._on_messages(key.data)
+            now = time.monotonic()
+            for link in self._links:
+                before = link.channel
+                if not link.keep(now):
+                    self._lose(link)
+                if link.channel is not before:
+                    self._watch(link, before)
+            self._take_requests()
+            self._tick(now)
+
+    def _watch(self, link: Link, before: Any = None) -> None:
+        if before is not None:
+            self._forget_fd(before.read_fd)
+        if link.channel is not None:
+            self._forget_fd(link.channel.read_fd)
+            self._selector.register(link.channel.read_fd, selectors.EVENT_READ, link)
+
+    def _forget_fd(self, fd: int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def _forget_channel(self, link: Link) -> None:
+        if link.channel is not None:
+            self._forget_fd(link.channel.read_fd)
+
+    def _tick(self, now: float) -> None:
+        if now - self._beat > liveness.BEAT:
+            self._beat = now
+            with contextlib.suppress(StoreError):
+                liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
+        if self._unwritten:
+            self._write()
+        timeout = self._plan.timeout
+        if timeout is not None and time.time() - self._spec.created > timeout and not self._standing.timed_out:
+            self._standing = replace(self._standing, timed_out=True)
+        if self._state.state == "starting" and self._all_ready():
+            self._say("job.running")
+        self._standing = policy.noted(self._standing, self._state, now)
+        for action in policy.decide(self._plan, self._state, self._standing, now):
+            self._perform(action)
+
+    def _all_ready(self) -> bool:
+        ranks = self._state.ranks.values()
+        return len(ranks) == self._plan.world_size and all(rank.ready or rank.state == "done" for rank in ranks)
+
+    def _perform(self, action: policy.Action) -> None:
+        if isinstance(action, policy.Stopping):
+            self._say("job.stopping", reason=action.reason)
+        elif isinstance(action, policy.Interrupt):
+            self._standing = replace(self._standing, signalled=True)
+            for link in self._links:
+                link.signal(signal.SIGINT)
+        elif isinstance(action, policy.End):
+            self._standing = replace(self._standing, end_sent=action.grace)
+            for link in self._links:
+                if link.started:
+                    link.end(action.grace)
+                else:
+                    self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
+                    link.ended = True
+        elif isinstance(action, policy.Again):
+            self._again()
+        elif isinstance(action, policy.Finish):
+            self._finish(action)
+
+    def _again(self) -> None:
+        if self._world is None:
+            self._finish(policy.Finish("failed", "the ranks hung before their first user line", None))
+            return
+        self._say("job.note", text="the forked ranks hung before their first user line; started again with --fresh")
+        self._attempt += 1
+        self._standing = policy.Standing()
+        self._endpoint = None
+        self._begin(fresh=True)
+
+    def _finish(self, end: policy.Finish) -> None:
+        self._say("job.ended", state=end.state, reason=end.reason, first_failure=end.first_failure)
+        with contextlib.suppress(StoreError):
+            self._paths_summary()
+        for link in self._links:
+            link.forget()
+
+    def _paths_summary(self) -> None:
+        journal.publish_summary(self._paths, self._state)
+
+    def _give_up(self, error: Exception) -> None:
+        """A mistake of ours, or an agent that cannot be had: end what runs, and say so."""
+        for link in self._links:
+            link.end(0.0)
+        reason = error.message if isinstance(error, LaunchError) else f"the driver failed: {error!r}"
+        with contextlib.suppress(StoreError):
+            self._say("job.ended", state="failed", reason=reason, first_failure=None)
+            self._paths_summary()
+
+    def _lose(self, link: Link) -> None:
+        if link.node.name not in self._standing.lost:
+            self._say("node.lost", node=link.node.name, reason="its agent cannot be reached")
+            self._standing = replace(self._standing, lost=self._standing.lost | {link.node.name})
+            link.ended = True
+
+    # -- what agents say
+
+    def _on_messages(self, link: Link) -> None:
+        channel = link.channel
+        for message, body in link.receive(time.monotonic()):
+            self._on_message(link, message, body)
+        if link.channel is None and channel is not None:
+            self._forget_fd(channel.read_fd)
+
+    def _on_message(self, link: Link, message: dict[str, Any], body: bytes) -> None:
+        kind = message["type"]
+        if kind == "grown":
+            self._read_events(link, message["file"])
+        elif kind == "bytes":
+            link.on_bytes(message["file"], message["offset"], body)
+            if message["file"].endswith(".events"):
+                self._read_events(link, message["file"])
+        elif kind == "missing":
+            link.on_missing(message["blobs"])
+        elif kind == "stored":
+            link.on_stored(message["digest"], message["right"])
+        elif kind == "ended" and message["attempt"] == self._attempt:
+            link.ended = True
+            self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
+        elif kind == "stalled" and message["attempt"] == self._attempt:
+            link.send({"type": "stacks", "job": self._plan.job})
+            self._standing = replace(self._standing, stalled=True)
+
+    def _read_all(self) -> None:
+        """Events of every file that is here, for a driver that takes up a job."""
+        for link in self._links:
+            root = self._paths.node(link.node.name).root
+            for file in sorted(root.glob("*.events")):
+                self._read_events(link, str(file.relative_to(self._paths.root)))
+
+    def _read_events(self, link: Link, name: str) -> None:
+        offset = self._offsets.get(name, 0)
+        with contextlib.suppress(FileNotFoundError):
+            with open(self._paths.root / name, "rb") as file:
+                file.seek(offset)
+                events, taken = parse_lines(file.read())
+            self._offsets[name] = offset + taken
+            for event in events:
+                self._take(link, replace(event, node=link.node.name))
+
+    def _take(self, link: Link, event: Event) -> None:
+        """A node's event into the journal, once."""
+        if event.kind == "launcher.rendezvous" and link is self._links[0]:
+            self._endpoint = (event.data["address"], event.data["port"])
+            self._start_others()
+        key = (event.t, event.kind, event.node, event.rank)
+        if event.kind in INTERNAL or key in self._seen:
+            return
+        self._seen.add(key)
+        self._append(event)
+
+    def _start_others(self) -> None:
+        for link in self._links[1:]:
+            if not link.started and self._world is not None and self._standing.end_sent is None:
+                self._start(link)
+
+    # -- what clients ask
+
+    def _take_requests(self) -> None:
+        try:
+            files = sorted(file for file in self._paths.requests.iterdir() if file.suffix == ".json")
+        except FileNotFoundError:
+            return
+        for file in files:
+            kind = ""
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                kind = str(codec.loads(file.read_bytes()).get("kind"))
+            file.unlink(missing_ok=True)
+            if kind == "interrupt":
+                self._standing = replace(self._standing, interrupts=self._standing.interrupts + 1)
+            elif kind == "kill":
+                self._standing = replace(self._standing, kill=True)
+
+    # -- the journal
+
+    def _say(self, kind: str, node: str | None = None, **data: Any) -> None:
+        self._append(Event(kind, time.time(), node=node, data=data))
+
+    def _append(self, event: Event) -> None:
+        self._unwritten.append(event)
+        self._state = fold([event], self._state)
+        self._write()
+
+    def _write(self) -> None:
+        """What a full disk refuses is kept and tried again: the job must not die of its own journal."""
+        while self._unwritten:
+            try:
+                written = self._writer.append(self._unwritten[0])
+            except StoreError:
+                return
+            self._unwritten.pop(0)
+            self._state = replace(self._state, seq=written.seq)

@@ -1,0 +1,82 @@
+"""A cell as IPython sees it, as values: source, label, first line, namespace. Reads the shell, changes nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import CellSyntaxError
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_INPUTS = re.compile(r"_i+|_i\d+|__\w+__")
+"""Names the shell renews with every cell, so that their values are not among its hidden ones."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell under ``%%distribute``."""
+
+    source: str
+    """Python: IPython's ``!command`` and ``%magic`` are calls of ``get_ipython()`` by now."""
+    label: str
+    first_line: int
+    """Line of ``source``'s first line as the user counts: 2 under the magic, 3 with ``%%time`` above it."""
+    flags: int
+    """Compiler flags of the notebook's ``from __future__`` imports."""
+    labels: dict[str, str]
+    """File name of an earlier cell's code -> ``Cell In[3]``."""
+
+
+def read(ip: InteractiveShell, body: str) -> Cell:
+    """The cell that runs now, whose text below the magic is ``body``. Raises ``CellSyntaxError``."""
+    first_line = _first_line(ip, body)
+    label = f"Cell In[{ip.execution_count}]"
+    try:
+        source = ip.transform_cell(body)
+    except SyntaxError as error:
+        raise CellSyntaxError(
+            error.msg or "invalid syntax",
+            "correct the line and run the cell again",
+            filename=label,
+            lineno=(error.lineno or 1) + first_line - 1,
+            offset=error.offset or 0,
+            text=error.text or "",
+        ) from error
+    return Cell(source, label, first_line, ip.compile.flags, labels(ip))
+
+
+def labels(ip: InteractiveShell) -> dict[str, str]:
+    """File names of the cells that ran, as tracebacks should call them."""
+    numbers: dict[str, Any] = getattr(ip.compile, "_filename_map", {})
+    return {name: f"Cell In[{number}]" for name, number in numbers.items()}
+
+
+def namespace(ip: InteractiveShell) -> dict[str, Any]:
+    """The notebook's names without the shell's own (``In``, ``Out``, ``_i``, ``exit``, ``get_ipython``…)."""
+    hidden = ip.user_ns_hidden
+    return {
+        name: value
+        for name, value in ip.user_ns.items()
+        if not _INPUTS.fullmatch(name) and not (name in hidden and hidden[name] is value)
+    }
+
+
+def _first_line(ip: InteractiveShell, body: str) -> int:
+    """Where ``body`` begins in the cell as it was typed; 2 when that text is not at hand."""
+    wanted = body.rstrip()
+    for raw in _raw_cells(ip):
+        text = raw.rstrip()
+        if wanted and text.endswith(wanted) and (len(text) == len(wanted) or text[-len(wanted) - 1] == "\n"):
+            return text[: len(text) - len(wanted)].count("\n") + 1
+    return 2
+
+
+def _raw_cells(ip: InteractiveShell) -> list[str]:
+    """The running cell's text: from the request in a kernel, else from the history."""
+    parent: Any = getattr(ip, "get_parent", dict)() or {}
+    code = parent.get("content", {}).get("code")
+    history = ip.history_manager.input_hist_raw if ip.history_manager else []
+    return [text for text in (code, history[-1] if history else None) if isinstance(text, str)]

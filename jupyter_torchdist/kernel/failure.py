@@ -1,0 +1,175 @@
+"""Exceptions as the notebook shows them: a rank's with the notebook's own lines, ours short. Knows IPython's two doors.
+
+IPython asks an exception for ``_render_traceback_`` first, but never a SyntaxError or an exception group;
+``install`` makes it ask these too.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import views
+from ..protocol.errors import CaptureError, CellSyntaxError, TorchDistError
+from ..protocol.events import ErrorRecord
+from ..protocol.spec import JobSpec
+from ..protocol.state import JobState, RankState
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+RED, GREEN, CYAN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
+RULE = 75
+AROUND = 2
+"""Source lines shown above and below the one that raised."""
+_CHAINED = (
+    "\nThe above exception was the direct cause of the following exception:\n",
+    "\nDuring handling of the above exception, another exception occurred:\n",
+)
+
+
+class Rendering:
+    """What ``_render_traceback_`` is set to: a callable that survives pickling and copying with its exception."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = list(lines)
+
+    def __call__(self) -> list[str]:
+        return self.lines
+
+
+def attach(error: BaseException, lines: Sequence[str]) -> BaseException:
+    """``error``, which IPython will show as ``lines``; where it refuses attributes they become a note."""
+    try:
+        # Not setattr: the class may be a frozen dataclass, or have a ``__setattr__`` of its own.
+        object.__setattr__(error, "_render_traceback_", Rendering(lines))
+    except (AttributeError, TypeError):
+        if hasattr(error, "add_note"):
+            error.add_note("\n".join(lines))
+    return error
+
+
+def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """The traceback of the first failed rank, the other ranks folded under it. ``sources``: label -> its lines."""
+    record = rank.error
+    assert record is not None
+    head = f"{RED}{record.type}{PLAIN}"
+    what = "Traceback (most recent call last)"
+    blanks = " " * max(RULE - len(record.type) - len(what), 1)
+    lines = [f"{RED}{'-' * RULE}{PLAIN}", f"{head}{blanks}{what}", f"{CYAN}{_place(rank)}{PLAIN}"]
+    if record.frames and not record.text.lstrip().startswith("+ "):
+        lines += [views.indent(_causes(record.text))] if _causes(record.text) else []
+        lines += [_frame(frame, sources) for frame in record.frames]
+        lines.append(f"{RED}{record.type}{PLAIN}: {_ending(record)}")
+    else:
+        lines.append(views.error_text(record))
+    if rest := views.others(state, rank.rank):
+        lines.append(f"\n{CYAN}{rest}{PLAIN}")
+    return lines
+
+
+def _place(rank: RankState) -> str:
+    return f"rank {rank.rank}" + (f" on {rank.host}" if rank.host else "")
+
+
+def _causes(text: str) -> str:
+    """What led to the last exception of a chain, with the sentence that joins them; empty when nothing did."""
+    end = max((text.rfind(sentence) + len(sentence) for sentence in _CHAINED if sentence in text), default=0)
+    return text[:end].strip("\n")
+
+
+def _ending(record: ErrorRecord) -> str:
+    """Message and notes, as they stand at the end of the recorded traceback."""
+    start = record.text.rfind(record.title)
+    found = record.text[start:].rstrip() if start >= 0 else record.title
+    return found[len(record.type) :].removeprefix(":").lstrip(" ")
+
+
+def _frame(frame: tuple[str, int, str, str], sources: Mapping[str, Sequence[str]]) -> str:
+    file, number, function, line = frame
+    where = f"{GREEN}{file}{PLAIN}, {'line ' if file.startswith('Cell In[') else 'line '}{GREEN}{number}{PLAIN}"
+    inside = f", in {CYAN}{function}{PLAIN}" if function and function != "<module>" else ""
+    source = sources.get(file) or [text.rstrip("\n") for text in linecache.getlines(file)]
+    if not 1 <= number <= len(source) or (line and source[number - 1].strip() != line.strip()):
+        # The file here is not the one that ran there: only the rank's own line is true.
+        return f"{where}{inside}\n{GREEN}----> {number}{PLAIN} {line}\n"
+    rows = [_row(at, source[at - 1], at == number) for at in _window(number, len(source))]
+    return "\n".join([f"{where}{inside}", *rows, ""])
+
+
+def _window(number: int, length: int) -> range:
+    return range(max(number - AROUND, 1), min(number + AROUND, length) + 1)
+
+
+def _row(number: int, line: str, here: bool) -> str:
+    if not here:
+        return f"{number:>7} {line}"
+    arrow = "-" * (5 - len(str(number))) + "> "
+    return f"{GREEN}{arrow}{number}{PLAIN} {line}"
+
+
+def sources_of(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, list[str]]:
+    """The lines of every cell a traceback may name, counted as the user sees them: the magic's lines are blank."""
+    found = {label: linecache.getlines(file) for file, label in labels.items()}
+    sources = {label: [line.rstrip("\n") for line in lines] for label, lines in found.items() if lines}
+    sources[spec.label] = [""] * (spec.first_line - 1) + spec.source.split("\n")
+    return sources
+
+
+def refusal(error: TorchDistError) -> list[str]:
+    """One of our own errors without our own stack: where, what, and what to do now."""
+    lines = []
+    if isinstance(error, CellSyntaxError):
+        lines = _caret(error)
+    elif isinstance(error, CaptureError) and error.line and error.line not in error.message:
+        lines = [error.line]
+    lines.append(f"{RED}{type(error).__name__}{PLAIN}: {error.message}")
+    return [*lines, f"  → {error.hint}"] if error.hint else lines
+
+
+def _caret(error: CellSyntaxError) -> list[str]:
+    text = error.text.rstrip("\n")
+    stripped = text.lstrip()
+    lines = [f"  {error.filename}, line {GREEN}{error.lineno}{PLAIN}"]
+    if stripped:
+        lines.append(f"    {stripped}")
+        if error.offset > 0:
+            lines.append(f"    {' ' * max(error.offset - 1 - (len(text) - len(stripped)), 0)}{RED}^{PLAIN}")
+    return lines
+
+
+def brief(error: BaseException) -> list[str]:
+    """Type and message alone, for what needs no place: an interrupt, a timeout."""
+    return [f"{RED}{type(error).__name__}{PLAIN}: {error}"]
+
+
+Handler = Callable[..., Any]
+
+
+def _groups() -> tuple[type[BaseException], ...]:
+    return (BaseExceptionGroup,) if sys.version_info >= (3, 11) else ()
+
+
+def install(ip: InteractiveShell) -> Callable[[], None]:
+    """Show attached renderings of syntax errors and exception groups too; the function returned undoes it."""
+    previous = (ip.custom_exceptions, ip.CustomTB)
+
+    def show(shell: InteractiveShell, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
+        rendering = getattr(error, "_render_traceback_", None)
+        if isinstance(rendering, Rendering):
+            shell._showtraceback(kind, error, rendering())
+        elif previous[0] and isinstance(error, previous[0]):
+            previous[1](kind, error, trace, tb_offset)
+        else:
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
+
+    ip.set_custom_exc((SyntaxError, *_groups(), *previous[0]), show)
+    installed = ip.CustomTB
+
+    def uninstall() -> None:
+        if ip.CustomTB is installed:  # else someone else's came later, and ours is not in use any more
+            ip.custom_exceptions, ip.CustomTB = previous
+
+    return uninstall

@@ -1,0 +1,140 @@
+"""One look at a job, as text and as HTML: bounded, escaped, complete without a kernel. Pure."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .. import views
+from ..protocol.state import JobState, RankState
+from ..verbs import ansi
+
+LOG_LINES = 28
+"""Log lines of all ranks together; with header, curves, notes and folds the whole stays within 40 lines."""
+LINES_OF_A_RANK = 10
+CURVES = 12
+NOTES = 4
+BYTES = 30_000
+WIDTHS = (200, 120, 60, 24)
+"""Line lengths to try until the HTML fits into ``BYTES``."""
+_COLOURS = {"succeeded": "#2e7d32", "failed": "#c62828", "timed_out": "#c62828", "lost": "#c62828", "cancelled": "#ad6800"}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The job's bar: ``done`` of ``total`` steps (None: unknown), as the rank that is furthest reported it."""
+
+    done: float
+    total: float | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is shown. ``lines`` are the last whole lines of each rank, oldest first, as printed."""
+
+    state: JobState
+    now: float
+    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    curves: Mapping[str, float] = field(default_factory=dict)
+    progress: Progress | None = None
+    remarks: tuple[str, ...] = ()
+    """What the kernel says at the end: what came back, what stayed behind."""
+
+
+def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
+    """For plain terminals, and beside the HTML for everything else."""
+    lines = [f"{views.title(snapshot.state)}: {views.headline(snapshot.state, snapshot.now)}"]
+    if snapshot.progress:
+        lines.append(_progress_text(snapshot.progress))
+    if snapshot.curves:
+        lines.append(_curves(snapshot.curves))
+    lines += [f"[rank {rank}] {_cut(ansi.plain(line), width)}" for rank, line in _log(snapshot)]
+    return "\n".join([*lines, *_footer(snapshot, width)])
+
+
+def as_html(snapshot: Snapshot) -> str:
+    """The same in HTML, within ``BYTES``."""
+    for width in WIDTHS:
+        page = _page(snapshot, width)
+        if len(page.encode("utf-8", "replace")) <= BYTES:
+            break
+    return page
+
+
+def _page(snapshot: Snapshot, width: int) -> str:
+    state = snapshot.state
+    colour = _COLOURS.get(state.state, "#1565c0")
+    head = html.escape(views.headline(state, snapshot.now))
+    parts = [
+        f'<div style="border-left:3px solid {colour};padding:2px 8px" class="torchdist-job" data-job="{html.escape(state.job)}">'
+        f'<div><b>{html.escape(_cut(views.title(state), width))}</b> <span style="color:{colour}">{head}</span></div>'
+    ]
+    if snapshot.progress:
+        bar = snapshot.progress
+        value = f' value="{bar.done:g}" max="{bar.total:g}"' if bar.total else ""
+        parts.append(f"<div><progress{value}></progress> {html.escape(_progress_text(bar))}</div>")
+    if snapshot.curves:
+        parts.append(f"<div>{html.escape(_curves(snapshot.curves))}</div>")
+    log = "\n".join(
+        f'<span style="opacity:.6">[rank {rank}]</span> {_line_html(line, width)}' for rank, line in _log(snapshot)
+    )
+    if log:
+        parts.append(f'<pre style="margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere">{log}</pre>')
+    parts += [f'<div style="opacity:.8">{html.escape(line)}</div>' for line in _footer(snapshot, width)]
+    return "".join(parts) + "</div>"
+
+
+def _line_html(line: str, width: int) -> str:
+    short = ansi.plain(line)
+    # A line that has to be cut loses its colours: cutting between escapes is not worth its code.
+    return ansi.to_html(line) if len(short) <= width and len(line) <= 2 * width else html.escape(_cut(short, width))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _progress_text(bar: Progress) -> str:
+    share = f" ({100 * bar.done / bar.total:.0f} %)" if bar.total else ""
+    of = f" of {bar.total:g}" if bar.total else ""
+    return f"{bar.text} {bar.done:g}{of}{share}".strip()
+
+
+def _curves(curves: Mapping[str, float]) -> str:
+    shown = [f"{_cut(name, 40)} {value:.4g}" for name, value in list(curves.items())[:CURVES]]
+    more = len(curves) - len(shown)
+    return " · ".join(shown) + (f" · {more} more" if more > 0 else "")
+
+
+def _log(snapshot: Snapshot) -> list[tuple[int, str]]:
+    """The lines to show: as many ranks as there is room for, those that failed first."""
+    chosen = _chosen(snapshot)
+    each = max(1, min(LINES_OF_A_RANK, LOG_LINES // max(len(chosen), 1)))
+    return [(rank, line) for rank in chosen for line in list(snapshot.lines[rank])[-each:]]
+
+
+def _chosen(snapshot: Snapshot) -> list[int]:
+    failed = [rank.rank for rank in snapshot.state.failures()]
+    ranks = sorted((rank for rank, lines in snapshot.lines.items() if lines), key=lambda rank: (rank not in failed, rank))
+    return sorted(ranks[:LOG_LINES])
+
+
+def _footer(snapshot: Snapshot, width: int) -> list[str]:
+    state = snapshot.state
+    lines = []
+    hidden = sum(bool(lines) for lines in snapshot.lines.values()) - len(_chosen(snapshot))
+    if hidden > 0:
+        lines.append(f"{views.count(hidden, 'more rank')}: %dist logs {state.job} --rank N")
+    if failed := state.failures():
+        lines.append(_failed(state, failed[0]))
+    notes = [*state.notes[-NOTES:], *snapshot.remarks]
+    return [_cut(ansi.plain(line), 2 * width) for line in (*lines, *notes)]
+
+
+def _failed(state: JobState, first: RankState) -> str:
+    where = f"rank {first.rank}" + (f" on {first.host}" if first.host else "")
+    what = f"{where} {views.rank_line(first)}"
+    rest = views.others(state, first.rank) if state.final else ""
+    return f"{what}; {rest}" if rest else what

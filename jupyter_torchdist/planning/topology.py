@@ -1,0 +1,110 @@
+"""Which rank runs where, on which GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ..protocol.errors import ResourceError
+from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
+from ..protocol.spec import JobSpec
+
+OVERSUBSCRIPTION_LIMIT = 32
+"""CPU ranks a core: beyond it a rehearsal spends its time in the scheduler, not in the cell."""
+
+RANK_MEMORY = 64 * 1024**2
+"""Bytes that a forked rank needs of its own at the least (process group, interpreter state)."""
+
+
+def make_plan(
+    spec: JobSpec,
+    inventory: Inventory,
+    *,
+    busy: Mapping[str, str] | None = None,
+    own: Collection[int] = (),
+) -> Plan:
+    """The plan of ``spec`` on one node.
+
+    ``busy`` maps UUIDs of GPUs that an earlier job holds to that job; ``own`` are pids whose GPU memory does
+    not make a GPU busy (the kernel itself). Raises ``ResourceError`` when there is less than was asked for.
+    """
+    options = spec.options
+    if options.ranks is not None:
+        gpus: tuple[Gpu, ...] = ()
+        world_size = options.ranks
+        _check_cpu(world_size, inventory)
+    else:
+        gpus = _choose(options.gpus, inventory, busy or {}, set(own))
+        world_size = len(gpus)
+    node = NodePlan(name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus))
+    return Plan(
+        job=spec.job,
+        world_size=world_size,
+        backend=options.backend or ("nccl" if gpus else "gloo"),
+        nodes=(node,),
+        threads=max(1, inventory.cores // world_size),
+        fresh=options.fresh,
+        numa_binding=options.numa_binding,
+        timeout=options.timeout,
+        grace=options.grace,
+        collect=options.collect,
+        out=options.out,
+        env_names=tuple(item.split("=", 1)[0] for item in options.env),
+    )
+
+
+def _check_cpu(ranks: int, inventory: Inventory) -> None:
+    most = inventory.cores * OVERSUBSCRIPTION_LIMIT
+    if ranks > most:
+        raise ResourceError(
+            f"{ranks} ranks on {inventory.cores} cores of {inventory.host} would share each core "
+            f"{-(-ranks // inventory.cores)} ways",
+            f"ask for at most --ranks {most} here",
+        )
+    if inventory.memory and ranks * RANK_MEMORY > inventory.memory:
+        raise ResourceError(
+            f"{ranks} ranks need at least {ranks * RANK_MEMORY / 1024**3:.1f} GiB; "
+            f"{inventory.host} has {inventory.memory / 1024**3:.1f} GiB free",
+            f"ask for at most --ranks {max(1, inventory.memory // RANK_MEMORY)}",
+        )
+
+
+def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], own: set[int]) -> tuple[Gpu, ...]:
+    if not inventory.gpus:
+        count = wanted or 2
+        raise ResourceError(
+            f"{inventory.host} has no GPU that this kernel may use",
+            f"--ranks {count} runs the cell on {count} CPU ranks, as a rehearsal",
+        )
+    free = [gpu for gpu in inventory.gpus if gpu.uuid not in busy and set(gpu.pids) <= own]
+    if wanted is not None and wanted > len(inventory.gpus):
+        raise ResourceError(
+            f"--gpus {wanted}: {inventory.host} has {_gpus(len(inventory.gpus))} ({_names(inventory.gpus)})",
+            f"--gpus {len(inventory.gpus)}, or --ranks {wanted} for a rehearsal on the CPU",
+        )
+    if len(free) < (wanted or 1):
+        raise ResourceError(
+            f"{len(free)} of {_gpus(len(inventory.gpus))} are free: {_occupants(inventory.gpus, busy, own)}",
+            "wait, or end what holds them: `%dist attach JOB`, `%dist cancel JOB`, or --replace",
+        )
+    # GPUs nobody touches come before one on which the kernel's own model sits.
+    free.sort(key=lambda gpu: bool(gpu.pids))
+    return tuple(sorted(free[: wanted or len(free)], key=lambda gpu: gpu.index))
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _names(gpus: tuple[Gpu, ...]) -> str:
+    return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
+
+
+def _occupants(gpus: tuple[Gpu, ...], busy: Mapping[str, str], own: set[int]) -> str:
+    words = []
+    for gpu in gpus:
+        if gpu.uuid in busy:
+            words.append(f"GPU {gpu.index} has job {busy[gpu.uuid]}")
+        elif strangers := set(gpu.pids) - own:
+            pids = ", ".join(str(pid) for pid in sorted(strangers))
+            words.append(f"GPU {gpu.index} has process {pids} ({gpu.memory_used / 1024**3:.1f} GiB)")
+    return "; ".join(words)

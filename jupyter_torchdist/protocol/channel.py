@@ -1,0 +1,74 @@
+"""Frames over two file descriptors, never blocking: the same for a unix socket and for the stdio of SSH."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+from . import frames
+from .errors import ChannelError
+
+_READ = 1024 * 1024
+
+
+class Channel:
+    """One end of a channel. Owns both descriptors; ``close`` may be called twice."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd = read_fd
+        self.write_fd = write_fd
+        self.closed = False
+        self._decoder = frames.Decoder()
+        self._queue: deque[memoryview] = deque()
+        self.pending = 0
+        """Bytes accepted by ``send`` and not yet taken by the system."""
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+
+    def send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """Queue one frame and write what the system takes now. Raises ``ChannelError`` when the peer is gone."""
+        frame = memoryview(frames.encode(header, body))
+        self._queue.append(frame)
+        self.pending += len(frame)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the system takes. Raises ``ChannelError`` when the peer is gone."""
+        if self.closed:
+            raise ChannelError("the channel is closed")
+        while self._queue:
+            head = self._queue[0]
+            try:
+                count = os.write(self.write_fd, head)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelError(f"the other side of the channel is gone ({error.strerror})") from error
+            self.pending -= count
+            if count == len(head):
+                self._queue.popleft()
+            else:
+                self._queue[0] = head[count:]
+
+    def receive(self) -> list[frames.Message]:
+        """Frames that have arrived. Raises ``EOFError`` at the end, ``ChannelError`` for nonsense."""
+        try:
+            data = os.read(self.read_fd, _READ)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise EOFError from error
+        if not data:
+            raise EOFError
+        return list(self._decoder.feed(data))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        for fd in {self.read_fd, self.write_fd}:
+            try:
+                os.close(fd)
+            except OSError:
+                continue

@@ -1,0 +1,44 @@
+"""``python -m jupyter_torchdist.runtime VERB``: the processes of a node.
+
+agent                       be this node's agent, unless there is one
+relay                       join standard input and output to this node's agent (what SSH runs)
+zygote FD                   a warm process, for the agent
+launcher                    one job's launcher in a new interpreter; its assignment comes on standard input
+worker JOB_ROOT BLOBS NODE  one rank, under torchrun
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(words: list[str]) -> None:
+    verb, *rest = words or [""]
+    if verb == "agent":
+        from . import agent
+
+        agent.main()
+    elif verb == "relay":
+        from . import relay
+
+        relay.main()
+    elif verb == "zygote":
+        from . import zygote
+
+        zygote.main(int(rest[0]))
+    elif verb == "launcher":
+        from ..protocol import codec
+        from . import launcher
+        from .assignment import Assignment
+
+        launcher.start(Assignment.from_json(codec.loads(sys.stdin.buffer.readline())))
+    elif verb == "worker":
+        from . import worker
+
+        worker.main(*rest)
+    else:
+        raise SystemExit(f"{__doc__}\nunknown verb {verb!r}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

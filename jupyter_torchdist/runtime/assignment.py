@@ -1,0 +1,127 @@
+"""What an agent hands a launcher: one node's part of one job, and the world it runs in. Never on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..protocol.paths import JobPaths, NodePaths
+from ..protocol.plan import NodePlan, Plan
+from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
+
+IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
+"""Variables that act when an interpreter or a library starts: a warm process serves only equal ones."""
+
+_IMPORT_IGNORED = ("TORCHDIST_",)
+
+
+def import_environment(environ: dict[str, str]) -> dict[str, str]:
+    """The variables that act at import, in order of name."""
+    chosen = (name for name in environ if name.startswith(IMPORT_PREFIXES) and not name.startswith(_IMPORT_IGNORED))
+    return {name: environ[name] for name in sorted(chosen)}
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One node's part of one attempt of a job."""
+
+    job_root: str
+    blobs: str
+    node: str
+    plan: dict[str, Any]
+    environ: dict[str, str]
+    cwd: str
+    sys_path: tuple[str, ...]
+    umask: int
+    rlimits: dict[str, list[int]]
+    python: str
+    attempt: int = 1
+    fresh: bool = False
+    rendezvous: tuple[str, int] | None = None
+    """(address, port) of the first node's store; None on the first node, which opens it."""
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Assignment:
+        rendezvous = value.get("rendezvous")
+        return Assignment(
+            **{
+                **value,
+                "sys_path": tuple(value["sys_path"]),
+                "rendezvous": (str(rendezvous[0]), int(rendezvous[1])) if rendezvous else None,
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def job_paths(self) -> JobPaths:
+        return JobPaths(Path(self.job_root))
+
+    @property
+    def node_paths(self) -> NodePaths:
+        return self.job_paths.node(self.node)
+
+    @property
+    def job(self) -> str:
+        return str(self.plan["job"])
+
+    def the_plan(self) -> Plan:
+        return Plan.from_json(self.plan)
+
+    def node_plan(self) -> NodePlan:
+        return next(node for node in self.the_plan().nodes if node.name == self.node)
+
+    def rank_environment(self) -> dict[str, str]:
+        """The notebook's environment with what the plan adds to it."""
+        plan, node = self.the_plan(), self.node_plan()
+        environ = dict(self.environ)
+        environ.setdefault("OMP_NUM_THREADS", str(plan.threads))
+        environ.setdefault("MPLBACKEND", "Agg")
+        environ["MPLBACKEND"] = "Agg" if "inline" in environ["MPLBACKEND"] else environ["MPLBACKEND"]
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus)
+        environ["GLOO_SOCKET_IFNAME"] = node.interface
+        if node.interface != "lo":
+            environ.setdefault("NCCL_SOCKET_IFNAME", node.interface)
+        environ[JOB_TOKEN] = self.job.ljust(JOB_TOKEN_LENGTH)
+        return environ
+
+
+def stamp_job_token(job: str) -> None:
+    """Write the job into this process's initial environment block, where ``/proc/PID/environ`` shows it.
+
+    A forked process shares its parent's block, and ``setenv`` moves a variable out of it; so the zygote is
+    started with a placeholder of the right length, which is overwritten in place (as setproctitle does).
+    """
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rsplit(b")", 1)[1].split()
+    start, end = int(fields[47]), int(fields[48])  # env_start and env_end: fields 50 and 51 of proc(5)
+    block = ctypes.string_at(start, end - start)
+    name = f"{JOB_TOKEN}=".encode()
+    at = block.find(name)
+    if at >= 0 and len(block) >= at + len(name) + JOB_TOKEN_LENGTH:
+        ctypes.memmove(start + at + len(name), job.ljust(JOB_TOKEN_LENGTH).encode("ascii"), JOB_TOKEN_LENGTH)
+
+
+def enter(assignment: Assignment) -> None:
+    """Make this process's world the notebook's: environment, working directory, path, mask and limits."""
+    os.environ.clear()
+    os.environ.update(assignment.rank_environment())
+    os.umask(assignment.umask)
+    try:
+        os.chdir(assignment.cwd)
+    except OSError:
+        os.chdir(assignment.job_root)
+    sys.path[:] = [*assignment.sys_path] or sys.path
+    for name, (soft, hard) in assignment.rlimits.items():
+        kind = getattr(resource, name, None)
+        if kind is not None:
+            try:
+                resource.setrlimit(kind, (soft, hard))
+            except (ValueError, OSError):
+                continue  # a limit above this process's own hard limit cannot be raised back

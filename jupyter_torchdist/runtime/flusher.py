@@ -1,0 +1,70 @@
+"""One daemon thread a rank that writes out what was buffered, and sleeps while nothing is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Protocol
+
+_BACKSTOP = 0.25
+"""Seconds after which everything is flushed even when nobody asked, as for bytes written to ``sys.stdout.buffer``."""
+
+
+class Source(Protocol):
+    """Something to be flushed. ``deadline`` is on the monotonic clock; None while there is nothing to do."""
+
+    deadline: float | None
+
+    def flush(self) -> None:
+        """Write out what there is and set the next deadline. Never raises."""
+
+
+class Flusher:
+    """Calls each source at its deadline. A forked child has no thread: there ``wake`` does nothing."""
+
+    def __init__(self) -> None:
+        self._sources: list[Source] = []
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._pid = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="torchdist-flusher", daemon=True)
+
+    def add(self, source: Source) -> None:
+        self._sources.append(source)
+
+    def start(self) -> None:
+        self._pid = os.getpid()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look at the deadlines now. Safe in a signal handler and from any thread."""
+        try:
+            self._bell.release()
+        except RuntimeError:
+            return  # it rings already
+
+    def stop(self) -> None:
+        """End the thread and flush everything once more."""
+        self._stopping = True
+        self.wake()
+        if self._pid == os.getpid():
+            self._thread.join(1.0)
+        self.flush()
+
+    def flush(self) -> None:
+        for source in self._sources:
+            source.flush()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            now = time.monotonic()
+            due = [source.deadline for source in self._sources if source.deadline is not None]
+            wait = min(due) - now if due else _BACKSTOP
+            if wait > 0 and self._bell.acquire(timeout=wait):
+                continue
+            now = time.monotonic()
+            for source in self._sources:
+                if not due or (source.deadline is not None and source.deadline <= now):
+                    source.flush()

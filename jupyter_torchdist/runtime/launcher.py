@@ -1,0 +1,224 @@
+"""One node's ranks of one job, through torchrun's own engine.
+
+Warm: a fork of the zygote calls ``launch_agent`` with ``start_method="fork"``. Fresh: a new interpreter calls
+``torch.distributed.run``'s ``run``, whose ranks are new interpreters too. Both use our rendezvous handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+from ..protocol.process import ProcessId, exit_in_words
+from . import assignment as world
+from .assignment import Assignment
+from .eventfile import EventFile
+
+MONITOR_INTERVAL = 0.01
+"""Seconds between two looks of the elastic agent at its ranks (its default, 0.1, is most of a warm launch)."""
+
+_LEFT_AFTER = 0.5
+"""Seconds after the last rank's exit at which an engine that still waits for return values is told to stop."""
+
+
+class AllRanksLeft(Exception):
+    """Every rank exited with code 0, one of them without returning (``os._exit(0)``): nothing is left to wait for."""
+
+
+def main(assignment: Assignment) -> int:
+    """Run the ranks to their end; the exit code of the launcher. Never raises."""
+    events = EventFile(assignment.node_paths.launcher_events)
+    events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
+    watch = RankWatch(events)
+    error = ""
+    try:
+        with watch:
+            (_run_fresh if assignment.fresh else _run_forked)(assignment, events)
+    except AllRanksLeft:
+        pass
+    except BaseException as failure:
+        if type(failure).__name__ != "ChildFailedError":
+            error = "".join(traceback.format_exception(failure))
+    watch.collect()
+    codes = {str(pid): code for pid, code in watch.codes.items()}
+    events.write("launcher.ended", codes=codes, error=error, attempt=assignment.attempt)
+    return 1 if error or any(watch.codes.values()) else 0
+
+
+class RankWatch:
+    """Writes down how each child ended, from SIGCHLD, before the engine reaps it (``WNOWAIT``).
+
+    The engine itself tells only the first failure, and of a rank it terminated nothing.
+    """
+
+    def __init__(self, events: EventFile) -> None:
+        self._events = events
+        self.codes: dict[int, int] = {}
+        self._old: Any = None
+
+    def __enter__(self) -> RankWatch:
+        self._old = signal.signal(signal.SIGCHLD, self._on_child)
+        signal.signal(signal.SIGALRM, self._on_alarm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def collect(self) -> None:
+        """Note every child that has ended and was not seen yet."""
+        for pid in world_children():
+            if pid not in self.codes:
+                with contextlib.suppress(ChildProcessError):
+                    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    if status is not None:
+                        self._note(pid, status)
+
+    def _note(self, pid: int, status: Any) -> None:
+        code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        self.codes[pid] = code
+        self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code))
+
+    def _on_child(self, signum: int, frame: FrameType | None) -> None:
+        self.collect()
+        if not any(self.codes.values()) and not living_children():
+            signal.setitimer(signal.ITIMER_REAL, _LEFT_AFTER)
+
+    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
+        raise AllRanksLeft
+
+
+def world_children() -> list[int]:
+    """Pids of this process's children, ended ones too."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def living_children() -> list[int]:
+    return [pid for pid in world_children() if ProcessId.of(pid).ticks]
+
+
+def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
+    from .rendezvous import StaticRendezvous
+
+    plan = assignment.the_plan()
+    names = [node.name for node in plan.nodes]
+    return StaticRendezvous(
+        run_id=f"{assignment.job}.{assignment.attempt}",
+        node_rank=names.index(assignment.node),
+        nodes=len(names),
+        address=assignment.node_plan().address,
+        endpoint=assignment.rendezvous,
+        announce=lambda address, port: events.write("launcher.rendezvous", address=address, port=port),
+    )
+
+
+def _run_forked(assignment: Assignment, events: EventFile) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+
+    from . import rendezvous
+
+    handler = _rendezvous(assignment, events)
+    rendezvous.register(lambda parameters: handler)
+    plan, node = assignment.the_plan(), assignment.node_plan()
+    chosen: dict[str, Any] = {
+        "min_nodes": len(plan.nodes),
+        "max_nodes": len(plan.nodes),
+        "nproc_per_node": len(node.ranks),
+        "run_id": handler.get_run_id(),
+        "rdzv_backend": rendezvous.BACKEND,
+        "rdzv_endpoint": "",
+        "max_restarts": 0,
+        "monitor_interval": MONITOR_INTERVAL,
+        "start_method": "fork",
+        "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),
+        "local_addr": node.address,
+        "shutdown_timeout": max(1, round(plan.grace)),
+        "numa_options": _numa_options(plan.numa_binding),
+    }
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
+    launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
+
+
+def _numa_options(mode: str | None) -> Any:
+    if mode is None:
+        return None
+    from torch.numa.binding import AffinityMode, NumaOptions
+
+    return NumaOptions(affinity_mode=AffinityMode(mode))
+
+
+def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
+    """First function of a forked rank: drop what belongs to the launcher, then be a worker."""
+    for number in (signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    if handler.listen_fd >= 0:
+        with contextlib.suppress(OSError):
+            os.close(handler.listen_fd)
+    from . import worker
+
+    worker.main(job_root, blobs, node)
+
+
+def _run_fresh(assignment: Assignment, events: EventFile) -> None:
+    from torch.distributed import run
+
+    from . import rendezvous
+
+    handler = _rendezvous(assignment, events)
+    rendezvous.register(lambda parameters: handler)
+    plan, node = assignment.the_plan(), assignment.node_plan()
+    words = [
+        f"--nnodes={len(plan.nodes)}",
+        f"--nproc-per-node={len(node.ranks)}",
+        f"--node-rank={[n.name for n in plan.nodes].index(assignment.node)}",
+        f"--rdzv-id={handler.get_run_id()}",
+        f"--rdzv-backend={rendezvous.BACKEND}",
+        "--rdzv-endpoint=",
+        f"--local-addr={node.address}",
+        "--max-restarts=0",
+        f"--monitor-interval={MONITOR_INTERVAL}",
+        f"--log-dir={os.devnull}",
+        *([f"--numa-binding={plan.numa_binding}"] if plan.numa_binding else []),
+        "-m",
+        "jupyter_torchdist.runtime",
+        "worker",
+        assignment.job_root,
+        assignment.blobs,
+        assignment.node,
+    ]
+    run.run(run.parse_args(words))
+
+
+def start(assignment: Assignment) -> None:
+    """Become the launcher of a job: the rest of this process's life. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        world.stamp_job_token(assignment.job)
+        log = os.open(assignment.node_paths.launcher_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.close(log)
+        os.close(null)
+        world.enter(assignment)
+        code = main(assignment)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

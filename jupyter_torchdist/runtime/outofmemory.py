@@ -1,0 +1,72 @@
+"""Whether the out-of-memory killer took a process: cgroup counters, and the kernel's log where it is readable."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+_LOG_LINES = 4000
+
+
+class OutOfMemory:
+    """Counters at the start of a job; ``words`` compares them later."""
+
+    def __init__(self) -> None:
+        self._before = _kills()
+
+    def words(self, pid: int) -> str:
+        """``; …`` to follow ``was killed (SIGKILL)``, empty where nothing points to memory."""
+        if pid and _in_kernel_log(pid):
+            return "; the kernel's log shows the out-of-memory killer"
+        if _kills() > self._before:
+            return "; the memory limit of this cgroup was reached and the kernel killed a process"
+        return ""
+
+
+def _kills() -> int:
+    """Processes the kernel killed for memory in this cgroup, so far (cgroup v2, then v1)."""
+    for path, pattern in _counters():
+        try:
+            match = re.search(pattern, path.read_text())
+        except OSError:
+            continue
+        if match:
+            return int(match[1])
+    return 0
+
+
+def _counters() -> list[tuple[Path, str]]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        relative = path.lstrip("/")
+        if number == "0":
+            found.append((Path("/sys/fs/cgroup") / relative / "memory.events", r"(?m)^oom_kill (\d+)"))
+        elif "memory" in controllers.split(","):
+            found.append((Path("/sys/fs/cgroup/memory") / relative / "memory.oom_control", r"(?m)^oom_kill (\d+)"))
+    return found
+
+
+def _in_kernel_log(pid: int) -> bool:
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        pattern = re.compile(rb"(?i)(?:killed process|oom-kill:.*pid=)\s*" + str(pid).encode() + rb"\b")
+        for _ in range(_LOG_LINES):
+            try:
+                if pattern.search(os.read(fd, 8192)):
+                    return True
+            except BlockingIOError:
+                return False
+            except OSError:
+                continue  # EPIPE: this record was overwritten while we read
+        return False
+    finally:
+        os.close(fd)

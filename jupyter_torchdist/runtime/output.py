@@ -1,0 +1,173 @@
+"""``sys.stdout`` and ``sys.stderr`` of a rank, over its files.
+
+In a quiet time ``write`` of the stream is ours: it flushes a finished line at once and wakes the flusher. From
+then on, while output keeps coming, ``write`` is C's own and the flusher empties the buffer every few
+milliseconds, so that a loop of prints costs what it costs into a file. A full disk never raises in user code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from .flusher import Flusher
+
+PERIOD = 0.004
+"""Seconds between two flushes while output keeps coming: a SIGKILL loses at most about that."""
+
+_BUFFER = 64 * 1024
+
+
+class LossyFile(io.FileIO):
+    """A descriptor whose ``write`` drops and counts lines instead of raising ``OSError``."""
+
+    def __init__(self, fd: int, name: str) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self.name = name
+        self.wrote = False
+        self.dropped = 0
+        self._torn = False
+
+    def write(self, data: Any) -> int:
+        self.wrote = True
+        try:
+            if self._torn:
+                super().write(b"\n")
+                self._torn = False
+            return super().write(data)
+        except OSError:
+            self._torn = True
+            self.dropped += bytes(data).count(b"\n") or 1
+            return len(data)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last write was dropped."""
+        return self._torn
+
+
+UNINTERRUPTIBLE: CodeType = LossyFile.write.__code__
+"""A ``KeyboardInterrupt`` in here would make the buffer write its content twice: the handler waits."""
+
+
+class Stream:
+    """One text stream over descriptor ``fd``; a ``Source`` of the flusher."""
+
+    def __init__(self, fd: int, name: str, flusher: Flusher, on_dropped: Callable[[int], None]) -> None:
+        self.deadline: float | None = None
+        self.raw = LossyFile(fd, name)
+        self.text = io.TextIOWrapper(
+            io.BufferedWriter(self.raw, _BUFFER), encoding="utf-8", errors="backslashreplace", newline="\n"
+        )
+        self.text.mode = "w"  # type: ignore[misc]  # as the interpreter sets it on its own streams
+        self._write = self.text.write
+        self._flusher = flusher
+        self._on_dropped = on_dropped
+        self._listen()
+        flusher.add(self)
+
+    def _listen(self) -> None:
+        self.text.write = self._quiet_write  # type: ignore[method-assign]
+
+    def _release(self) -> None:
+        self.text.__dict__.pop("write", None)
+
+    def _quiet_write(self, text: str, /) -> int:
+        count = self._write(text)
+        if text.endswith("\n"):
+            self._release()
+            self.text.flush()
+            self.deadline = time.monotonic() + PERIOD
+        else:
+            self.deadline = 0.0
+        self._flusher.wake()
+        return count
+
+    def flush(self) -> None:
+        """Write out what is buffered; back to the quiet mode when nothing was. Never raises."""
+        try:
+            self._settle()
+        except (ValueError, RuntimeError, OSError):
+            self.deadline = None  # user code closed or detached the stream
+        if self.raw.dropped and not self.raw.failing:
+            dropped, self.raw.dropped = self.raw.dropped, 0
+            self._on_dropped(dropped)
+
+    def _settle(self) -> None:
+        self.text.flush()
+        if not self.raw.wrote:
+            self.deadline = None
+            self._listen()
+            self.text.flush()  # what came between the first flush and the new ``write``
+        if self.raw.wrote:
+            self.raw.wrote = False
+            self._release()
+            self.deadline = time.monotonic() + PERIOD
+
+    def close(self) -> None:
+        """Flush for the last time and tell of lines that were lost."""
+        self.flush()
+        if self.raw.dropped:
+            self._on_dropped(self.raw.dropped)
+            self.raw.dropped = 0
+
+    def after_fork(self) -> None:
+        """A forked child has no flusher: every line is written when it ends."""
+        self._release()
+        try:
+            self.text.reconfigure(line_buffering=True)
+        except ValueError:
+            return
+
+
+class Output:
+    """The standard streams of this process, from here on in ``out`` and ``err``."""
+
+    def __init__(self, out: Path, err: Path, flusher: Flusher, on_dropped: Callable[[int], None]) -> None:
+        for path, fd in ((Path(os.devnull), 0), (out, 1), (err, 2)):
+            _open_as(path, fd)
+        _line_buffer_c_stdout()
+        self.out = Stream(1, "<stdout>", flusher, on_dropped)
+        self.err = Stream(2, "<stderr>", flusher, on_dropped)
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = self.out.text  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = self.err.text  # type: ignore[misc]
+        os.register_at_fork(before=self.flush, after_in_child=self._after_fork)
+
+    def flush(self) -> None:
+        """Flush Python's streams and C's."""
+        self.out.flush()
+        self.err.flush()
+
+    def close(self) -> None:
+        self.out.close()
+        self.err.close()
+        ctypes.CDLL(None).fflush(None)
+
+    def _after_fork(self) -> None:
+        self.out.after_fork()
+        self.err.after_fork()
+
+
+def _open_as(path: Path, fd: int) -> None:
+    flags = os.O_RDONLY if fd == 0 else os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    opened = os.open(path, flags, 0o600)
+    if opened != fd:
+        os.dup2(opened, fd)
+        os.close(opened)
+    else:
+        os.set_inheritable(fd, True)
+
+
+def _line_buffer_c_stdout() -> None:
+    """C and C++ libraries would buffer blocks into a file: setvbuf(3) with _IOLBF."""
+    libc = ctypes.CDLL(None)
+    name = "__stdoutp" if sys.platform == "darwin" else "stdout"
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, 1, 0)

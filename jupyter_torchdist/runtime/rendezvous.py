@@ -1,0 +1,110 @@
+"""A static rendezvous whose store listens on the one address the plan chose, never on all.
+
+Registered with torch elastic as the backend ``torchdist``. The first node binds a port of the system's choice
+and hands the descriptor to ``TCPStore`` (``master_listen_fd``); the other nodes are told where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+BACKEND = "torchdist"
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class StaticRendezvous(RendezvousHandler):
+    """``endpoint`` is None on the first node. ``announce(address, port)`` is called once the store listens."""
+
+    def __init__(
+        self,
+        run_id: str,
+        node_rank: int,
+        nodes: int,
+        address: str,
+        endpoint: tuple[str, int] | None,
+        announce: Callable[[str, int], None],
+    ) -> None:
+        self._run_id = run_id
+        self._node_rank = node_rank
+        self._nodes = nodes
+        self._address = address
+        self._endpoint = endpoint
+        self._announce = announce
+        self._store: Store | None = None
+        self.listen_fd = -1
+        """Forked ranks inherit the store's listening socket and close it."""
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            self._store = self._listen() if self._endpoint is None else self._connect(*self._endpoint)
+        assert self._endpoint is not None
+        store = PrefixStore(self._run_id, self._store)
+        return RendezvousInfo(store, self._node_rank, self._nodes, RendezvousStoreInfo(*self._endpoint))
+
+    def _listen(self) -> Store:
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind((self._address, 0))
+            listener.listen(1024)
+            port = int(listener.getsockname()[1])
+            # The store closes the descriptor it is given, so it gets one of its own.
+            self.listen_fd = os.dup(listener.fileno())
+        store = TCPStore(
+            self._address,
+            port,
+            None,
+            True,
+            TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=False,
+            master_listen_fd=self.listen_fd,
+        )
+        self._endpoint = (self._address, port)
+        self._announce(self._address, port)
+        return store
+
+    def _connect(self, address: str, port: int) -> Store:
+        return TCPStore(address, port, None, False, TIMEOUT, wait_for_workers=False)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """A static rendezvous has nothing to close."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def register(make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
+    """Make ``make`` the factory of the backend ``torchdist`` in this process; a second call replaces the first."""
+    registry: Any = rendezvous_handler_registry
+    registry._registry.pop(BACKEND, None)
+    registry.register(BACKEND, make)

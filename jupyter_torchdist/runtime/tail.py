@@ -1,0 +1,94 @@
+"""Which files of a job have grown, and shipping what is new with its offset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..protocol.channel import Channel
+from ..protocol.events import Event, parse_lines
+from ..protocol.frames import CHUNK
+from ..protocol.paths import JobPaths
+
+_BACKLOG = 2 * CHUNK
+"""Bytes a slow driver may have outstanding before no more are read for it."""
+
+
+@dataclass
+class EventTail:
+    """New events of one ``*.events`` file, whole lines only."""
+
+    path: Path
+    offset: int = 0
+
+    def read(self) -> list[Event]:
+        try:
+            if os.stat(self.path).st_size <= self.offset:
+                return []
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                events, taken = parse_lines(file.read())
+        except FileNotFoundError:
+            return []
+        self.offset += taken
+        return events
+
+
+@dataclass
+class Shipment:
+    """What one driver has of one job's files on this node.
+
+    ``shared``: the driver sees the very files (this machine), so only the growth of event files is told.
+    """
+
+    channel: Channel
+    paths: JobPaths
+    node: str
+    shared: bool
+    offsets: dict[str, int] = field(default_factory=dict)
+
+    def pump(self) -> bool:
+        """Tell or send what is new; whether the driver has everything there is now."""
+        for name, size in self._files():
+            known = self.offsets.get(name, -1 if self.shared else 0)
+            if size == known or (known > size and not self.shared):
+                continue
+            if self.shared:
+                self.offsets[name] = size
+                self.channel.send({"type": "grown", "job": self.paths.job, "file": name, "size": size})
+                continue
+            if not self._send(name, known, size):
+                return False
+        return self.channel.pending == 0
+
+    def _send(self, name: str, offset: int, size: int) -> bool:
+        with open(self.paths.root / name, "rb") as file:
+            file.seek(offset)
+            while offset < size:
+                if self.channel.pending > _BACKLOG:
+                    return False
+                data = file.read(min(CHUNK, size - offset))
+                if not data:
+                    break
+                self.channel.send({"type": "bytes", "job": self.paths.job, "file": name, "offset": offset}, data)
+                offset += len(data)
+                self.offsets[name] = offset
+        return True
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        folders = [self.paths.node(self.node).root]
+        if not self.shared:
+            folders.append(self.paths.results)
+        for folder in folders:
+            try:
+                entries = list(os.scandir(folder))
+            except FileNotFoundError:
+                continue
+            # Buffers come before the result that names them.
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.name.startswith(".") or entry.name.endswith(".tmp"):
+                    continue
+                if not self.shared or entry.name.endswith(".events"):
+                    yield f"{folder.relative_to(self.paths.root)}/{entry.name}", entry.stat().st_size

@@ -1,0 +1,90 @@
+"""Captured data by content: one file a digest, written once, the same for all jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from ..protocol.bundle import Blob
+from ..protocol.errors import DamagedJob
+from ..protocol.paths import Home
+from .files import Data, private, publish
+
+_CHUNK = 1024 * 1024
+
+Record = tuple[int, int, int, int]
+
+
+def record_of(status: os.stat_result) -> Record:
+    """What changes with every change of a file's content: inode, size (bytes), mtime and ctime (ns)."""
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class BlobStore:
+    """The blobs below one data directory.
+
+    A blob that is there already costs one hash of the data and no write. Its file is trusted when it is as this
+    process has last written or verified it, else hashed once; a changed file is replaced by what it should be.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._known: dict[str, Record] = {}
+        self.written = 0
+        """Bytes written so far."""
+
+    def put(self, data: Data) -> Blob:
+        """Store ``data`` (contiguous). Raises ``StoreError`` with what is needed and where."""
+        view = memoryview(data).cast("B")
+        digest = hashlib.sha256(view).hexdigest()
+        path = self.home.blob(digest)
+        record = self._sound(path, digest, view.nbytes)
+        if record is None:
+            private(self.home.blobs)
+            record = record_of(publish(path, view))
+            self.written += view.nbytes
+        self._known[digest] = record
+        return Blob(digest, view.nbytes, record)
+
+    def _sound(self, path: Path, digest: str, size: int) -> Record | None:
+        try:
+            record = record_of(path.stat())
+        except OSError:
+            return None
+        if record[1] != size:
+            return None
+        return record if self._known.get(digest) == record or _digest(path) == digest else None
+
+    def verify(self, blob: Blob) -> Path:
+        """The blob's file. Raises ``DamagedJob`` where it is missing or its content is not what its name says."""
+        path = self.home.blob(blob.digest)
+        try:
+            record = record_of(path.stat())
+        except FileNotFoundError:
+            raise _damaged(path, "is missing") from None
+        if record[1] != blob.size:
+            raise _damaged(path, f"has {record[1]} bytes instead of {blob.size}")
+        if record != blob.record and record != self._known.get(blob.digest) and _digest(path) != blob.digest:
+            raise _damaged(path, "has changed since it was written")
+        self._known[blob.digest] = record
+        return path
+
+
+@lru_cache(maxsize=8)
+def blob_store(home: Home) -> BlobStore:
+    """This process's store of ``home``: what it wrote once it need not read again."""
+    return BlobStore(home)
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_CHUNK):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def _damaged(path: Path, why: str) -> DamagedJob:
+    return DamagedJob(f"captured data {why}: {path}", "run the cell in the notebook again: that writes the data anew")

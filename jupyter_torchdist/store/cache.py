@@ -1,0 +1,87 @@
+"""What ended jobs look like, kept in SQLite for one host so that listing a thousand of them reads one file.
+
+Nothing depends on it: where SQLite or its locks are refused (a network file system), where the file is damaged or
+lost, nothing is found and nothing kept, and the directories are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from ..protocol import codec
+from ..protocol.paths import Home
+from ..protocol.state import FINAL_STATES
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """One line of ``%dist``. Times in seconds since the epoch, 0 for what has not happened."""
+
+    job: str
+    name: str | None
+    state: str
+    """A ``JobState.state``, ``orphaned`` or ``unreachable``."""
+    label: str
+    world_size: int
+    submitted: float
+    ended: float
+    notebook: str
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES
+
+
+def load(home: Home) -> dict[str, JobSummary]:
+    """The cached summaries by job; none where there is no cache to be had."""
+    with contextlib.suppress(*_refusals()), _database(home) as database:
+        rows = database.execute("SELECT job, summary FROM jobs").fetchall()
+        return {job: JobSummary(**codec.loads(summary)) for job, summary in rows}
+    return {}
+
+
+def keep(home: Home, fresh: Iterable[JobSummary], gone: Iterable[str]) -> None:
+    """Add summaries of ended jobs, forget jobs that are gone."""
+    added = [(summary.job, codec.dumps(asdict(summary))) for summary in fresh]
+    removed = [(job,) for job in gone]
+    if not added and not removed:
+        return
+    with contextlib.suppress(*_refusals()), _database(home) as database, database:
+        database.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?)", added)
+        database.executemany("DELETE FROM jobs WHERE job = ?", removed)
+
+
+@contextlib.contextmanager
+def _database(home: Home) -> Iterator[Connection]:
+    import sqlite3  # Some Python builds have none.
+
+    os.close(os.open(home.catalog, os.O_RDWR | os.O_CREAT, 0o600))
+    connection = sqlite3.connect(home.catalog, timeout=0.5)
+    try:
+        # A rollback journal in memory: a crash may damage the cache, and a damaged cache is made anew.
+        connection.execute("PRAGMA journal_mode = MEMORY")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("CREATE TABLE IF NOT EXISTS jobs (job TEXT PRIMARY KEY, summary TEXT NOT NULL)")
+        yield connection
+    except sqlite3.OperationalError:
+        raise
+    except (sqlite3.DatabaseError, ValueError, TypeError):
+        home.catalog.unlink()
+        raise
+    finally:
+        connection.close()
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    try:
+        import sqlite3
+    except ImportError:
+        return (ImportError,)
+    return (sqlite3.Error, OSError, ValueError, TypeError)

@@ -1,0 +1,220 @@
+"""All jobs of the data directory: listed, found by a few letters, removed, collected when old."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..protocol.errors import JobNotFound, StoreError
+from ..protocol.paths import Home, JobPaths
+from ..protocol.paths import home as default_home
+from ..protocol.state import FINAL_STATES
+from . import cache, journal, liveness
+from .cache import JobSummary
+from .files import writing
+from .jobdir import read_manifest, read_spec
+
+
+def jobs(home: Home | None = None) -> list[JobSummary]:
+    """All jobs, the newest first. Raises ``StoreError`` where the data directory cannot be read."""
+    home = home or default_home()
+    present = _present(home)
+    known = cache.load(home)
+    found = [summary for job in present if (summary := known.get(job) or _summarise(home.job(job)))]
+    fresh = [summary for summary in found if summary.final and summary.job not in known]
+    cache.keep(home, fresh, gone=known.keys() - set(present))
+    return sorted(found, key=lambda summary: (summary.submitted, summary.job), reverse=True)
+
+
+def _present(home: Home) -> list[str]:
+    try:
+        with os.scandir(home.jobs) as entries:
+            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        hint = "make it readable, or point $TORCHDIST_HOME at another directory"
+        raise StoreError(f"{home.jobs} cannot be read: {error.strerror}", hint) from error
+
+
+def _summarise(paths: JobPaths) -> JobSummary | None:
+    """None for a job that was removed meanwhile."""
+    try:
+        state = journal.state(paths)
+        effective = liveness.effective_state(paths, state)
+    except JobNotFound:
+        return None
+    try:
+        notebook = read_spec(paths).notebook
+    except (StoreError, JobNotFound):
+        notebook = ""
+    return JobSummary(
+        paths.job, state.name, effective, state.label, state.world_size, state.submitted, state.ended, notebook
+    )
+
+
+def find(text: str, home: Home | None = None) -> JobPaths:
+    """The job of that id, of the only id that begins so, or the newest of that name.
+
+    Raises ``JobNotFound`` that names what is near.
+    """
+    home = home or default_home()
+    present = sorted(_present(home))
+    if text in present:
+        return home.job(text)
+    begin = [job for job in present if text and job.startswith(text)]
+    if len(begin) == 1:
+        return home.job(begin[0])
+    known = jobs(home)
+    for summary in known:
+        if summary.name == text:
+            return home.job(summary.job)
+    if begin:
+        raise JobNotFound(f"{len(begin)} jobs begin with {text!r}: {', '.join(begin[-5:])}", "give more of the id")
+    names = [*present, *(summary.name for summary in known if summary.name)]
+    near = difflib.get_close_matches(text, names, 1, 0.5)
+    hint = f"did you mean {near[0]}? `%dist` lists the jobs" if near else "`%dist` lists the jobs"
+    raise JobNotFound(f"there is no job {text!r} in {home.root}", hint)
+
+
+def remove(paths: JobPaths) -> None:
+    """Delete a job's directory. Raises ``StoreError`` for one that has not ended, ``JobNotFound``."""
+    state = liveness.effective_state(paths)
+    if state not in FINAL_STATES:
+        remedy = f"`%dist cancel {paths.job}` ends it"
+        if state == "orphaned":
+            remedy = f"its driver is gone; `%dist attach {paths.job}` finds out how it stands"
+        raise StoreError(f"job {paths.job} is {state}, so it is not removed", remedy)
+    discard(paths)
+
+
+def discard(paths: JobPaths) -> None:
+    """Delete a job's directory whatever its state: out of sight in one step, then file by file."""
+    aside = paths.root.with_name(f".removing-{paths.job}")
+    with writing(paths.root.parent):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(paths.root, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+YOUNG = 3600.0
+"""Seconds for which a blob without a job is kept, and after which a draft counts as abandoned."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What was removed. Size in bytes."""
+
+    jobs: tuple[str, ...] = ()
+    blobs: int = 0
+    size: int = 0
+
+
+def collect_garbage(
+    home: Home | None = None,
+    max_age: float | None = None,
+    max_bytes: int | None = None,
+    now: float | None = None,
+) -> Collected:
+    """Remove ended jobs older than ``max_age`` (seconds since their end), then the oldest ended ones until the data
+    directory holds at most ``max_bytes``, then blobs that no job names.
+
+    Running, orphaned and unreachable jobs stay, and so does what a job just being created may use. ``now`` is in
+    seconds since the epoch. Raises ``StoreError``.
+    """
+    home, now = home or default_home(), time.time() if now is None else now
+    before = _size(home.root)
+    _abandoned(home, now)
+    ended = [summary for summary in reversed(jobs(home)) if summary.final]
+    old = [summary.job for summary in ended if max_age is not None and now - summary.ended > max_age]
+    for job in old:
+        discard(home.job(job))
+    blobs = _unnamed_blobs(home, now)
+    for job in [summary.job for summary in ended if summary.job not in old]:
+        if max_bytes is None or _size(home.root) <= max_bytes:
+            break
+        discard(home.job(job))
+        old.append(job)
+        blobs += _unnamed_blobs(home, now)
+    return Collected(tuple(old), blobs, max(0, before - _size(home.root)))
+
+
+def _abandoned(home: Home, now: float) -> None:
+    """Drafts and half-removed jobs whose process died, and files that were being written then."""
+    for path in _children(home.jobs):
+        if path.name.startswith((".creating-", ".removing-")) and _age(path, now) > YOUNG:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in _children(home.blobs):
+        if path.name.endswith(".tmp") and _age(path, now) > YOUNG:
+            path.unlink(missing_ok=True)
+
+
+def _unnamed_blobs(home: Home, now: float) -> int:
+    named = _named(home)
+    if named is None:
+        return 0
+    removed = 0
+    for path in _children(home.blobs):
+        if path.name in named or path.name.startswith(".") or _age(path, now) <= YOUNG:
+            continue
+        if _being_created(home):
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed += 1
+    return removed
+
+
+def _named(home: Home) -> set[str] | None:
+    """Digests that some job needs; None while that cannot be told, as a job that can still run lost its manifest."""
+    named: set[str] = set()
+    for summary in jobs(home):
+        try:
+            named.update(blob.digest for blob in read_manifest(home.job(summary.job)).blobs)
+        except JobNotFound:
+            continue
+        except StoreError:
+            if not summary.final:
+                return None
+    return named
+
+
+def _being_created(home: Home) -> bool:
+    return any(path.name.startswith(".creating-") for path in _children(home.jobs))
+
+
+def _children(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _size(root: Path) -> int:
+    """Bytes of all files below ``root``; a file that goes meanwhile counts nothing."""
+    return sum(_sizes(root))
+
+
+def _sizes(root: Path) -> Iterator[int]:
+    for directory, _, names in os.walk(root):
+        for name in names:
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(directory, name)).st_size
+
+
+def size_of(paths: JobPaths) -> int:
+    """Bytes of a job's own files, without its share of the blobs."""
+    return _size(paths.root)

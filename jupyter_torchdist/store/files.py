@@ -1,0 +1,121 @@
+"""Files written aside and published by rename, and the one place where an ``OSError`` becomes a ``StoreError``."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..protocol import codec
+from ..protocol.errors import DamagedJob, StoreError
+from ..protocol.paths import make_private
+
+LARGE = 1024 * 1024
+"""From this many bytes on the free space is asked for before a write begins."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+Data = bytes | bytearray | memoryview
+
+
+def in_bytes(size: float) -> str:
+    """``1234567`` as ``1.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+@contextlib.contextmanager
+def writing(directory: Path, size: int = 0) -> Iterator[None]:
+    """Around any write below ``directory``: a full or read-only disk leaves as a ``StoreError`` in words."""
+    try:
+        yield
+    except OSError as error:
+        raise _in_words(error, directory, size) from error
+
+
+def _in_words(error: OSError, directory: Path, size: int) -> StoreError:
+    if error.errno in _FULL:
+        needed = f"{in_bytes(size)} needed, " if size else ""
+        return StoreError(
+            f"the disk under {directory} is full: {needed}{in_bytes(free_space(directory))} free",
+            "remove old jobs (`%dist rm JOB`), or point $TORCHDIST_HOME at a larger disk",
+        )
+    if error.errno in _REFUSED or isinstance(error, PermissionError):
+        return StoreError(
+            f"the data directory {directory} cannot be written: {error.strerror or error}",
+            "make it writable, or point $TORCHDIST_HOME at a directory that is",
+        )
+    return StoreError(
+        f"the data directory {directory} cannot be used: {error}",
+        "check the disk, or point $TORCHDIST_HOME at another directory",
+    )
+
+
+def free_space(directory: Path) -> int:
+    """Bytes this user may still write below ``directory``; quotas that the file system does not tell are not in it."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize
+
+
+def publish(path: Path, data: Data) -> os.stat_result:
+    """Write ``path`` (mode 0600) so that a reader finds all of it or nothing; the directory must exist.
+
+    Raises ``StoreError``; nothing is left behind then.
+    """
+    view = memoryview(data).cast("B")
+    with writing(path.parent, view.nbytes):
+        if view.nbytes >= LARGE and free_space(path.parent) < view.nbytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fd, aside = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        try:
+            try:
+                write_all(fd, view)
+            finally:
+                os.close(fd)
+            os.rename(aside, path)
+            return os.stat(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+            raise
+
+
+def write_all(fd: int, view: memoryview) -> None:
+    """All of ``view``: one write(2) takes 2 GiB at the most and may take less."""
+    while view.nbytes:
+        view = view[os.write(fd, view) :]
+
+
+def private(directory: Path) -> Path:
+    """``directory``, made with mode 0700 if it is not there. Raises ``StoreError``."""
+    with writing(directory):
+        return make_private(directory)
+
+
+def publish_json(path: Path, value: Any) -> None:
+    """``value`` as one line of JSON at ``path``. Raises ``StoreError``."""
+    publish(path, codec.dumps(value).encode("ascii") + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object at ``path``. Raises ``DamagedJob`` where it is missing, unreadable or no object."""
+    try:
+        value = codec.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise damaged(path, str(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(path, "it holds no JSON object")
+    return value
+
+
+def damaged(path: Path, why: str) -> DamagedJob:
+    """The error for a file of the store that is not as it was written."""
+    return DamagedJob(f"{path} is damaged: {why}", "run the cell again; `%dist rm JOB` removes what is left")

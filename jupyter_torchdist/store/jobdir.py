@@ -1,0 +1,86 @@
+"""A job's directory comes into being in one step: put together aside, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..protocol.bundle import Manifest
+from ..protocol.errors import JobNotFound
+from ..protocol.events import Event
+from ..protocol.paths import Home, JobPaths
+from ..protocol.plan import Plan
+from ..protocol.spec import JobSpec
+from .files import damaged, private, publish, publish_json, read_json, writing
+
+Word = TypeVar("Word")
+
+
+@contextlib.contextmanager
+def creating(home: Home, job: str) -> Iterator[None]:
+    """Around storing a job's blobs and ``create_job``: garbage collection leaves all blobs alone meanwhile.
+
+    Raises ``StoreError`` where the data directory cannot be written. Whatever happens, no draft is left.
+    """
+    draft = home.draft(job)
+    try:
+        private(draft.root)
+        yield
+    finally:
+        shutil.rmtree(draft.root, ignore_errors=True)
+
+
+def create_job(home: Home, spec: JobSpec, plan: Plan, manifest: Manifest) -> JobPaths:
+    """The directory of a new job, with ``job.submitted`` in its journal.
+
+    Raises ``StoreError``, and ``DamagedJob`` when a blob of the manifest is not there; nothing is left behind.
+    """
+    with creating(home, spec.job):
+        draft, final = home.draft(spec.job), home.job(spec.job)
+        for directory in (draft.requests, draft.nodes, draft.results):
+            private(directory)
+        publish_json(draft.spec, spec.to_json())
+        publish_json(draft.plan, plan.to_json())
+        publish_json(draft.manifest, manifest.to_json())
+        publish(draft.journal, _submitted(spec, plan).to_line())
+        for blob in manifest.blobs:
+            if not (path := home.blob(blob.digest)).exists():
+                raise damaged(path, "it is missing")
+        with writing(home.jobs):
+            os.rename(draft.root, final.root)
+        return final
+
+
+def _submitted(spec: JobSpec, plan: Plan) -> Event:
+    nodes = [node.name for node in plan.nodes]
+    data = {"job": spec.job, "world_size": plan.world_size, "nodes": nodes, "name": spec.options.name}
+    return Event("job.submitted", spec.created, seq=1, data={**data, "label": spec.label})
+
+
+def read_spec(paths: JobPaths) -> JobSpec:
+    """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no specification."""
+    return _read(paths, paths.spec, JobSpec.from_json)
+
+
+def read_plan(paths: JobPaths) -> Plan:
+    """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no plan."""
+    return _read(paths, paths.plan, Plan.from_json)
+
+
+def read_manifest(paths: JobPaths) -> Manifest:
+    """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no manifest."""
+    return _read(paths, paths.manifest, Manifest.from_json)
+
+
+def _read(paths: JobPaths, path: Path, from_json: Callable[[dict[str, Any]], Word]) -> Word:
+    if not paths.root.is_dir():
+        raise JobNotFound(f"there is no job {paths.job}", "`%dist` lists the jobs")
+    value = read_json(path)
+    try:
+        return from_json(value)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,116 @@
+"""The journal of a job: changes of state, one line each. Only the job's driver writes; all others read by offset."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import TracebackType
+
+from ..protocol.errors import JobNotFound, StoreError
+from ..protocol.events import Event, parse_lines
+from ..protocol.paths import JobPaths
+from ..protocol.state import JobState, fold
+from .files import publish_json, read_json, write_all, writing
+from .jobdir import read_plan, read_spec
+
+
+class Writer:
+    """Appends events, numbered from where the journal ends. What a dead writer left of a line is cut off."""
+
+    def __init__(self, paths: JobPaths) -> None:
+        self._paths = paths
+        with writing(paths.root):
+            self._fd = os.open(paths.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.events, end = read(paths)
+        """What the journal held when it was opened."""
+        self._end = end
+        os.ftruncate(self._fd, end)
+        self.seq = max((event.seq for event in self.events), default=0)
+
+    def append(self, event: Event) -> Event:
+        """The event with its number, after it was written. Raises ``StoreError``; then no part of it was."""
+        numbered = replace(event, seq=self.seq + 1)
+        line = numbered.to_line()
+        with writing(self._paths.root, len(line)):
+            try:
+                write_all(self._fd, memoryview(line))
+            except OSError:
+                os.ftruncate(self._fd, self._end)
+                raise
+        self._end += len(line)
+        self.seq = numbered.seq
+        return numbered
+
+    def close(self) -> None:
+        """Flush to the disk and close; calling it again does nothing."""
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            os.fsync(fd)
+        except OSError:
+            pass  # A pipe-like or network file system may refuse; the lines are written all the same.
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read(paths: JobPaths, offset: int = 0) -> tuple[list[Event], int]:
+    """Events from ``offset`` (bytes) on, and the offset after the last whole line. Damaged lines are skipped.
+
+    A journal that is missing, or shorter than ``offset``, gives no events. Raises ``StoreError`` if it cannot be read.
+    """
+    try:
+        with open(paths.journal, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size <= offset:
+                return [], size
+            file.seek(offset)
+            events, used = parse_lines(file.read())
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise StoreError(f"{paths.journal} cannot be read: {error.strerror}", "check the disk") from error
+    return events, offset + used
+
+
+def state(paths: JobPaths) -> JobState:
+    """Where the job stands: its summary, or else the fold of its journal over what was asked for.
+
+    Damage to either is survived as far as the files go. Raises ``JobNotFound``.
+    """
+    if not paths.root.is_dir():
+        raise JobNotFound(f"there is no job {paths.job}", "`%dist` lists the jobs")
+    return _summary(paths) or fold(read(paths)[0], asked_for(paths))
+
+
+def asked_for(paths: JobPaths) -> JobState:
+    """The state before the first event, from the specification and plan."""
+    try:
+        spec, plan = read_spec(paths), read_plan(paths)
+    except StoreError:
+        return JobState(job=paths.job)
+    return JobState(
+        paths.job, spec.options.name, spec.label, world_size=plan.world_size, submitted=spec.created
+    )
+
+
+def _summary(paths: JobPaths) -> JobState | None:
+    if not paths.summary.exists():
+        return None
+    try:
+        return JobState.from_json(read_json(paths.summary))
+    except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def publish_summary(paths: JobPaths, state: JobState) -> None:
+    """Say, for good, how the job ended. Raises ``StoreError``."""
+    publish_json(paths.summary, state.to_json())

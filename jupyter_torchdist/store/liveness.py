@@ -1,0 +1,65 @@
+"""Whether somebody still drives a job: a state in a file says nothing about the process that wrote it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ..protocol.errors import StoreError
+from ..protocol.paths import JobPaths
+from ..protocol.process import ProcessId, boot_id
+from ..protocol.state import JobState
+from . import journal
+from .files import publish_json, read_json
+
+BEAT = 5.0
+"""Seconds between two heartbeats of a driver."""
+
+SILENCE = 60.0
+"""Seconds without a heartbeat after which a driver on another host counts as unreachable."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Who drives a job; ``beat`` is when it last said so, in seconds since the epoch on its own clock."""
+
+    process: ProcessId
+    beat: float
+
+
+def publish_driver(paths: JobPaths, process: ProcessId, beat: float) -> None:
+    """The driver's heartbeat. Raises ``StoreError``."""
+    publish_json(paths.driver, {"process": process.to_json(), "beat": beat})
+
+
+def driver_of(paths: JobPaths) -> Driver | None:
+    """None when no driver took the job yet, or its file is damaged."""
+    try:
+        value = read_json(paths.driver)
+        return Driver(ProcessId.from_json(value["process"]), float(value["beat"]))
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None
+
+
+def effective_state(paths: JobPaths, state: JobState | None = None, now: float | None = None) -> str:
+    """The job's state, or ``orphaned`` (its driver is dead: attach one) or ``unreachable`` (another host is silent).
+
+    ``now`` is in seconds since the epoch. Raises ``JobNotFound``.
+    """
+    state = state or journal.state(paths)
+    if state.final:
+        return state.state
+    now = time.time() if now is None else now
+    driver = driver_of(paths)
+    if driver is None:
+        return "orphaned" if now - state.submitted > SILENCE else state.state
+    if driver.process.here:
+        return state.state if driver.process.alive() else "orphaned"
+    if now - driver.beat <= SILENCE:
+        return state.state
+    return "orphaned" if _before_reboot(driver.process) else "unreachable"
+
+
+def _before_reboot(process: ProcessId) -> bool:
+    mine = ProcessId.mine()
+    return process.host == mine.host and bool(process.boot) and process.boot != boot_id()

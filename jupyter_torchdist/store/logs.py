@@ -1,0 +1,165 @@
+"""What the ranks printed. Reads of any file, however large or long its lines, take a bounded amount of memory."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..protocol.paths import JobPaths
+
+STREAMS = ("out", "err")
+
+LINE_LIMIT = 64 * 1024
+"""Bytes of one line; a longer one comes in pieces of this size."""
+
+_BLOCK = 64 * 1024
+_NAME = re.compile(r"rank-(\d+)\.(out|err)")
+
+
+@dataclass(frozen=True, order=True)
+class LogFile:
+    """One stream of one rank."""
+
+    rank: int
+    stream: str
+    node: str
+    path: Path
+
+
+def files(paths: JobPaths, rank: int | None = None, stream: str | None = None) -> list[LogFile]:
+    """The logs that exist, by rank, ``out`` before ``err``."""
+    found = []
+    for node in _entries(paths.nodes):
+        for entry in _entries(Path(node.path)):
+            match = _NAME.fullmatch(entry.name)
+            if match and rank in (None, int(match[1])) and stream in (None, match[2]):
+                found.append(LogFile(int(match[1]), match[2], node.name, Path(entry.path)))
+    return sorted(found, key=lambda file: (file.rank, STREAMS.index(file.stream), file.node))
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def decode(data: bytes) -> str:
+    """UTF-8; bytes that are none are shown as ``\\xff``."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def read_range(path: Path, offset: int, limit: int = _BLOCK, ended: bool = False) -> tuple[str, int]:
+    """At most ``limit`` (at least 4) bytes of text from ``offset`` on, and the offset after it.
+
+    A character that is cut at the end is left for the next read, unless the file ``ended`` there. Offsets in bytes.
+    """
+    limit = max(limit, 4)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(limit)
+    except FileNotFoundError:
+        return "", offset
+    text, used = codecs.utf_8_decode(data, "backslashreplace", ended and len(data) < limit)
+    return text, offset + used
+
+
+def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
+    """The last ``lines`` lines, but no more than ``limit`` bytes of them."""
+    if lines <= 0:
+        return ""
+    pieces: list[bytes] = []
+    newlines = 0
+    try:
+        with open(path, "rb", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            start = end
+            while start > 0 and end - start < limit and newlines <= lines:
+                step = min(_BLOCK, start, limit - (end - start))
+                start -= step
+                file.seek(start)
+                pieces.append(file.read(step))
+                newlines += pieces[-1].count(b"\n")
+    except FileNotFoundError:
+        return ""
+    data = b"".join(reversed(pieces))
+    if start > 0:
+        data = _whole_characters(data)
+    return "".join(_split(decode(data))[-lines:])
+
+
+def _split(text: str) -> list[str]:
+    """Lines as ``\\n`` ends them: ``splitlines`` also cuts at form feeds and the like, ``\\r`` among them."""
+    return [line for line in re.split(r"(?<=\n)", text) if line]
+
+
+def _whole_characters(data: bytes) -> bytes:
+    """Without the rest of a character that the cut in front of ``data`` went through (at most 3 bytes)."""
+    for index in range(min(4, len(data))):
+        if data[index] & 0xC0 != 0x80:
+            return data[index:]
+    return data
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Every line with its end; one longer than ``LINE_LIMIT`` bytes comes in pieces."""
+    try:
+        with open(path, "rb") as file:
+            while piece := file.readline(LINE_LIMIT):
+                yield decode(piece)
+    except FileNotFoundError:
+        return
+
+
+def grep(path: Path, pattern: str | re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """(line number from 1, line without its end) of each line that ``pattern`` is found in.
+
+    Raises ``re.error`` for a pattern that is no regular expression.
+    """
+    search = re.compile(pattern).search
+    number = 1
+    for line in lines(path):
+        text = line.rstrip("\n")
+        if search(text):
+            yield number, text
+        number += line.endswith("\n")
+
+
+class Follower:
+    """New text of all ranks since the last ``poll``, never torn inside a character.
+
+    ``offsets`` (bytes by file) may be given to go on from an earlier follower's.
+    """
+
+    def __init__(self, paths: JobPaths, offsets: dict[Path, int] | None = None) -> None:
+        self._paths = paths
+        self.offsets: dict[Path, int] = dict(offsets or {})
+
+    def skip(self, keep: int = 0) -> None:
+        """Go to the end of what is there, but for the last ``keep`` bytes of each file."""
+        for file in files(self._paths):
+            size = file.path.stat().st_size
+            start = max(0, size - keep)
+            if 0 < start < size:
+                with open(file.path, "rb", buffering=0) as raw:
+                    raw.seek(start)
+                    head = raw.read(4)
+                start += len(head) - len(_whole_characters(head))
+            self.offsets[file.path] = start
+
+    def poll(self, limit: int = 1024 * 1024, ended: bool = False) -> Iterator[tuple[LogFile, str]]:
+        """(file, text) for each file that grew; at most ``limit`` bytes of each, so that none starves the others.
+
+        ``ended``: nobody writes any more, so a character that is cut at the end will never be whole.
+        """
+        for file in files(self._paths):
+            offset = self.offsets.get(file.path, 0)
+            text, self.offsets[file.path] = read_range(file.path, offset, limit, ended)
+            if text:
+                yield file, text

@@ -1,0 +1,184 @@
+"""Fakes that honour the contracts: a job directory filled by hand, and a driver that runs the ranks one after another.
+
+``FakeJob`` writes the very files that driver and ranks write. ``python -m jupyter_torchdist.testing --spare`` is a
+driver without agent, torch or parallel ranks: for tests of everything that starts jobs and reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .protocol import codec
+from .protocol.bundle import Blob, Manifest
+from .protocol.events import ErrorRecord, Event
+from .protocol.paths import Home, JobPaths
+from .protocol.paths import home as default_home
+from .protocol.plan import NodePlan, Plan
+from .protocol.process import ProcessId, exit_in_words
+from .protocol.spec import JobSpec, Options
+from .protocol.state import JobState
+from .store import jobdir, journal, liveness
+from .store.blobs import BlobStore
+
+NODE = "node0"
+
+
+def a_spec(job: str = "20260102-030405-0a0b0c", **changes: Any) -> JobSpec:
+    """A specification of two CPU ranks; ``changes`` are its fields."""
+    fields: dict[str, Any] = {
+        "job": job,
+        "kind": "cell",
+        "source": "pass\n",
+        "label": "Cell In[1]",
+        "first_line": 2,
+        "options": Options(ranks=2),
+        "created": 1_000_000.0,
+    }
+    return JobSpec(**{**fields, **changes})
+
+
+def a_plan(spec: JobSpec, nodes: int = 1, **changes: Any) -> Plan:
+    """The plan of ``spec``'s CPU ranks, in equal parts on ``nodes`` nodes (``node0``, ``node1``…)."""
+    world_size = spec.options.ranks or 1
+    each = -(-world_size // nodes)
+    parts = [tuple(range(first, min(first + each, world_size))) for first in range(0, world_size, each)]
+    fields: dict[str, Any] = {
+        "job": spec.job,
+        "world_size": world_size,
+        "backend": "gloo",
+        "nodes": tuple(NodePlan(f"node{index}", ranks) for index, ranks in enumerate(parts)),
+        "threads": 1,
+        "fresh": spec.options.fresh,
+        "numa_binding": None,
+        "timeout": spec.options.timeout,
+        "grace": spec.options.grace,
+        "collect": spec.options.collect,
+        "out": spec.options.out,
+    }
+    return Plan(**{**fields, **changes})
+
+
+def a_manifest(store: BlobStore, job: str, **changes: Any) -> Manifest:
+    """A bundle that holds nothing; its blobs are in ``store``."""
+    fields: dict[str, Any] = {
+        "job": job,
+        "python": sys.version.split()[0],
+        "stream": store.put(b"nothing captured"),
+        "buffers": (),
+        "names": (),
+        "receipt": (),
+        "linecache": store.put(b"{}"),
+    }
+    return Manifest(**{**fields, **changes})
+
+
+class FakeRank:
+    """One rank of a ``FakeJob``; every call writes what a real rank's end of the job would."""
+
+    def __init__(self, job: FakeJob, rank: int) -> None:
+        self.job, self.rank = job, rank
+        self._node = job.plan.node_of(rank).name
+        self.files = job.paths.node(self._node)
+
+    def _tell(self, kind: str, **data: Any) -> FakeRank:
+        self.job.tell(kind, node=self._node, rank=self.rank, **data)
+        return self
+
+    def started(self, process: ProcessId | None = None) -> FakeRank:
+        process = process or ProcessId("node0.example", "a-boot", "a-namespace", 4000 + self.rank, 1)
+        return self._tell("rank.started", process=process.to_json(), local_rank=self.rank)
+
+    def ready(self) -> FakeRank:
+        return self._tell("rank.ready")
+
+    def done(self) -> FakeRank:
+        return self._tell("rank.done")
+
+    def interrupted(self) -> FakeRank:
+        return self._tell("rank.interrupted")
+
+    def failed(self, error: BaseException | None = None) -> FakeRank:
+        error = error or ValueError("no good")
+        name, text = type(error).__name__, f"Traceback:\n{type(error).__name__}: {error}"
+        record = ErrorRecord(name, type(error).__module__, str(error), text, t=self.job.now)
+        return self._tell("rank.failed", error=record.to_json())
+
+    def exited(self, code: int) -> FakeRank:
+        return self._tell("rank.exited", code=code, why=exit_in_words(code))
+
+    def prints(self, text: str | bytes, stream: str = "out") -> FakeRank:
+        """Append to the rank's log."""
+        data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        return self._append(getattr(self.files, stream)(self.rank), data)
+
+    def records(self, *records: dict[str, Any]) -> FakeRank:
+        """Append to the rank's metrics."""
+        return self._append(
+            self.files.metrics(self.rank), "".join(f"{codec.dumps(record)}\n" for record in records).encode()
+        )
+
+    def _append(self, path: Path, data: bytes) -> FakeRank:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(path, "ab") as file:
+            file.write(data)
+        return self
+
+
+class FakeJob:
+    """A job directory whose driver is this object. Time stands at ``now`` (seconds since the epoch) and is moved by hand."""
+
+    def __init__(self, home: Home | None = None, ranks: int = 2, *, nodes: int = 1, now: float = 1_000_000.0, **spec: Any) -> None:
+        self.home, self.now = home or default_home(), now
+        options = spec.pop("options", Options(ranks=ranks))
+        job = spec.pop("job", "") or f"20260102-030405-{os.urandom(3).hex()}"
+        self.spec = a_spec(job, options=options, created=now, **spec)
+        self.plan = a_plan(self.spec, nodes)
+        self.manifest = a_manifest(BlobStore(self.home), job)
+        self.paths = jobdir.create_job(self.home, self.spec, self.plan, self.manifest)
+        self._journal = journal.Writer(self.paths)
+
+    def rank(self, rank: int) -> FakeRank:
+        return FakeRank(self, rank)
+
+    def tell(self, kind: str, node: str | None = None, rank: int | None = None, **data: Any) -> FakeJob:
+        """Append an event to the journal."""
+        self._journal.append(Event(kind, self.now, node, rank, data=data))
+        return self
+
+    def drive(self, process: ProcessId | None = None, beat: float | None = None) -> FakeJob:
+        """Say who drives; this process, unless told otherwise."""
+        process = process or ProcessId.mine()
+        liveness.publish_driver(self.paths, process, self.now if beat is None else beat)
+        return self.tell("job.driver", process=process.to_json())
+
+    def running(self) -> FakeJob:
+        """All ranks run user code."""
+        self.drive().tell("job.starting", attempt=1, fresh=False)
+        for rank in range(self.plan.world_size):
+            self.rank(rank).started().ready()
+        return self.tell("job.running")
+
+    def ended(self, state: str = "succeeded", reason: str = "", first_failure: int | None = None) -> FakeJob:
+        """The end: last event, summary, journal closed."""
+        self.tell("job.ended", state=state, reason=reason, first_failure=first_failure)
+        self.close()
+        journal.publish_summary(self.paths, journal.state(self.paths))
+        return self
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> FakeJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

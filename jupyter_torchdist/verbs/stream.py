@@ -1,0 +1,109 @@
+"""The ranks' output as labelled lines, each exactly once, for whoever prints them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from .. import views
+from ..protocol.paths import JobPaths
+from ..protocol.state import JobState
+from ..store.logs import LINE_LIMIT, Follower, LogFile
+from . import ansi
+
+CHUNK = 1024 * 1024
+"""Bytes of one file that one poll takes, so that no rank's flood keeps an interrupt or another rank waiting."""
+
+
+class Lines:
+    """Whole lines of all ranks since the last poll. A line is held back until its end is written."""
+
+    def __init__(self, paths: JobPaths, keep: int | None = None) -> None:
+        """``keep`` (bytes of each file): begin at the end of what is there but for so much; None: at the beginning."""
+        self._follower = Follower(paths)
+        self._rest: dict[LogFile, str] = {}
+        if keep is not None:
+            self._follower.skip(keep)
+
+    def poll(self) -> Iterator[tuple[LogFile, str]]:
+        """(file, text that ends with a newline)."""
+        for file, text in self._follower.poll(CHUNK):
+            whole, rest = _split(self._rest.pop(file, "") + text)
+            if rest:
+                self._rest[file] = rest
+            if whole:
+                yield file, whole
+
+    def drain(self) -> Iterator[tuple[LogFile, str]]:
+        """All that is left, once nobody writes any more; an unfinished line gets its end."""
+        growing = True
+        while growing:
+            growing = False
+            for file, text in self._follower.poll(CHUNK, ended=True):
+                growing = True
+                whole, self._rest[file] = _split(self._rest.get(file, "") + text)
+                if whole:
+                    yield file, whole
+        for file, rest in self._rest.items():
+            if rest:
+                yield file, rest + "\n"
+        self._rest.clear()
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Whole lines and the rest; of a rest without end only what a terminal would still show is held."""
+    end = text.rfind("\n") + 1
+    rest = text[end:]
+    if len(rest) <= LINE_LIMIT:
+        return text[:end], rest
+    shown = rest[rest.rfind("\r") + 1 :]
+    return (text[:end], shown) if len(shown) <= LINE_LIMIT else (text + "\n", "")
+
+
+def labelled(rank: int, text: str) -> str:
+    """Every line of ``text`` (which ends with a newline) behind ``[rank 3]``, as a terminal may safely show it."""
+    label = f"[rank {rank}] "
+    return label + ansi.safe(text)[:-1].replace("\n", "\n" + label) + "\n"
+
+
+class Console:
+    """Prints a job as it goes: what the ranks write, and at the end how it ended."""
+
+    def __init__(
+        self, paths: JobPaths, out: TextIO | None = None, err: TextIO | None = None, *,
+        keep: int | None = None, limit: int | None = None,
+    ) -> None:
+        """``limit`` (characters): where to stop printing, for a notebook that stores what it is shown."""
+        self._lines = Lines(paths, keep)
+        self._out, self._err = out or sys.stdout, err or sys.stderr
+        self._left = limit
+        self._job = paths.job
+        self._notes = 0
+
+    def tick(self, state: JobState) -> None:
+        """Print what is new."""
+        for note in state.notes[self._notes :]:
+            self._err.write(ansi.safe(f"note: {note}\n"))
+        self._notes = len(state.notes)
+        for file, text in self._lines.poll():
+            self._print(file, text)
+
+    def finish(self, state: JobState, now: float) -> None:
+        """Print what is left, and the job's last line."""
+        for file, text in self._lines.drain():
+            self._print(file, text)
+        if state.state != "succeeded":
+            self._err.write(f"{views.title(state)}: {views.headline(state, now)}\n")
+            self._err.flush()
+
+    def _print(self, file: LogFile, text: str) -> None:
+        if self._left is not None:
+            if self._left <= 0:
+                return
+            self._left -= len(text)
+        stream = self._out if file.stream == "out" else self._err
+        stream.write(labelled(file.rank, text))
+        if self._left is not None and self._left <= 0:
+            stream.write(f"… more is not shown here: %dist logs {self._job} --rank N\n")
+        stream.flush()

@@ -1,0 +1,99 @@
+"""Waiting for a job while an interrupt may come at any instruction.
+
+The first interrupt asks every rank to stop (KeyboardInterrupt), the second kills, the third stops waiting.
+While a job is under way SIGINT is counted, never raised: nothing between the job's start and its end can be torn.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from ..protocol.state import JobState
+
+EAGER = 1.0
+"""Seconds for which a job is polled every ``EAGER_PAUSE`` seconds: short jobs should not wait for a poll."""
+EAGER_PAUSE = 0.002
+PAUSE = 0.01
+SHARE = 9
+"""A poll that took long is followed by a pause this many times as long, so that waiting costs a tenth of a core."""
+LONGEST_PAUSE = 0.05
+
+
+class Waitable(Protocol):
+    """What waiting needs of a job."""
+
+    @property
+    def state(self) -> JobState: ...
+
+    def interrupt(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Interrupts:
+    """Takes SIGINT over in the main thread, for the length of a ``with`` block.
+
+    Until ``hold`` is called an interrupt raises ``KeyboardInterrupt`` as ever; from then on it is only counted,
+    until ``release``. In another thread, where Python runs no handlers, it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._held = False
+        self._previous: Any = None
+        self._installed = False
+
+    def hold(self) -> None:
+        """From here on interrupts are counted."""
+        self._held = True
+
+    def release(self) -> None:
+        """From here on interrupts raise again; those counted are not made up for."""
+        self._held = False
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if not self._held:
+            raise KeyboardInterrupt
+        self.count += 1
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
+            self._installed = True
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._installed:
+            # None: a handler that C code set; it cannot be set back from here.
+            signal.signal(signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous)
+
+
+def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None]) -> JobState:
+    """The final state, or the last one seen when a third interrupt came first.
+
+    ``tick`` is called with every state polled, the final one included, from this thread.
+    """
+    answered = 0
+    began = time.monotonic()
+    while True:
+        try:
+            polled = time.monotonic()
+            state = job.state
+            tick(state)
+            if state.final or interrupts.count >= 3:
+                return state
+            if interrupts.count > answered:
+                answered = interrupts.count
+                (job.interrupt if answered == 1 else job.kill)()
+            time.sleep(_pause(polled - began, time.monotonic() - polled))
+        except KeyboardInterrupt:  # in a thread without our handler
+            interrupts.count += 1
+
+
+def _pause(waited: float, spent: float) -> float:
+    return max(EAGER_PAUSE if waited < EAGER else PAUSE, min(spent * SHARE, LONGEST_PAUSE))

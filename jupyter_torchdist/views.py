@@ -1,0 +1,259 @@
+"""States, plans and receipts as text: the one wording that the kernel, the shell and a plain terminal share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .protocol.bundle import Captured, Manifest
+from .protocol.errors import TorchDistError
+from .protocol.events import ErrorRecord
+from .protocol.plan import Inventory, Plan
+from .protocol.spec import JobSpec
+from .protocol.state import JobState, RankState
+
+_WORDS = {"timed_out": "timed out"}
+
+MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "■", "timed_out": "✗", "lost": "✗"}
+"""One character for each final state; a job that is under way has none of them."""
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``512 B``, ``1.5 kB``, ``256 MB`` (powers of ten, three digits)."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``0.05 s``, ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``, ``2 d 04 h``."""
+    seconds = max(seconds, 0.0)
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for upper, unit, lower, below in ((3600, 60, 1, "min s"), (86400, 3600, 60, "h min"), (0, 86400, 3600, "d h")):
+        if whole < upper or not upper:
+            first, second = below.split()
+            return f"{whole // unit} {first} {whole % unit // lower:02d} {second}"
+    raise AssertionError(seconds)
+
+
+def ago(then: float, now: float) -> str:
+    """How long ago ``then`` was, both in seconds since the epoch; a clock that was set back reads ``just now``."""
+    passed = now - then
+    if passed < 5:
+        return "just now"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if passed >= length:
+            return f"{int(passed // length)} {unit} ago"
+    raise AssertionError(passed)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 rank``, ``8 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Left-aligned columns, two blanks apart; the last one is not padded."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def state_word(state: JobState) -> str:
+    """``running``, ``timed out``…"""
+    return _WORDS.get(state.state, state.state)
+
+
+def title(state: JobState) -> str:
+    """How a job is called: its name, else its cell; and its id."""
+    called = state.name or state.label
+    return f"{called} ({state.job})" if called else state.job
+
+
+def hosts(state: JobState) -> list[str]:
+    """Names of the hosts the ranks run on, in order of rank."""
+    return list(dict.fromkeys(rank.host for _, rank in sorted(state.ranks.items()) if rank.host))
+
+
+def where(state: JobState) -> str:
+    """``2 ranks on box``, ``64 ranks on 8 hosts``."""
+    ranks = count(state.world_size or len(state.ranks), "rank")
+    names = hosts(state)
+    if not names:
+        return ranks
+    return f"{ranks} on {names[0]}" if len(names) == 1 else f"{ranks} on {len(names)} hosts"
+
+
+def elapsed(state: JobState, now: float) -> float:
+    """Seconds from submission to the end, or to ``now``."""
+    return max((state.ended or now) - state.submitted, 0.0) if state.submitted else 0.0
+
+
+def headline(state: JobState, now: float) -> str:
+    """One line: state, ranks, time, and what went wrong."""
+    parts = [state_word(state), where(state), duration(elapsed(state, now))]
+    if state.reason and state.state != "succeeded":
+        parts.append(state.reason)
+    mark = MARKS.get(state.state)
+    return (f"{mark} " if mark else "") + " · ".join(parts)
+
+
+def rank_line(rank: RankState) -> str:
+    """How one rank stands, in a few words."""
+    if rank.error:
+        return f"failed: {first_line(rank.error.title)}"
+    return f"{rank.state}: {rank.why}" if rank.why else rank.state
+
+
+def first_line(text: str, limit: int = 200) -> str:
+    """The first line of ``text``, cut with an ellipsis."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def jobs_table(states: Sequence[JobState], now: float) -> str:
+    """What runs and what ran, in the order given."""
+    if not states:
+        return "no jobs yet: run a cell under %%distribute, or `torchdist run script.py`"
+    rows = [
+        (
+            state.job,
+            state.name or "",
+            state_word(state),
+            str(state.world_size),
+            ago(state.submitted, now) if state.submitted else "",
+            duration(elapsed(state, now)),
+            state.label,
+        )
+        for state in states
+    ]
+    return table(("JOB", "NAME", "STATE", "RANKS", "STARTED", "TOOK", "CELL"), rows)
+
+
+def ranks_table(state: JobState) -> str:
+    """One line a rank."""
+    rows = [
+        (str(number), rank.host, str(rank.pid or ""), rank_line(rank), ", ".join(rank.results))
+        for number, rank in sorted(state.ranks.items())
+    ]
+    return table(("RANK", "HOST", "PID", "STATE", "RESULTS"), rows)
+
+
+def job_page(state: JobState, spec: JobSpec | None, plan: Plan | None, manifest: Manifest | None, now: float) -> str:
+    """Everything about one job: state, ranks, notes, error, receipt and plan, each where it is known."""
+    parts = [f"{title(state)}\n{headline(state, now)}"]
+    if state.ranks:
+        parts.append(ranks_table(state))
+    if state.notes:
+        parts.append("\n".join(f"note: {note}" for note in state.notes))
+    if failed := state.failures():
+        parts.append(failure(state, failed))
+    if manifest:
+        parts.append("captured:\n" + indent(receipt_table(manifest.receipt)))
+        parts += [f"note: {note}" for note in manifest.notes]
+    if plan:
+        parts.append("plan:\n" + indent(plan_table(plan)))
+    if spec and spec.source.strip():
+        numbered = enumerate(spec.source.rstrip("\n").split("\n"), spec.first_line)
+        parts.append(f"{spec.label}:\n" + "\n".join(f"{number:>5}  {line}" for number, line in numbered))
+    return "\n\n".join(parts)
+
+
+def indent(text: str, by: str = "  ") -> str:
+    """Each line moved to the right."""
+    return "\n".join(by + line if line else line for line in text.split("\n"))
+
+
+def receipt_table(receipt: Sequence[Captured]) -> str:
+    """What was captured: the name, what it is, how large, and the line that needs it."""
+    if not receipt:
+        return "nothing: the cell needs no name of the notebook"
+    rows = [(item.name, item.kind, item.what, size(item.size) if item.size else "", item.needed) for item in receipt]
+    return table(("NAME", "KIND", "WHAT", "SIZE", "NEEDED BY"), rows)
+
+
+def plan_table(plan: Plan) -> str:
+    """What would run, or ran, where."""
+    rows = [
+        (node.name, _span(node.ranks), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
+        for node in plan.nodes
+    ]
+    facts = [
+        f"{count(plan.world_size, 'rank')}, backend {plan.backend}, OMP_NUM_THREADS={plan.threads}",
+        "start: new interpreters (--fresh)" if plan.fresh else "start: forked from a warm process",
+        f"results: {'every rank' if plan.collect == 'all' else 'rank 0'}, names {', '.join(plan.out)}",
+    ]
+    if plan.numa_binding:
+        facts.append(f"NUMA binding: {plan.numa_binding}")
+    if plan.timeout:
+        facts.append(f"timeout: {duration(plan.timeout)}")
+    if plan.env_names:
+        facts.append(f"environment: {', '.join(plan.env_names)}")
+    return "\n".join([*facts, table(("NODE", "RANKS", "ADDRESS", "DEVICES"), rows)])
+
+
+def _span(ranks: Sequence[int]) -> str:
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))
+
+
+def inventory_table(inventories: Sequence[Inventory]) -> str:
+    """What each node has, with one line for every GPU."""
+    lines = []
+    for node in inventories:
+        known = ", ".join(f"{name} {version}" for name, version in (("python", node.python), ("torch", node.torch)) if version)
+        lines.append(f"{node.host}: {count(node.cores, 'core')}, {size(node.memory)}" + (f", {known}" if known else ""))
+        lines += [
+            f"  GPU {gpu.index}  {gpu.name}  {size(gpu.memory_used)} of {size(gpu.memory)} in use  {gpu.uuid}"
+            + (f"  by {', '.join(map(str, gpu.pids))}" if gpu.pids else "")
+            for gpu in node.gpus
+        ]
+        if not node.gpus:
+            lines.append("  no GPU that this process may use")
+    return "\n".join(lines)
+
+
+def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
+    """The first failure in full, the others folded into a line."""
+    failed = state.failures() if failed is None else failed
+    if not failed:
+        return state.reason
+    first = failed[0]
+    text = error_text(first.error) if first.error else first.why or first.state
+    return f"rank {first.rank}{f' on {first.host}' if first.host else ''}\n{text}\n{others(state, first.rank)}".rstrip()
+
+
+def others(state: JobState, first: int) -> str:
+    """What became of the ranks beside the one that failed first, in one line; empty when there is none."""
+    rest = [rank for number, rank in sorted(state.ranks.items()) if number != first]
+    own = [rank for rank in rest if rank.error]
+    lines = []
+    if own:
+        kinds = ", ".join(f"rank {rank.rank} {rank.error.type}" for rank in own[:8] if rank.error)
+        more = f" and {len(own) - 8} more" if len(own) > 8 else ""
+        lines.append(f"{count(len(own), 'other rank')} failed too: {kinds}{more}")
+    stopped = sum(not rank.error and rank.state != "done" for rank in rest)
+    if stopped:
+        lines.append(f"{count(stopped, 'other rank')} {'was' if stopped == 1 else 'were'} stopped because of this")
+    return "; ".join(lines)
+
+
+def error_text(record: ErrorRecord) -> str:
+    """The traceback as the rank recorded it, or the title where it has none."""
+    return record.text.rstrip() or record.title
+
+
+def refusal(error: TorchDistError) -> str:
+    """One of our own errors: what happened, and what to do now."""
+    return f"{type(error).__name__}: {error}"
+
+
+def left_behind(state: JobState, rank: int = 0) -> str:
+    """The names that did not come back, each with its reason, in one line; empty when all came."""
+    left = state.ranks[rank].left if rank in state.ranks else ()
+    return "; ".join(f"{name}: {reason}" for name, reason in left)

@@ -1,0 +1,39 @@
+"""``python -m tests.benchmarks [group…]``: measure, print as it goes, write RESULTS.md and results.json."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+from tests.benchmarks import data, failure, launch, logs, report, training
+from tests.benchmarks.report import Row
+
+GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
+    "launch": launch.rows,
+    "logs": logs.rows,
+    "data": data.rows,
+    "failure": failure.rows,
+    "training": training.rows,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        print(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}", file=sys.stderr)
+        return 2
+    measured = []
+    for name in names or GROUPS:
+        print(name, flush=True)
+        for row in GROUPS[name]():
+            measured.append(row)
+            print("  " + " | ".join(row.cells()), flush=True)
+    report.save(measured)
+    print(f"written: {report.TABLE}")
+    missed = [row.what for row in measured if not row.met]
+    print(f"{len(measured) - len(missed)} of {len(measured)} met" + "".join(f"\n  not met: {what}" for what in missed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

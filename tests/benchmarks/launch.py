@@ -1,0 +1,99 @@
+"""How long until ranks run, and until a trivial job's result is in the notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.benchmarks.report import Row, median
+from tests.benchmarks.stage import STAMP, Stage, torchrun
+from tests.notebook import Notebook
+
+CELL = """%%distribute --ranks 2
+stamp("first")
+import torch.distributed as dist
+assert dist.is_initialized()
+answer = 42
+"""
+SCRIPT = """
+import json
+import torch.distributed as dist
+dist.init_process_group("gloo")
+stamp("first")
+if dist.get_rank() == 0:
+    pathlib.Path("answer.json").write_text(json.dumps(42))
+dist.destroy_process_group()
+"""
+ACCELERATE = """
+import torch, torch.distributed as dist
+from accelerate import notebook_launcher
+
+def ranks():
+    dist.init_process_group("gloo")
+    stamp("first")
+    dist.destroy_process_group()
+"""
+WARM, COLD, BARE = 15, 3, 5
+
+
+def rows() -> Iterator[Row]:
+    with Stage.open() as stage:
+        launches, wholes = bare(stage)
+        forked = accelerate(stage)
+        with stage.notebook() as notebook:
+            warm, whole = zip(*(one(stage, notebook) for _ in range(WARM)), strict=True)
+        cold = [from_nothing() for _ in range(COLD)]
+    torch_launch = median(launches)
+    yield Row(
+        "launch", "warm launch: cell start → first line on the last of 2 ranks, process group up", median(warm), "s",
+        1 / 20, torch_launch, "bare torchrun", samples=tuple(warm),
+    )  # fmt: skip
+    yield Row(
+        "launch", "…beside a fork of the kernel (an aim)", median(warm), "s", 1.0, median(forked),
+        "accelerate.notebook_launcher", samples=tuple(forked),
+    )  # fmt: skip
+    yield Row(
+        "launch", "cold launch: no process of ours is there yet", median(cold), "s", 0.9, torch_launch, "bare torchrun",
+        samples=tuple(cold),
+    )  # fmt: skip
+    yield Row(
+        "launch", "whole warm trivial job: cell start → result in the notebook", median(whole), "s", 1 / 12,
+        median(wholes), "bare torchrun, result through a file", samples=tuple(whole),
+    )  # fmt: skip
+
+
+def one(stage: Stage, notebook: Notebook) -> tuple[float, float]:
+    """Seconds to the first line on the last rank, and to the end of the cell."""
+    cell = notebook.run(CELL)
+    return max(stage.stamps("first")) - cell.sent, cell.ended - cell.sent
+
+
+def from_nothing() -> float:
+    """ "Run All" of a notebook in a fresh kernel: the extension and the cell right after it."""
+    with Stage.open() as stage:
+        with stage.notebook(load=False) as notebook:
+            loaded = notebook.load().run("0")
+            notebook.run(CELL, timeout=120)
+            return max(stage.stamps("first")) - loaded.ended
+
+
+def bare(stage: Stage) -> tuple[list[float], list[float]]:
+    """torchrun: seconds to the first line on the last rank, and to its result read back."""
+    script = stage.script("bare", SCRIPT)
+    launches, wholes = [], []
+    for _ in range(BARE):
+        ran = torchrun(script)
+        launches.append(max(stage.stamps("first")) - ran.begun)
+        assert (stage.root / "answer.json").read_text() == "42"
+        wholes.append(ran.ended - ran.begun)
+    return launches, wholes
+
+
+def accelerate(stage: Stage) -> list[float]:
+    """accelerate's launcher for notebooks: it forks the kernel, torch and all."""
+    with Notebook(stage.root, stage.environ) as notebook:
+        notebook.run(STAMP.format(marks=str(stage.marks)) + ACCELERATE, timeout=120)
+        samples = []
+        for _ in range(BARE):
+            cell = notebook.run("notebook_launcher(ranks, num_processes=2)", timeout=120)
+            samples.append(max(stage.stamps("first")) - cell.sent)
+        return samples

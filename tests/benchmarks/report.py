@@ -1,0 +1,119 @@
+"""Rows of the result table, kept as JSON so that one group can be measured again without the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+JSON = HERE / "results.json"
+TABLE = HERE / "RESULTS.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured promise. ``ours`` and ``yardstick`` are medians, in ``unit``.
+
+    The limit is on ours / yardstick where there is a yardstick, else on ours.
+    """
+
+    group: str
+    what: str
+    ours: float
+    unit: str
+    limit: float
+    yardstick: float | None = None
+    beside: str = ""
+    """What the yardstick is."""
+    at_least: bool = False
+    samples: tuple[float, ...] = ()
+    note: str = ""
+
+    @property
+    def measure(self) -> float:
+        return self.ours if self.yardstick is None else self.ours / self.yardstick
+
+    @property
+    def met(self) -> bool:
+        return self.measure >= self.limit if self.at_least else self.measure <= self.limit
+
+    def cells(self) -> list[str]:
+        sign = "≥" if self.at_least else "≤"
+        limit = f"{sign} {number(self.limit)}" + ("" if self.yardstick is not None else f" {self.unit}")
+        beside = "–" if self.yardstick is None else f"{number(self.yardstick)} {self.unit} ({self.beside})"
+        ratio = "–" if self.yardstick is None else number(self.measure)
+        return [self.what, f"{number(self.ours)} {self.unit}", beside, ratio, limit, "yes" if self.met else "**no**"]
+
+
+def number(value: float) -> str:
+    """Three figures that mean something."""
+    if value and abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:,.0f}"
+
+
+def median(samples: Sequence[float]) -> float:
+    return statistics.median(samples)
+
+
+def machine() -> dict[str, Any]:
+    names = [line.partition(":")[2].strip() for line in _read("/proc/cpuinfo").splitlines() if "model name" in line]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "ipykernel": version("ipykernel"),
+        "jupyter_torchdist": version("jupyter_torchdist"),
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def save(rows: Sequence[Row]) -> None:
+    """Put the rows in place of their groups' older ones; write the JSON and the table."""
+    measured = {row.group for row in rows}
+    kept = [row for row in load() if row.group not in measured]
+    everything = [*kept, *rows]
+    value = {"machine": machine(), "rows": [asdict(row) for row in everything]}
+    JSON.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    TABLE.write_text(table(everything))
+
+
+def load() -> list[Row]:
+    if not JSON.exists():
+        return []
+    rows = json.loads(JSON.read_text())["rows"]
+    return [Row(**{**row, "samples": tuple(row["samples"])}) for row in rows]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """RESULTS.md."""
+    about = ", ".join(f"{key} {value}" for key, value in machine().items())
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Written by `make bench`; the samples are in `results.json`. {about}.",
+        "",
+        "Everything is measured from a real IPython kernel, driven through jupyter_client as a front end does, and each",
+        "yardstick in the same run. Medians. *Ratio* is ours / yardstick; *must* is on the ratio, or on ours without one.",
+        "",
+        "| what | ours | yardstick | ratio | must | met |",
+        "|---|---|---|---|---|---|",
+        *("| " + " | ".join(row.cells()) + " |" for row in rows),
+        "",
+    ]
+    notes = [f"* {row.what}: {row.note}" for row in rows if row.note]
+    return "\n".join([*lines, *(["## Notes", "", *notes, ""] if notes else [])])

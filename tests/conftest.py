@@ -1,0 +1,77 @@
+"""Fixtures of every test: a data directory of its own, warm processes a session, a check that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+
+from tests.leaks import Snapshot, command_of, processes_of_runtime, wait_until
+from tests.notebook import Notebook
+
+
+def _private_runtime() -> Iterator[Path]:
+    """A short path (a socket's may have 107 bytes), and in the end nothing that still runs in it."""
+    directory = Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))
+    yield directory
+    gone = wait_until(lambda: not processes_of_runtime(directory), timeout=20)
+    left = {} if gone else {pid: command_of(pid) for pid in processes_of_runtime(directory)}
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    rmtree(directory, ignore_errors=True)
+    assert not left, f"still there 20 s after their last connection: {left}"
+
+
+@pytest.fixture(scope="session")
+def shared_runtime() -> Iterator[Path]:
+    """``TORCHDIST_RUNTIME_DIR`` of all tests of a session: agent and zygote stay warm from one to the next."""
+    yield from _private_runtime()
+
+
+@pytest.fixture(autouse=True)
+def home(shared_runtime: Path, tmp_path: Path) -> Iterator[Path]:
+    """``TORCHDIST_HOME`` of this test. Fails the test that leaves a process, thread, socket or variable behind."""
+    before = Snapshot.take(shared_runtime)
+    directory = tmp_path / "torchdist-home"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDIST_HOME", str(directory))
+        patch.setenv("TORCHDIST_RUNTIME_DIR", str(shared_runtime))
+        patch.setenv("TORCHDIST_SCRATCH", str(shared_runtime / "scratch"))
+        yield directory
+    wait_until(lambda: not Snapshot.take(shared_runtime).left_since(before), timeout=5)
+    left = Snapshot.take(shared_runtime).left_since(before)
+    assert not left, "the test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def own_runtime(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A ``TORCHDIST_RUNTIME_DIR`` for this test alone, for tests that kill agents; empty of processes afterwards."""
+    for directory in _private_runtime():
+        with monkeypatch.context() as patch:
+            patch.setenv("TORCHDIST_RUNTIME_DIR", str(directory))
+            yield directory
+
+
+@pytest.fixture
+def new_notebook(home: Path, tmp_path: Path) -> Iterator[Callable[[], Notebook]]:
+    """Start as many kernels as the test needs, each with the extension loaded; all end with the test."""
+    opened: list[Notebook] = []
+
+    def start() -> Notebook:
+        opened.append(Notebook(tmp_path))
+        return opened[-1].load()
+
+    yield start
+    for notebook in opened:
+        notebook.close()
+
+
+@pytest.fixture
+def kernel(new_notebook: Callable[[], Notebook]) -> Notebook:
+    """A real IPython kernel with the extension loaded."""
+    return new_notebook()

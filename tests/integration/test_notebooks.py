@@ -1,0 +1,104 @@
+"""The quickstart runs wherever a notebook runs: nbclient, papermill, ``jupyter execute``, terminal IPython."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pexpect
+import pytest
+from nbclient import NotebookClient
+
+from jupyter_torchdist.store import catalog
+from tests.notebook import plain
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def check_executed(notebook: Any) -> None:
+    """Every cell ran; only the one that means to fail failed; accuracy and picture are real."""
+    cells = {cell["id"]: cell for cell in notebook.cells if cell.cell_type == "code"}
+    raised = {name for name, cell in cells.items() if any(out.output_type == "error" for out in cell.outputs)}
+    assert raised == {"failure"}
+    assert all(cell.execution_count for cell in cells.values())
+    failure = next(out for out in cells["failure"].outputs if out.output_type == "error")
+    assert failure.ename == "IndexError"
+    assert "loss = F.cross_entropy(DigitNet()(x), y)" in plain("\n".join(failure.traceback))
+    assert any("image/png" in out.get("data", {}) for out in cells["picture"].outputs)
+    check_text("".join(out.text for out in cells["bring"].outputs if out.output_type == "stream"))
+
+
+def check_text(text: str) -> None:
+    """The notebook's last line: ``6 epochs: 95.6%, 15 epochs: 97.3%``."""
+    line = next(line for line in text.splitlines() if line.startswith("6 epochs: "))
+    first, second = (float(part.split(": ")[1].rstrip("%")) for part in line.split(", "))
+    assert 80 < first <= 100
+    assert 90 < second <= 100
+
+
+def check_jobs(home: Path) -> None:
+    assert sorted(job.state for job in catalog.jobs()) == ["failed", "succeeded", "succeeded"]
+    assert home.is_dir()
+
+
+def test_nbclient(home: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    check_executed(notebook)
+    check_jobs(home)
+
+
+def test_papermill(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.ipynb"
+    papermill.execute_notebook(str(NOTEBOOK), str(target), progress_bar=False, cwd=str(tmp_path))
+    check_executed(nbformat.read(target, as_version=4))
+    check_jobs(home)
+
+
+def test_jupyter_execute(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.ipynb"
+    command = [sys.executable, "-m", "jupyter", "execute", "--output", str(target), str(NOTEBOOK)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    check_executed(nbformat.read(target, as_version=4))
+    check_jobs(home)
+
+
+@pytest.fixture
+def terminal(home: Path, tmp_path: Path) -> Iterator[Any]:
+    """IPython in a terminal of 40 lines by 120 columns, at its first prompt."""
+    environ = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
+    arguments = ["-m", "IPython", "--no-banner", "--no-confirm-exit", "--colors=nocolor"]
+    child = pexpect.spawn(
+        sys.executable, arguments, env=environ, cwd=str(tmp_path), dimensions=(40, 120), encoding="utf-8", timeout=90
+    )
+    child.expect_exact("In [1]:")
+    yield child
+    child.sendline("exit")
+    child.expect(pexpect.EOF)
+    child.close()
+
+
+def test_terminal(terminal: Any, home: Path) -> None:
+    """The cells pasted one by one, as a person would, into plain terminal IPython."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    seen = {}
+    for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
+        # Bracketed paste keeps the cell as it is; Escape, Enter runs it whatever its last line.
+        terminal.send("\x1b[200~" + cell.source + "\x1b[201~")
+        terminal.send("\x1b\r")
+        terminal.expect_exact(f"In [{number + 1}]:")
+        seen[cell["id"]] = plain(terminal.before).replace("\r", "")
+    tracebacks = {name for name, text in seen.items() if "Traceback" in text and "Error" in text}
+    assert tracebacks == {"failure"}
+    assert "IndexError: Target" in seen["failure"]
+    check_text("\n".join(line.strip() for line in seen["bring"].splitlines()))
+    check_jobs(home)

@@ -1,0 +1,125 @@
+"""What a test may leave behind: nothing. Finds processes, threads, listening sockets and variables left over."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from jupyter_torchdist.protocol.process import descendants, job_token_of, start_ticks
+
+RUNTIME = "TORCHDIST_RUNTIME_DIR"
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment a process was started with; empty when it is gone."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition(b"=") for item in data.split(b"\0") if item)
+    return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, _, value in pairs}
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def processes_of_runtime(directory: Path) -> list[int]:
+    """Living processes that were started with this ``TORCHDIST_RUNTIME_DIR``, this one excepted."""
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [
+        pid
+        for pid in pids
+        if pid != os.getpid() and environ_of(pid).get(RUNTIME) == str(directory) and start_ticks(pid)
+    ]
+
+
+def is_warm(pid: int) -> bool:
+    """Whether the process is one that stays for the next job: agent, zygote, spare driver."""
+    command = command_of(pid)
+    ours = "jupyter_torchdist.runtime" in command or "jupyter_torchdist.driver --spare" in command
+    return ours and not job_token_of(pid) and not _drives(pid)
+
+
+def _drives(pid: int) -> bool:
+    """Whether a driver has been given a job: it works in a session of its own from then on, its journal open."""
+    try:
+        files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    return any(file.endswith("journal.jsonl") for file in files)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
+    """Whether ``condition`` held before ``timeout`` seconds had passed."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def listening() -> set[str]:
+    """Inodes of the listening TCP sockets of this process and its descendants."""
+    listeners = set()
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            rows = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        listeners |= {fields[9] for fields in map(str.split, rows) if fields[3] == "0A"}
+    held = set()
+    for pid in [os.getpid(), *descendants(os.getpid())]:
+        try:
+            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        held |= {link[8:-1] for link in links if link.startswith("socket:")}
+    return listeners & held
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is there at one moment."""
+
+    processes: frozenset[tuple[int, int]]
+    """(pid, start ticks): descendants of the test process and whatever runs in its runtime directory."""
+    threads: frozenset[int]
+    sockets: frozenset[str]
+    environ: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def take(runtime: Path) -> Snapshot:
+        pids = {*descendants(os.getpid()), *processes_of_runtime(runtime)}
+        return Snapshot(
+            processes=frozenset((pid, ticks) for pid in pids if (ticks := start_ticks(pid))),
+            threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not thread.daemon),
+            sockets=frozenset(listening()),
+            environ=tuple(sorted((k, v) for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST")),
+        )
+
+    def left_since(self, before: Snapshot) -> list[str]:
+        """One line for each thing that is here now and was not before."""
+        helper = getattr(resource_tracker._resource_tracker, "_pid", None)
+        pids = [pid for pid, _ in self.processes - before.processes if pid != helper and not is_warm(pid)]
+        lines = [f"process {pid}: {command_of(pid)} {job_token_of(pid)}" for pid in sorted(pids) if start_ticks(pid)]
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        lines += [f"thread {names.get(ident, ident)}" for ident in self.threads - before.threads]
+        lines += [f"listening socket {inode}" for inode in self.sockets - before.sockets]
+        return lines + list(_changes(before.environ, self.environ))
+
+
+def _changes(before: Iterable[tuple[str, str]], after: Iterable[tuple[str, str]]) -> Iterable[str]:
+    old, new = dict(before), dict(after)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield f"os.environ[{name!r}] was {old.get(name)!r} and is {new.get(name)!r}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from .client.decorator import distributed as distributed
-    from .client.decorator import launch as launch
+    from .client.functions import distributed as distributed
+    from .client.functions import launch as launch
     from .client.job import Job as Job
     from .client.job import attach as attach
     from .client.job import jobs as jobs
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("distributed", "launch"), ".client.decorator"),
-    **dict.fromkeys(("Job", "attach", "jobs", "last"), ".client.job"),
+    **dict.fromkeys(("distributed", "launch"), ".client.functions"),
+    **dict.fromkeys(("Job", "attach", "jobs"), ".client.job"),
+    "last": ".kernel.session",
     **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".runtime.api"),
     **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),
 }

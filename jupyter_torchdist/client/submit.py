@@ -19,7 +19,7 @@ from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec, Options
-from ..store import catalog, jobdir, liveness
+from ..store import catalog, jobdir
 from ..store.blobs import blob_store
 from ..store.files import in_bytes
 from . import leases
@@ -120,7 +120,7 @@ def launch_bundle(
         paths = jobdir.create_job(home, spec, plan, manifest)
     job = Job(paths, spec, plan, manifest, home=home, pool=pool)
     try:
-        pool.hand(paths, handed_line(paths, home, spec.options, cwd), lambda: liveness.driver_of(paths) is not None)
+        pool.hand(paths, handed_line(paths, home, spec.options, cwd), lambda: job.state.driver is not None)
     except KeyboardInterrupt:
         job.kill()
         raise

@@ -102,15 +102,6 @@ class Driver:
             self._selector.close()
 
     def _begin(self, fresh: bool) -> None:
-        if self._attempt == 1 and self._state.submitted == 0 or self._state.attempt == 0:
-            self._say(
-                "job.submitted",
-                job=self._spec.job,
-                name=self._spec.options.name,
-                label=self._spec.label,
-                world_size=self._plan.world_size,
-                nodes=[node.name for node in self._plan.nodes],
-            )
         self._say("job.starting", attempt=self._attempt, fresh=fresh)
         self._fresh = fresh
         self._make_links()

@@ -89,7 +89,7 @@ def _ending(record: ErrorRecord) -> str:
 
 def _frame(frame: tuple[str, int, str, str], sources: Mapping[str, Sequence[str]]) -> str:
     file, number, function, line = frame
-    where = f"{GREEN}{file}{PLAIN}, {'line ' if file.startswith('Cell In[') else 'line '}{GREEN}{number}{PLAIN}"
+    where = f"{GREEN}{file}{PLAIN}, line {GREEN}{number}{PLAIN}"
     inside = f", in {CYAN}{function}{PLAIN}" if function and function != "<module>" else ""
     source = sources.get(file) or [text.rstrip("\n") for text in linecache.getlines(file)]
     if not 1 <= number <= len(source) or (line and source[number - 1].strip() != line.strip()):
@@ -126,7 +126,8 @@ def refusal(error: TorchDistError) -> list[str]:
     elif isinstance(error, CaptureError) and error.line and error.line not in error.message:
         lines = [error.line]
     lines.append(f"{RED}{type(error).__name__}{PLAIN}: {error.message}")
-    return [*lines, f"  → {error.hint}"] if error.hint else lines
+    lines += [f"  → {error.hint}"] if error.hint else []
+    return [*lines, *getattr(error, "__notes__", ())]
 
 
 def _caret(error: CellSyntaxError) -> list[str]:

@@ -42,13 +42,16 @@ def is_notebook(ip: InteractiveShell) -> bool:
     return getattr(ip, "kernel", None) is not None
 
 
-def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput) -> Watch:
-    """The watch that ``--watch`` names; ``compact`` falls back to ``text`` in a plain terminal."""
+def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, notes: tuple[str, ...] = ()) -> Watch:
+    """The watch that ``--watch`` names; ``compact`` falls back to ``text`` in a plain terminal.
+
+    ``notes`` is what there was to say about the capture.
+    """
     if how == "off":
         return Silence(rich)
     if how == "text" or not is_notebook(ip):
-        return Text(paths, rich, TEXT_LIMIT if is_notebook(ip) else None)
-    return Picture(ip, paths, rich)
+        return Text(paths, rich, TEXT_LIMIT if is_notebook(ip) else None, notes)
+    return Picture(ip, paths, rich, notes)
 
 
 class Silence:
@@ -69,9 +72,11 @@ class Silence:
 class Text:
     """Plain lines with the rank in front, as they are written."""
 
-    def __init__(self, paths: JobPaths, rich: RichOutput, limit: int | None) -> None:
+    def __init__(self, paths: JobPaths, rich: RichOutput, limit: int | None, notes: tuple[str, ...] = ()) -> None:
         self._console = Console(paths, limit=limit)
         self._rich = rich
+        for note in notes:
+            print(f"note: {note}", flush=True)
 
     def tick(self, state: JobState) -> None:
         """Print the new lines, publish the new rich output."""
@@ -83,15 +88,16 @@ class Text:
         self._console.finish(state, time.time())
         self._rich.tick(state)
         for remark in remarks:
-            print(remark)
+            print(remark, flush=True)
 
 
 class Picture:
     """One output that is replaced as the job goes, and stays as it was at the end."""
 
-    def __init__(self, ip: InteractiveShell, paths: JobPaths, rich: RichOutput) -> None:
+    def __init__(self, ip: InteractiveShell, paths: JobPaths, rich: RichOutput, notes: tuple[str, ...] = ()) -> None:
         self._ip = ip
         self._rich = rich
+        self._notes = notes
         self._tails = Tails(paths)
         self._curves = Curves(paths)
         self._id = f"torchdist-{paths.job}"
@@ -124,7 +130,7 @@ class Picture:
 
     def _draw(self, state: JobState, remarks: tuple[str, ...] = ()) -> None:
         lines = self._tails.lines()
-        snapshot = Snapshot(state, time.time(), lines, self._curves.last, self._curves.progress, remarks)
+        snapshot = Snapshot(state, time.time(), lines, self._curves.last, self._curves.progress, (*self._notes, *remarks))
         self._ip.display_pub.publish(
             {"text/html": as_html(snapshot), "text/plain": as_text(snapshot)},
             transient={"display_id": self._id},

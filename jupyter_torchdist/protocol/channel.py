@@ -63,6 +63,11 @@ class Channel:
             raise EOFError
         return list(self._decoder.feed(data))
 
+    @property
+    def between_frames(self) -> bool:
+        """Whether nothing of a frame is waiting here: another process may go on with the descriptors."""
+        return not self._queue and self._decoder.empty
+
     def close(self) -> None:
         if self.closed:
             return

@@ -37,6 +37,11 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def empty(self) -> bool:
+        """Whether no part of a frame is held."""
+        return not self._buffer
+
     def feed(self, data: bytes) -> Iterator[Message]:
         """Whole frames so far. Raises ``ChannelError`` for bytes that are no frame; the channel is then useless."""
         self._buffer += data

@@ -12,6 +12,8 @@ import os
 import signal
 import sys
 import traceback
+from multiprocessing.context import ForkProcess
+from multiprocessing.popen_fork import Popen
 from types import FrameType
 from typing import Any
 
@@ -35,76 +37,61 @@ def main(assignment: Assignment) -> int:
     """Run the ranks to their end; the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
     events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
-    watch = RankWatch(events)
+    watch = RankWatch(events, len(assignment.node_plan().ranks))
     error = ""
     try:
-        with watch:
-            (_run_fresh if assignment.fresh else _run_forked)(assignment, events)
+        (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
     except AllRanksLeft:
         pass
     except BaseException as failure:
-        if type(failure).__name__ != "ChildFailedError":
+        watch.note_failures(failure)
+        if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
             error = "".join(traceback.format_exception(failure))
-    watch.collect()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     codes = {str(pid): code for pid, code in watch.codes.items()}
     events.write("launcher.ended", codes=codes, error=error, attempt=assignment.attempt)
     return 1 if error or any(watch.codes.values()) else 0
 
 
 class RankWatch:
-    """Writes down how each child ended, from SIGCHLD, before the engine reaps it (``WNOWAIT``).
+    """Writes down how each rank's process ended. The engine itself tells only of the first failure."""
 
-    The engine itself tells only the first failure, and of a rank it terminated nothing.
-    """
-
-    def __init__(self, events: EventFile) -> None:
+    def __init__(self, events: EventFile, ranks: int) -> None:
         self._events = events
+        self._ranks = ranks
         self.codes: dict[int, int] = {}
-        self._old: Any = None
 
-    def __enter__(self) -> RankWatch:
-        self._old = signal.signal(signal.SIGCHLD, self._on_child)
-        signal.signal(signal.SIGALRM, self._on_alarm)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-    def collect(self) -> None:
-        """Note every child that has ended and was not seen yet."""
-        for pid in world_children():
-            if pid not in self.codes:
-                with contextlib.suppress(ChildProcessError):
-                    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                    if status is not None:
-                        self._note(pid, status)
-
-    def _note(self, pid: int, status: Any) -> None:
-        code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+    def note(self, pid: int, code: int) -> None:
+        """Once for each process. When all have left in peace, the engine gets a moment to see it too."""
+        if pid in self.codes:
+            return
         self.codes[pid] = code
         self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code))
-
-    def _on_child(self, signum: int, frame: FrameType | None) -> None:
-        self.collect()
-        if not any(self.codes.values()) and not living_children():
+        if len(self.codes) == self._ranks and not any(self.codes.values()):
+            signal.signal(signal.SIGALRM, self._on_alarm)
             signal.setitimer(signal.ITIMER_REAL, _LEFT_AFTER)
 
     def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
         raise AllRanksLeft
 
+    def note_failures(self, error: BaseException) -> None:
+        """The exit codes in torch's ``ChildFailedError``."""
+        for failure in getattr(error, "failures", {}).values():
+            self.note(failure.pid, failure.exitcode)
 
-def world_children() -> list[int]:
-    """Pids of this process's children, ended ones too."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return [int(pid) for pid in file.read().split()]
-    except OSError:
-        return []
+    def process_class(self) -> type[Popen]:
+        """multiprocessing's forked child, which tells ``note`` when it is reaped."""
+        watch = self
 
+        class RankProcess(Popen):
+            def poll(self, flag: int = os.WNOHANG) -> int | None:
+                code: int | None = super().poll(flag)
+                if code is not None:
+                    watch.note(self.pid, code)
+                return code
 
-def living_children() -> list[int]:
-    return [pid for pid in world_children() if ProcessId.of(pid).ticks]
+        return RankProcess
 
 
 def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
@@ -122,8 +109,7 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
     )
 
 
-def _run_forked(assignment: Assignment, events: EventFile) -> None:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     from . import rendezvous
@@ -141,12 +127,13 @@ def _run_forked(assignment: Assignment, events: EventFile) -> None:
         "max_restarts": 0,
         "monitor_interval": MONITOR_INTERVAL,
         "start_method": "fork",
-        "logs_specs": DefaultLogsSpecs(log_dir=os.devnull),
+        "logs_specs": rendezvous.NoLogs(),
         "local_addr": node.address,
         "shutdown_timeout": max(1, round(plan.grace)),
         "numa_options": _numa_options(plan.numa_binding),
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign]
     config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
 
@@ -161,8 +148,8 @@ def _numa_options(mode: str | None) -> Any:
 
 def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
     """First function of a forked rank: drop what belongs to the launcher, then be a worker."""
-    for number in (signal.SIGCHLD, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     if handler.listen_fd >= 0:
         with contextlib.suppress(OSError):
             os.close(handler.listen_fd)
@@ -171,11 +158,13 @@ def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
     worker.main(job_root, blobs, node)
 
 
-def _run_fresh(assignment: Assignment, events: EventFile) -> None:
+def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
     from torch.distributed import run
 
     from . import rendezvous
 
+    # New interpreters do not inherit this one's sys.path, which is the notebook's.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
     plan, node = assignment.the_plan(), assignment.node_plan()

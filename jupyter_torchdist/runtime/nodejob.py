@@ -190,6 +190,7 @@ class NodeJob:
         for rank in self.ranks:
             if rank not in self.told and rank in self.processes:
                 self.told.add(rank)
+                # Nobody saw its exit code: its launcher is gone. What the rank said of itself stands before this.
                 self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
 
     def close(self, *, remove: bool = False) -> None:

@@ -63,10 +63,7 @@ class Stream:
     def __init__(self, fd: int, name: str, flusher: Flusher, on_dropped: Callable[[int], None]) -> None:
         self.deadline: float | None = None
         self.raw = LossyFile(fd, name)
-        self.text = io.TextIOWrapper(
-            io.BufferedWriter(self.raw, _BUFFER), encoding="utf-8", errors="backslashreplace", newline="\n"
-        )
-        self.text.mode = "w"  # type: ignore[misc]  # as the interpreter sets it on its own streams
+        self.text = _text_over(self.raw)
         self._write = self.text.write
         self._flusher = flusher
         self._on_dropped = on_dropped
@@ -125,6 +122,19 @@ class Stream:
             self.text.reconfigure(line_buffering=True)
         except ValueError:
             return
+
+
+def _text_over(raw: LossyFile) -> io.TextIOWrapper:
+    """A text stream over ``raw`` that is as fast as over a plain file.
+
+    ``TextIOWrapper`` asks a file that is exactly an ``io.FileIO`` in C whether it is closed, any other through
+    attributes, at every write (a fifth of a print's time): so it is made over one, whose buffer then gets ``raw``.
+    """
+    buffer = io.BufferedWriter(io.FileIO(raw.fileno(), "w", closefd=False), _BUFFER)
+    text = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", newline="\n")
+    buffer.__init__(raw, _BUFFER)  # type: ignore[misc]
+    text.mode = "w"  # type: ignore[misc]  # as the interpreter does with its own streams
+    return text
 
 
 class Output:

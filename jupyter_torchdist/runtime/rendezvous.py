@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -108,3 +109,20 @@ def register(make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
     registry: Any = rendezvous_handler_registry
     registry._registry.pop(BACKEND, None)
     registry.register(BACKEND, make)
+
+
+class NoLogs(LogsSpecs):
+    """Ranks open their own files (appending, by descriptor): torch neither redirects nor tails.
+
+    torch's default tails even ``/dev/null`` with threads that take 0.1 s to end, and that run before the fork.
+    """
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull

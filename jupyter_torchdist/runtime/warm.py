@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -34,6 +35,8 @@ class Zygote:
 
     process: subprocess.Popen[bytes]
     channel: Channel
+    pid: int = 0
+    """Of the process that serves now: its first one hands over to a fork that has imported more."""
     ready: bool = False
     used: float = field(default_factory=time.monotonic)
     waiting: list[Assignment] = field(default_factory=list)
@@ -122,6 +125,8 @@ class WarmPool:
             self._drop(key)
 
     def _on_message(self, zygote: Zygote, message: dict[str, Any]) -> None:
+        if "pid" in message and message["type"] in ("ready", "warm"):
+            zygote.pid = message["pid"]
         if message["type"] == "ready":
             zygote.ready = True
             for assignment in zygote.waiting:
@@ -150,13 +155,13 @@ class WarmPool:
         """End all of them; each ends at the end of its channel, for good measure by a signal."""
         for key in list(self.zygotes):
             zygote = self.zygotes[key]
-            process = ProcessId.of(zygote.process.pid)
+            process = ProcessId.of(zygote.pid or zygote.process.pid)
             self._drop(key)
-            process.signal(15)
+            process.signal(signal.SIGTERM)
 
     def describe(self) -> list[dict[str, Any]]:
         return [
-            {"python": python, "pid": zygote.process.pid, "ready": zygote.ready}
+            {"python": python, "pid": zygote.pid or zygote.process.pid, "ready": zygote.ready}
             for (python, _), zygote in self.zygotes.items()
         ]
 

@@ -13,8 +13,6 @@ import importlib
 import os
 import selectors
 import signal
-import sys
-import time
 from typing import Any
 
 from ..protocol.channel import Channel
@@ -39,11 +37,12 @@ PRELOAD = (
 )
 """What every rank needs, before the first job is taken."""
 
-PRELOAD_LATER = ("torch._dynamo",)
-"""What most ranks need (an optimizer imports it): loaded while idle, as it takes seconds."""
+PRELOAD_LATER = ("torch._dynamo", "pandas", "scipy.linalg", "sklearn")
+"""What many ranks need (an optimizer imports the first): it takes seconds, so a fork of the zygote loads it and
+then takes the zygote's place; no job waits for it."""
 
-FORK_SAFE_THREADS = 1
-"""OS threads beside the main one after the imports: OpenBLAS's, which stops and restarts them around a fork."""
+OPENBLAS = ("numpy", "scipy.linalg")
+"""Imports whose threads are OpenBLAS's, which stops and restarts them around a fork (pthread_atfork)."""
 
 
 def threads() -> int:
@@ -59,103 +58,110 @@ def preload(names: tuple[str, ...]) -> list[str]:
     """Import ``names``; those that are not installed are passed over. Raises ``ForkUnsafe``."""
     done = []
     for name in names:
+        before = threads()
         try:
             importlib.import_module(name)
         except ImportError:
             continue
-        if threads() > FORK_SAFE_THREADS + 1:
+        if threads() > before and name not in OPENBLAS:
             raise ForkUnsafe(name)
         done.append(name)
+    gc.collect()
+    gc.freeze()  # keeps the collector from writing to, and so copying, pages shared with the ranks
     return done
 
 
 def main(fd: int) -> None:
     """Serve fork requests on the socket ``fd`` until the agent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_read, False)
-    os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     channel = Channel(fd, fd)
     try:
-        channel.send({"type": "ready", "preloaded": preload(PRELOAD)})
+        channel.send({"type": "ready", "pid": os.getpid(), "preloaded": preload(PRELOAD)})
     except ForkUnsafe as unsafe:
         channel.send({"type": "unsafe", "library": str(unsafe)})
         return
-    gc.collect()
-    gc.freeze()
     with contextlib.suppress(EOFError, ChannelError):
-        _serve(channel, wake_read, wake_write)
+        _serve(channel, _Successor(channel))
 
 
-def _serve(channel: Channel, wake_read: int, wake_write: int) -> None:
-    later = list(PRELOAD_LATER)
+class _Successor:
+    """A fork of this zygote that imports more and says when it could take over."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.read_fd, write_fd = os.pipe()
+        go_read, self._go_write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.read_fd)
+            os.close(self._go_write)
+            self._prepare(channel, write_fd, go_read)
+        os.close(write_fd)
+        os.close(go_read)
+
+    def _prepare(self, channel: Channel, write_fd: int, go_fd: int) -> None:
+        try:
+            done = preload(PRELOAD_LATER)
+            os.write(write_fd, b"r")
+            os.close(write_fd)
+            if os.read(go_fd, 1):
+                os.close(go_fd)
+                channel.send({"type": "warm", "pid": os.getpid(), "preloaded": done})
+                _serve(channel, None)
+        except ForkUnsafe as unsafe:
+            os.write(write_fd, str(unsafe).encode())
+        except (EOFError, ChannelError):
+            pass
+        finally:
+            os._exit(0)
+
+    def ready(self) -> bool:
+        """Whether it waits to take over; what it has to say otherwise ends it. Call when ``read_fd`` is readable."""
+        return os.read(self.read_fd, 100) == b"r"
+
+    def take_over(self) -> None:
+        os.write(self._go_write, b"g")
+
+    def close(self) -> None:
+        for fd in (self.read_fd, self._go_write):
+            os.close(fd)
+
+
+def _serve(channel: Channel, successor: _Successor | None) -> bool:
+    """Fork launchers until the agent is gone (``EOFError``); True once the successor has taken over."""
     with selectors.DefaultSelector() as selector:
         selector.register(channel.read_fd, selectors.EVENT_READ)
-        selector.register(wake_read, selectors.EVENT_READ)
+        if successor is not None:
+            selector.register(successor.read_fd, selectors.EVENT_READ)
         while True:
-            ready = selector.select(0 if later else None)
-            if not ready and later:
-                _load_idle(channel, later)
-                continue
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake_read, 4096)
-            _reap(channel)
-            for message, _ in channel.receive():
-                if message["type"] == "fork":
-                    _fork(channel, selector, (wake_read, wake_write), message)
+            ready = {key.fd for key, _ in selector.select()}
+            _reap()
+            if channel.read_fd in ready:
+                for message, _ in channel.receive():
+                    if message["type"] == "fork":
+                        _fork(channel, successor, message)
+            if successor is not None and successor.read_fd in ready and channel.between_frames:
+                if successor.ready():
+                    successor.take_over()
+                    return True
+                selector.unregister(successor.read_fd)
+                successor.close()
+                successor = None
 
 
-def _load_idle(channel: Channel, later: list[str]) -> None:
-    """Import one more library; when it is not fork-safe this zygote is spoilt and says so."""
-    name = later.pop(0)
-    try:
-        preload((name,))
-    except ForkUnsafe:
-        channel.send({"type": "unsafe", "library": name})
-        raise EOFError from None
-    gc.collect()
-    gc.freeze()
-    if not later:
-        channel.send({"type": "warm"})
-
-
-def _fork(channel: Channel, selector: selectors.BaseSelector, wakers: tuple[int, int], message: dict[str, Any]) -> None:
+def _fork(channel: Channel, successor: _Successor | None, message: dict[str, Any]) -> None:
     assignment = Assignment.from_json(message["assignment"])
-    began = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        selector.close()
         channel.close()
-        for fd in wakers:
-            os.close(fd)
+        if successor is not None:
+            successor.close()
         launcher.start(assignment)
-    channel.send(
-        {
-            "type": "forked",
-            "job": assignment.job,
-            "attempt": assignment.attempt,
-            "pid": pid,
-            "ticks": start_ticks(pid),
-            "seconds": time.monotonic() - began,
-        }
-    )
+    channel.send({"type": "forked", "job": assignment.job, "pid": pid, "ticks": start_ticks(pid)})
 
 
-def _reap(channel: Channel) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        channel.send({"type": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+def _reap() -> None:
+    """Launchers that ended; each wrote down its outcome itself."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            continue

@@ -42,7 +42,7 @@ class BlobStore:
         path = self.home.blob(digest)
         record = self._sound(path, digest, view.nbytes)
         if record is None:
-            private(self.home.blobs)
+            private(self.home.root, self.home.blobs)
             record = record_of(publish(path, view))
             self.written += view.nbytes
         self._known[digest] = record

@@ -94,10 +94,12 @@ def write_all(fd: int, view: memoryview) -> None:
         view = view[os.write(fd, view) :]
 
 
-def private(directory: Path) -> Path:
-    """``directory``, made with mode 0700 if it is not there. Raises ``StoreError``."""
-    with writing(directory):
-        return make_private(directory)
+def private(*directories: Path) -> Path:
+    """Make each directory, the outermost first, with mode 0700 if it is not there; the last one. Raises ``StoreError``."""
+    for directory in directories:
+        with writing(directory):
+            make_private(directory)
+    return directories[-1]
 
 
 def publish_json(path: Path, value: Any) -> None:

@@ -28,7 +28,7 @@ def creating(home: Home, job: str) -> Iterator[None]:
     """
     draft = home.draft(job)
     try:
-        private(draft.root)
+        private(home.root, home.jobs, draft.root)
         yield
     finally:
         shutil.rmtree(draft.root, ignore_errors=True)
@@ -41,8 +41,7 @@ def create_job(home: Home, spec: JobSpec, plan: Plan, manifest: Manifest) -> Job
     """
     with creating(home, spec.job):
         draft, final = home.draft(spec.job), home.job(spec.job)
-        for directory in (draft.requests, draft.nodes, draft.results):
-            private(directory)
+        private(draft.requests, draft.nodes, draft.results)
         publish_json(draft.spec, spec.to_json())
         publish_json(draft.plan, plan.to_json())
         publish_json(draft.manifest, manifest.to_json())

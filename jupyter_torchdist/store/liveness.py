@@ -50,7 +50,7 @@ def effective_state(paths: JobPaths, state: JobState | None = None, now: float |
     if state.final:
         return state.state
     now = time.time() if now is None else now
-    driver = driver_of(paths)
+    driver = _latest(driver_of(paths), state)
     if driver is None:
         return "orphaned" if now - state.submitted > SILENCE else state.state
     if driver.process.here:
@@ -58,6 +58,17 @@ def effective_state(paths: JobPaths, state: JobState | None = None, now: float |
     if now - driver.beat <= SILENCE:
         return state.state
     return "orphaned" if _before_reboot(driver.process) else "unreachable"
+
+
+def _latest(beating: Driver | None, state: JobState) -> Driver | None:
+    """The journal names a new driver some moments before its first heartbeat."""
+    if state.driver is None:
+        return beating
+    try:
+        process = ProcessId.from_json(state.driver)
+    except TypeError:
+        return beating
+    return Driver(process, beating.beat if beating else state.submitted)
 
 
 def _before_reboot(process: ProcessId) -> bool:

@@ -1,6 +1,6 @@
 """Waiting for a job while an interrupt may come at any instruction.
 
-The first interrupt asks every rank to stop (KeyboardInterrupt), the second kills, the third stops waiting.
+The first interrupt asks every rank to stop (KeyboardInterrupt), the second kills, the third only stops waiting.
 While a job is under way SIGINT is counted, never raised: nothing between the job's start and its end can be torn.
 """
 
@@ -33,6 +33,8 @@ class Waitable(Protocol):
     def interrupt(self) -> None: ...
 
     def kill(self) -> None: ...
+
+    def revive(self) -> None: ...
 
 
 class Interrupts:
@@ -73,10 +75,14 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous)
 
 
-def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None]) -> JobState:
-    """The final state, or the last one seen when a third interrupt came first.
+def wait(
+    job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None], *, detach: bool = False
+) -> JobState:
+    """The final state, or the last one seen when the person who waits gave up: by the third interrupt, or
+    under ``detach`` by the first, which then asks nothing of the job.
 
-    ``tick`` is called with every state polled, the final one included, from this thread.
+    ``tick`` is called with every state polled, the final one included, from this thread. Raises ``JobLost`` and
+    ``LaunchError`` when the job's driver is dead and cannot be replaced, ``StoreError`` when it cannot be asked.
     """
     answered = 0
     began = time.monotonic()
@@ -85,11 +91,12 @@ def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None]
             polled = time.monotonic()
             state = job.state
             tick(state)
-            if state.final or interrupts.count >= 3:
+            if state.final or interrupts.count >= (1 if detach else 3):
                 return state
             if interrupts.count > answered:
                 answered = interrupts.count
                 (job.interrupt if answered == 1 else job.kill)()
+            job.revive()
             time.sleep(_pause(polled - began, time.monotonic() - polled))
         except KeyboardInterrupt:  # in a thread without our handler
             interrupts.count += 1

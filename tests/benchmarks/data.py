@@ -100,7 +100,7 @@ def to_ranks(stage: Stage, notebook: Notebook) -> Iterator[Row]:
             written.append(stage.stored() - before)
         stage.forget_blobs()
         notebook.run(kind.change)
-        peak = peak_memory(stage, notebook, lambda cell=held(kind): notebook.run(cell))  # type: ignore[misc]
+        peak = peak_memory(stage, notebook, held(kind))
         beside = "SHA-256 and one write"
         yield Row(
             "data", f"256 MB to 2 ranks as {kind.name}: added to the launch", median(changed), "s", 1.3, median(bare),
@@ -140,7 +140,7 @@ def from_rank(stage: Stage, notebook: Notebook) -> Iterator[Row]:
         small = back(stage, notebook, 1)
         took.append(back(stage, notebook, SIZE // 4) - small)
     code = BACK.format(elements=SIZE // 4)
-    peak = peak_memory(stage, notebook, lambda: notebook.run(code))
+    peak = peak_memory(stage, notebook, code)
     yield Row(
         "data", "256 MB tensor back from rank 0", median(took), "s", 0.75, median(bare), "SHA-256 and one write",
         samples=tuple(took),

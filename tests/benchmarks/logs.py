@@ -18,8 +18,8 @@ for i in range({LINES}):
     print(f"rank {{rank}} step {{i:06d}} loss {{i * 0.001:.4f}}")
 stamp("end")
 """
-WHOLE = f"""
-[[line == f"rank {{rank}} step {{i:06d}} loss {{i * 0.001:.4f}}"
+WHOLE = """
+[[line == f"rank {rank} step {i:06d} loss {i * 0.001:.4f}"
   for i, line in enumerate(td.last.logs(rank).splitlines())].count(True) for rank in range(2)]
 """
 TICK = f"""%%distribute --ranks 2

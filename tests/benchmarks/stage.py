@@ -11,13 +11,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jupyter_torchdist.protocol.paths import Home
 from tests.leaks import processes_of_runtime, wait_until
-from tests.notebook import Cell, Notebook
+from tests.notebook import Notebook
 
 STAMP = '''
 import os, pathlib, time
@@ -157,8 +157,8 @@ def pss(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
-def peak_memory(stage: Stage, notebook: Notebook, work: Callable[[], Cell]) -> int:
-    """By how many bytes the memory of all our processes together rose above what it was before ``work``."""
+def peak_memory(stage: Stage, notebook: Notebook, code: str) -> int:
+    """By how many bytes the memory of all our processes together rises above what it was before the cell."""
     peak = 0
     done = threading.Event()
 
@@ -175,7 +175,7 @@ def peak_memory(stage: Stage, notebook: Notebook, work: Callable[[], Cell]) -> i
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        work()
+        notebook.run(code)
     finally:
         done.set()
         watcher.join()

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 """
 LOOP = f"""
 torch.manual_seed(0)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)))
+layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
+model = DistributedDataParallel(nn.Sequential(*layers))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 x, y = torch.rand(128, 784), torch.randint(10, (128,))
 for step in range({STEPS} + 50):

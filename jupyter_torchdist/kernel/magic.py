@@ -1,0 +1,95 @@
+"""``%%distribute`` and ``%dist``: from IPython's words to ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
+
+from ..client.submit import Request
+from ..protocol.errors import TorchDistError, UserError
+from ..protocol.spec import options_help
+from ..verbs import defaults
+from . import cell as cells
+from . import dist, failure, run
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+@contextlib.contextmanager
+def in_words() -> Iterator[None]:
+    """Our own errors leave without our own stack."""
+    try:
+        yield
+    except TorchDistError as error:
+        if not hasattr(error, "_render_traceback_"):
+            failure.attach(error, failure.refusal(error))
+        raise error.with_traceback(None) from None
+
+
+@magics_class
+class TorchDistMagics(Magics):
+    """The two magics. They hold nothing: a job is on disk, the last one in ``session``."""
+
+    shell: InteractiveShell
+
+    @output_can_be_silenced
+    @cell_magic
+    def distribute(self, line: str, cell: str) -> Any:
+        """Run this cell on every rank; ``%%distribute --help`` lists the options."""
+        if {"--help", "-h"} & set(line.split()):
+            print(options_help())
+            return None
+        with in_words():
+            directory = notebook_directory(self.shell)
+            options = defaults.options(line, directory)
+            if not cell.strip():
+                raise UserError("the cell under %%distribute is empty", "write what every rank should run below it")
+            read = cells.read(self.shell, cell)
+            request = Request(
+                source=read.source,
+                label=read.label,
+                first_line=read.first_line,
+                options=options,
+                namespace=cells.namespace(self.shell),
+                flags=read.flags,
+                labels=read.labels,
+                notebook=notebook(self.shell),
+                cwd=Path.cwd(),
+            )
+            return run.run(self.shell, request, quiet=DisplayHook.semicolon_at_end_of_expression(cell))
+
+    @line_magic("dist")
+    def dist_(self, line: str) -> Any:
+        """Jobs: what runs, what ran, and everything to do with them; ``%dist --help`` lists the verbs."""
+        with in_words():
+            return dist.perform(self.shell, line)
+
+
+def notebook(ip: InteractiveShell) -> str:
+    """The notebook's path as the front end tells it; empty where it does not (a plain terminal, nbclient)."""
+    told = os.environ.get("JPY_SESSION_NAME") or ip.user_ns.get("__vsc_ipynb_file__") or ""
+    return told if isinstance(told, str) else ""
+
+
+def notebook_directory(ip: InteractiveShell) -> Path:
+    """Where the notebook lies, else where the shell was started."""
+    folder = os.path.dirname(notebook(ip))
+    return Path(folder if folder and os.path.isdir(folder) else getattr(ip, "starting_dir", "") or os.getcwd())
+
+
+def with_body(lines: list[str]) -> list[str]:
+    """Lets ``%%distribute --help`` stand alone: IPython refuses a cell magic without a body."""
+    if len(lines) == 1 and lines[0].startswith("%%distribute"):
+        return [lines[0].rstrip("\n") + "\n", "\n"]
+    return lines
+
+
+# IPython leaves such a transformer out when it asks whether a terminal's input is complete.
+with_body.has_side_effects = True  # type: ignore[attr-defined]

@@ -1,0 +1,121 @@
+"""One cell on the ranks, from its text to its value: submit, wait and show, bring, raise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import views
+from ..client.job import VALUE, Brought, Job
+from ..client.submit import Request, prepare, submit
+from ..protocol.errors import JobCancelled, TorchDistError
+from ..protocol.state import JobState
+from ..verbs.waiting import Interrupts, wait
+from . import cell, failure, session, show
+from .rich import RichOutput
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
+    """The cell's value, or the job at once under ``--background``; None under ``--plan``, which prints.
+
+    ``quiet``: the cell ends in a semicolon, so that its value is not shown.
+
+    Raises what the first failing rank raised, ``JobCancelled`` after an interrupt, and what ``submit`` raises.
+    """
+    if request.options.plan:
+        print(plan_text(request))
+        return None
+    with Interrupts() as interrupts:
+        job = submit(request)
+        interrupts.hold()
+        session.last = job
+        if request.options.background:
+            return job
+        return _foreground(ip, job, interrupts, quiet)
+
+
+def plan_text(request: Request) -> str:
+    """What would run: the plan and the receipt. Nothing is started."""
+    prepared = prepare(request)
+    parts = [views.plan_table(prepared.plan), "captured:\n" + views.indent(views.receipt_table(prepared.capture.receipt))]
+    return "\n\n".join([*parts, *(f"note: {note}" for note in prepared.capture.notes)])
+
+
+def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:
+    rich = RichOutput(ip, job.paths, visible=job.spec.options.watch != "off")
+    watch = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)
+    state = wait(job, interrupts, watch.tick)
+    interrupts.release()
+    brought = _bring(ip, job, state)
+    watch.finish(state, remarks(state, brought, interrupts.count))
+    if error := _error(ip, job, state):
+        raise error from error.__cause__
+    return None if quiet else _value(job, rich)
+
+
+def follow(ip: InteractiveShell, job: Job) -> JobState:
+    """Show a job that runs (or ran) until its end. An interrupt only stops the showing: the job is not this cell's."""
+    session.last = job
+    watch = show.watch(ip, job.paths, job.spec.options.watch, RichOutput(ip, job.paths), job.manifest.notes)
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, watch.tick, detach=True)
+        interrupts.release()
+        watch.finish(state, () if state.final else (f"the job goes on: `%dist cancel {job.id}` ends it",))
+    return state
+
+
+def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
+    """Assign what came back; None when the ranks left nothing, as after a kill."""
+    ranks = range(job.plan.world_size) if job.plan.collect == "all" else (0,)
+    if not all(job.paths.result(rank).exists() for rank in ranks):
+        return None
+    return job.bring(ip.user_ns)
+
+
+def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[str, ...]:
+    """What to say about the results: nothing when all is as expected."""
+    lines = []
+    if state.state != "succeeded" and state.final:
+        names = ", ".join(brought.names) if brought and brought.names else "nothing"
+        lines.append(f"brought back from before the end: {names}")
+    left = [(name, why) for name, why in (brought.left if brought else ()) if name != VALUE]
+    if left:
+        lines.append("stayed behind: " + "; ".join(f"{name} ({why})" for name, why in left))
+    if not state.final and interrupts:
+        lines.append("the job does not answer; it is left to its driver")
+    return tuple(lines)
+
+
+def _error(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | None:
+    """The exception to raise, dressed for IPython."""
+    if not state.final:
+        error: BaseException | None = JobCancelled(f"stopped waiting for job {job.id}, which is {state.state}")
+    else:
+        error = job.exception()
+    if error is None:
+        return None
+    first = state.ranks.get(state.first_failure) if state.first_failure is not None else None
+    first = first or next(iter(state.failures()), None)
+    if isinstance(error, TorchDistError):
+        return failure.attach(error, failure.refusal(error))
+    if first is None or first.error is None or state.state in ("cancelled", "timed_out"):
+        return failure.attach(error, failure.brief(error))
+    sources = failure.sources_of(job.spec, cell.labels(ip))
+    return failure.attach(error, failure.rank_failure(state, first, sources))
+
+
+def _value(job: Job, rich: RichOutput) -> Any:
+    """The last line's value as a real one; what is a picture, or could not be pickled, as rank 0 rendered it."""
+    if not job.paths.result(0).exists() or VALUE not in job.result() or _is_figure(job.value):
+        rich.publish_result()
+        return None
+    return job.values() if job.plan.collect == "all" else job.value
+
+
+def _is_figure(value: Any) -> bool:
+    """A figure would be drawn again here, with this kernel's backend if it has one: rank 0 has drawn it already."""
+    return any(kind.__module__ == "matplotlib.figure" for kind in type(value).__mro__)
+

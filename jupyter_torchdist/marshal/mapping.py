@@ -1,0 +1,166 @@
+"""Blobs and result buffers in memory: checked against their digest, mapped private (copy on write)."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import hashlib
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..protocol.bundle import Blob
+from ..protocol.errors import DamagedJob
+
+_PROT_READ_WRITE = 0x1 | 0x2
+_MAP_PRIVATE = 0x2
+_CHUNK = 1 << 20
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "9p", "afs")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def map_private(path: Path, size: int) -> Any:
+    """``size`` bytes of the file as a writable buffer whose changes stay in this process.
+
+    The module ``mmap`` would keep a descriptor open for every buffer: a model of a thousand layers has more
+    of them than a process may have. A file on a network is read: there a map can fault long after it was made.
+    """
+    if size == 0:
+        return bytearray()
+    if on_network(path):
+        return bytearray(path.read_bytes())
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size < size:
+            raise DamagedJob(f"{path} is shorter than {size} bytes", "run the cell again")
+        address = _libc.mmap(None, size, _PROT_READ_WRITE, _MAP_PRIVATE, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    view = (ctypes.c_ubyte * size).from_address(address)
+    # At interpreter exit other threads may still read: leave the map to the kernel then.
+    weakref.finalize(view, _libc.munmap, address, size).atexit = False
+    return view
+
+
+def view_memory(address: int, size: int, owner: object) -> Any:
+    """A buffer over memory that ``owner`` holds; it keeps the owner alive."""
+    view = (ctypes.c_ubyte * size).from_address(address)
+    view.owner = owner
+    return view
+
+
+def address_of(buffer: Any) -> int:
+    """Where a writable buffer lies in memory."""
+    return ctypes.addressof(buffer if isinstance(buffer, ctypes.Array) else ctypes.c_ubyte.from_buffer(buffer))
+
+
+def equal_memory(first: int, second: int, size: int) -> bool:
+    """Whether ``size`` bytes at two addresses are the same."""
+    return size == 0 or first == second or _libc.memcmp(first, second, size) == 0
+
+
+def on_network(path: Path) -> bool:
+    """Whether ``path`` lies on a file system of another machine, as far as /proc/self/mountinfo tells."""
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    for point, filesystem in _mounts():
+        if len(point) > len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
+            best, kind = point, filesystem
+    return kind in _REMOTE or kind.startswith("fuse.")
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except OSError:
+        return
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        if len(fields) > 4 and after:
+            yield fields[4].replace("\\040", " "), after.split(" ", 1)[0]
+
+
+def check_blob(blob: Blob, directory: Path) -> Path:
+    """The blob's file, once its content is known to be right.
+
+    A file that is still as its writer left it (``Blob.record``) is trusted, any other is hashed.
+    Raises ``DamagedJob``.
+    """
+    path = directory / blob.digest
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise DamagedJob(f"the captured data {path} is missing", "run the cell again: it is captured anew") from None
+    if (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) == blob.record:
+        return path
+    if status.st_size != blob.size or digest_of(path) != blob.digest:
+        hint = f"delete {path} and run the cell again: it is captured anew"
+        raise DamagedJob(f"the captured data {path} is not what was written (its digest differs)", hint)
+    return path
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()
+
+
+class Pages:
+    """Which private maps were written: Linux counts a copied page as anonymous (proc(5), smaps)."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._ranges = sorted(ranges)
+        self._written: set[int] | None = None
+
+    def find(self, address: int) -> tuple[int, int] | None:
+        """The map (start, end) that holds ``address``."""
+        index = bisect.bisect_right(self._ranges, (address, 1 << 63)) - 1
+        if index >= 0 and address < self._ranges[index][1]:
+            return self._ranges[index]
+        return None
+
+    def untouched(self, address: int) -> bool:
+        """Whether ``address`` lies in a map no page of which was written. False where that cannot be known."""
+        found = self.find(address)
+        if found is None:
+            return False
+        if self._written is None:
+            self._written = self._read()
+        return found[0] not in self._written
+
+    def _read(self) -> set[int]:
+        try:
+            with open("/proc/self/smaps", encoding="ascii", errors="replace") as file:
+                return self._parse(file)
+        except OSError:
+            return {start for start, _ in self._ranges}
+
+    def _parse(self, lines: Iterable[str]) -> set[int]:
+        written: set[int] = set()
+        start = end = 0
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if word in ("Anonymous:", "Swap:"):
+                if int(rest.split()[0]):
+                    written.update(low for low, high in self._ranges if low < end and start < high)
+            elif not word.endswith(":") and "-" in word:
+                low, _, high = word.partition("-")
+                start, end = int(low, 16), int(high, 16)
+        return written

@@ -1,0 +1,208 @@
+"""What a stream calls while it is read. Streams name these functions: renaming one breaks older bundles."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+Resolve = Callable[[str, str], Any]
+"""(qualified name, digest of the code) → the function or class that stands for it here, or None."""
+
+
+@dataclass
+class Loading:
+    """Where a stream is being read: the namespace its functions live in, and what is taken from there as it is."""
+
+    main: dict[str, Any]
+    resolve: Resolve | None = None
+    kept: dict[int, Any] = field(default_factory=dict)
+
+    def existing(self, name: str, digest: str) -> Any:
+        """What already stands for the name here; it is kept as it is."""
+        found = self.resolve(name, digest) if self.resolve else None
+        if found is not None:
+            self.kept[id(found)] = found
+        return found
+
+
+_LOADING: ContextVar[Loading] = ContextVar("loading")
+
+
+@contextlib.contextmanager
+def loading(main: dict[str, Any], resolve: Resolve | None = None) -> Iterator[Loading]:
+    """While this is open, functions of the notebook are rebuilt over ``main``."""
+    context = Loading(main, resolve)
+    token = _LOADING.set(context)
+    try:
+        yield context
+    finally:
+        _LOADING.reset(token)
+
+
+def same(value: Any) -> Any:
+    """``value``: stands for an object that travels as another one."""
+    return value
+
+
+def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: dict[str, Any] | None, digest: str) -> Any:
+    """A function without its state. ``scope`` None means the notebook's namespace."""
+    context = _LOADING.get()
+    if scope is None and not cells:
+        found = context.existing(getattr(code, "co_qualname", code.co_name), digest)
+        if isinstance(found, types.FunctionType):
+            return found
+    namespace = context.main if scope is None else scope
+    namespace.setdefault("__builtins__", __builtins__)
+    return types.FunctionType(code, namespace, code.co_name, None, cells or None)
+
+
+def set_function(target: types.FunctionType, state: dict[str, Any]) -> None:
+    """Globals, closure and attributes, once the function can be referred to."""
+    scope = target.__globals__
+    for name, value in state["globals"]:
+        scope[name] = value
+    if id(target) in _LOADING.get().kept:
+        return
+    for cell, content in state["cells"]:
+        cell.cell_contents = content
+    target.__dict__.update(state["dict"])
+    for name, value in state["attributes"].items():
+        setattr(target, name, value)
+
+
+def cell() -> types.CellType:
+    """An empty closure cell."""
+    return types.CellType()
+
+
+def set_cell(target: types.CellType, content: Any) -> None:
+    target.cell_contents = content
+
+
+def class_skeleton(
+    maker: Callable[..., type], arguments: tuple[Any, ...], module: str, qualname: str, digest: str
+) -> type:
+    """A class without its attributes, so that they can refer to it."""
+    found = _LOADING.get().existing(qualname, digest)
+    if isinstance(found, type):
+        return found
+    made = maker(*arguments, None, None)
+    made.__module__ = module
+    with contextlib.suppress(TypeError, AttributeError):
+        made.__qualname__ = qualname
+    return made
+
+
+def set_class(target: type, state: Any) -> None:
+    """A class that was here before is left as it is."""
+    if id(target) not in _LOADING.get().kept:
+        cloudpickle._class_setstate(target, state)
+
+
+def lru_cache(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
+    """An empty ``functools.lru_cache`` around the function."""
+    import functools
+
+    return functools.lru_cache(maxsize, typed)(wrapped)
+
+
+def set_attributes(target: Any, attributes: dict[str, Any]) -> None:
+    target.__dict__.update(attributes)
+
+
+def weak_reference(target: Any) -> Any:
+    import weakref
+
+    return weakref.ref(target) if target is not None else weakref.ref(type("Dead", (), {})())
+
+
+def module(name: str) -> types.ModuleType:
+    """The module, imported."""
+    if name not in sys.modules:
+        __import__(name)
+    return sys.modules[name]
+
+
+class Storage:
+    """Bytes that tensors share. ``start`` is where the captured part begins in the untyped storage, in bytes."""
+
+    __slots__ = ("start", "stop", "untyped")
+
+    def __init__(self, untyped: Any, start: int, stop: int) -> None:
+        self.untyped, self.start, self.stop = untyped, start, stop
+
+    @property
+    def address(self) -> int:
+        return int(self.untyped.data_ptr()) + self.start
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def storage(buffer: Any) -> Storage:
+    """A storage over a mapped buffer, or with memory of its own for a small one (which can then be resized)."""
+    import torch
+
+    size = len(buffer)
+    if size == 0:
+        return Storage(torch.UntypedStorage(0), 0, 0)
+    if isinstance(buffer, bytes):
+        buffer = bytearray(buffer)
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    if isinstance(buffer, bytearray):
+        flat = flat.clone()
+    return Storage(flat.untyped_storage(), 0, size)
+
+
+def tensor(
+    kind: type, over: Storage, dtype: Any, offset: int, size: Any, stride: tuple[int, ...], requires_grad: bool
+) -> Any:
+    """A view of the storage. ``offset`` counts elements from the start of the captured part."""
+    import torch
+
+    value: Any = torch.empty(0, dtype=dtype, device="cpu")
+    value = value.set_(over.untyped, offset + over.start // value.element_size(), size, stride)
+    if kind is not torch.Tensor:
+        return torch.Tensor._make_subclass(kind, value, requires_grad)  # type: ignore[attr-defined]
+    return value.requires_grad_(True) if requires_grad else value
+
+
+def set_tensor(target: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    grad, attributes = state
+    if grad is not None:
+        target.grad = grad
+    target.__dict__.update(attributes)
+
+
+def memmap(path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: Any) -> Any:
+    """A ``numpy.memmap`` of the same file."""
+    import numpy
+
+    return numpy.memmap(path, dtype, mode, offset, shape, order)
+
+
+def exception(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+    """An exception made as its built-in base makes it: the class's own ``__init__`` is not run again."""
+    base = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
+    made: BaseException = base.__new__(kind, *arguments)  # type: ignore[call-overload]
+    with contextlib.suppress(TypeError, ValueError):
+        base.__init__(made, *arguments)  # type: ignore[misc]
+    made.args = arguments
+    return made
+
+
+def set_exception(target: BaseException, state: dict[str, Any]) -> None:
+    for name, value in state["fields"].items():
+        with contextlib.suppress(TypeError, AttributeError):
+            setattr(target, name, value)
+    target.__dict__.update(state["dict"])
+    target.__cause__, target.__context__ = state["cause"], state["context"]
+    target.__suppress_context__ = state["suppress"]

@@ -1,0 +1,124 @@
+"""The words after ``%dist`` and ``torchdist``."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ..protocol.errors import OptionError
+
+VERBS = {
+    "jobs": "what runs and what ran",
+    "show": "everything about one job",
+    "logs": "what its ranks printed",
+    "attach": "follow a job to its end",
+    "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
+    "rerun": "run a job again as it was captured",
+    "rm": "remove jobs, or what is old",
+    "nodes": "this machine: cores, memory, GPUs, warm processes",
+    "doctor": "check this machine, and say what to do",
+    "plan": "what the options would run, and run nothing",
+    "stop": "end the warm processes",
+}
+OF_A_JOB = ("show", "logs", "attach", "cancel", "rerun", "rm")
+
+
+class HelpShown(Exception):
+    """``--help`` was asked for; the text is the argument."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message[:1].lower() + message[1:], self.format_usage().strip())
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise HelpShown(self.format_help())
+
+    def print_help(self, file: object = None) -> None:
+        """``exit`` follows, and carries the text."""
+
+
+def parse(words: str | Sequence[str], program: str) -> argparse.Namespace:
+    """The verb and its arguments; no words mean ``jobs``. Raises ``OptionError`` that names the nearest verb."""
+    words = _split(words) if isinstance(words, str) else list(words)
+    if not words:
+        words = ["jobs"]
+    verb = words[0]
+    if verb not in VERBS and verb not in ("-h", "--help"):
+        near = difflib.get_close_matches(verb, list(VERBS), 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
+        raise OptionError(f"{program} has no verb {verb!r}", hint)
+    return parser(program).parse_args(words)
+
+
+def parser(program: str) -> Parser:
+    """The grammar of all verbs."""
+    top = Parser(prog=program, allow_abbrev=False)
+    verbs = top.add_subparsers(dest="verb", metavar="VERB")
+    made = {verb: verbs.add_parser(verb, help=text, description=text, allow_abbrev=False) for verb, text in VERBS.items()}
+    for verb in ("show", "logs", "attach", "cancel", "rerun"):
+        made[verb].add_argument("job", metavar="JOB", help="its id, the beginning of it, or its name")
+    for verb in ("jobs", "show"):
+        made[verb].add_argument("--json", action="store_true", help="as JSON")
+    made["logs"].add_argument("--rank", type=_rank, metavar="N", help="of one rank alone")
+    made["logs"].add_argument("--stream", choices=("out", "err"), help="stdout or stderr alone")
+    made["logs"].add_argument("--grep", type=_pattern, metavar="RE", help="lines in which it is found")
+    made["logs"].add_argument("--tail", type=_rank, metavar="N", help="the last lines of each rank")
+    made["cancel"].add_argument("--kill", action="store_true", help="at once, without asking the ranks")
+    made["rm"].add_argument("jobs", metavar="JOB", nargs="*", help="jobs that have ended")
+    made["rm"].add_argument("--older", type=_age, metavar="TIME", help="all that ended longer ago: 12h, 7d")
+    made["rm"].add_argument("--keep-bytes", type=_bytes, metavar="SIZE", help="the oldest, until so much is left: 500M, 10G")
+    made["plan"].add_argument("options", nargs=argparse.REMAINDER, help="options of %%%%distribute")
+    return top
+
+
+def flags(verb: str) -> list[str]:
+    """The options of one verb."""
+    return {
+        "jobs": ["--json"],
+        "show": ["--json"],
+        "logs": ["--rank", "--stream", "--grep", "--tail"],
+        "cancel": ["--kill"],
+        "rm": ["--older", "--keep-bytes"],
+    }.get(verb, [])
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise OptionError(f"the line cannot be read: {error}", "close the quotation mark") from error
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 on")
+    return int(text)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
+def _age(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 30m, 12h, 7d or 2w")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 500M or 10G")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))

@@ -6,26 +6,19 @@ driver without agent, torch or parallel ranks: for tests of everything that star
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import io
 import os
 import sys
-import time
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from .protocol import codec
-from .protocol.bundle import Blob, Manifest
+from .protocol.bundle import Manifest
 from .protocol.events import ErrorRecord, Event
-from .protocol.paths import Home, JobPaths
+from .protocol.paths import Home
 from .protocol.paths import home as default_home
 from .protocol.plan import NodePlan, Plan
 from .protocol.process import ProcessId, exit_in_words
 from .protocol.spec import JobSpec, Options
-from .protocol.state import JobState
 from .store import jobdir, journal, liveness
 from .store.blobs import BlobStore
 
@@ -134,9 +127,11 @@ class FakeRank:
 
 
 class FakeJob:
-    """A job directory whose driver is this object. Time stands at ``now`` (seconds since the epoch) and is moved by hand."""
+    """A job directory whose driver is this object. Time stands at ``now`` (seconds since the epoch), moved by hand."""
 
-    def __init__(self, home: Home | None = None, ranks: int = 2, *, nodes: int = 1, now: float = 1_000_000.0, **spec: Any) -> None:
+    def __init__(
+        self, home: Home | None = None, ranks: int = 2, *, nodes: int = 1, now: float = 1_000_000.0, **spec: Any
+    ) -> None:
         self.home, self.now = home or default_home(), now
         options = spec.pop("options", Options(ranks=ranks))
         job = spec.pop("job", "") or f"20260102-030405-{os.urandom(3).hex()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from .protocol.bundle import Captured, Manifest
 from .protocol.errors import TorchDistError
@@ -10,6 +11,26 @@ from .protocol.events import ErrorRecord
 from .protocol.plan import Inventory, Plan
 from .protocol.spec import JobSpec
 from .protocol.state import JobState, RankState
+
+
+class Row(Protocol):
+    """One line of the jobs table: a ``JobState``, or the catalog's summary of one. Times in seconds since the epoch."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def submitted(self) -> float: ...
+    @property
+    def ended(self) -> float: ...
+
 
 _WORDS = {"timed_out": "timed out"}
 
@@ -60,10 +81,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Left-aligned columns, two blanks apart; the last one is not padded."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def state_word(state: JobState) -> str:
+def state_word(state: Row) -> str:
     """``running``, ``timed out``…"""
     return _WORDS.get(state.state, state.state)
 
@@ -88,7 +110,7 @@ def where(state: JobState) -> str:
     return f"{ranks} on {names[0]}" if len(names) == 1 else f"{ranks} on {len(names)} hosts"
 
 
-def elapsed(state: JobState, now: float) -> float:
+def elapsed(state: Row, now: float) -> float:
     """Seconds from submission to the end, or to ``now``."""
     return max((state.ended or now) - state.submitted, 0.0) if state.submitted else 0.0
 
@@ -115,7 +137,7 @@ def first_line(text: str, limit: int = 200) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def jobs_table(states: Sequence[JobState], now: float) -> str:
+def jobs_table(states: Sequence[Row], now: float) -> str:
     """What runs and what ran, in the order given."""
     if not states:
         return "no jobs yet: run a cell under %%distribute, or `torchdist run script.py`"
@@ -206,8 +228,9 @@ def inventory_table(inventories: Sequence[Inventory]) -> str:
     """What each node has, with one line for every GPU."""
     lines = []
     for node in inventories:
-        known = ", ".join(f"{name} {version}" for name, version in (("python", node.python), ("torch", node.torch)) if version)
-        lines.append(f"{node.host}: {count(node.cores, 'core')}, {size(node.memory)}" + (f", {known}" if known else ""))
+        versions = {"python": node.python, "torch": node.torch}
+        known = [f"{name} {version}" for name, version in versions.items() if version]
+        lines.append(", ".join([f"{node.host}: {count(node.cores, 'core')}", size(node.memory), *known]))
         lines += [
             f"  GPU {gpu.index}  {gpu.name}  {size(gpu.memory_used)} of {size(gpu.memory)} in use  {gpu.uuid}"
             + (f"  by {', '.join(map(str, gpu.pids))}" if gpu.pids else "")

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..protocol import codec
@@ -61,13 +60,13 @@ class DriverPool:
         self._spare: Started | None = None
         self._running: list[Started] = []
         self._timer: threading.Timer | None = None
-        self._closed = False
+        self.closed = False
 
     def warm(self) -> None:
         """Start the spare if there is none. Raises ``LaunchError``."""
         with self._lock:
             self._reap()
-            if not self._closed and (self._spare is None or self._spare.process.poll() is not None):
+            if not self.closed and (self._spare is None or self._spare.process.poll() is not None):
                 self._drop_spare()
                 self._spare = self._start("--spare")
 
@@ -108,7 +107,8 @@ class DriverPool:
         if os.getpid() != self.owner:
             return
         with self._lock:
-            self._closed = True
+            self.closed = True
+            atexit.unregister(self.close)
             if self._timer is not None:
                 self._timer.cancel()
             self._drop_spare()
@@ -128,7 +128,7 @@ class DriverPool:
 
     def _refill(self) -> None:
         with self._lock:
-            if self._closed or self._spare is not None:
+            if self.closed or self._spare is not None:
                 return
             if self._timer is not None:
                 self._timer.cancel()
@@ -173,7 +173,7 @@ class DriverPool:
     def _start(self, *arguments: str) -> Started:
         if not sys.executable:
             raise LaunchError("this Python does not know its own path (sys.executable)", "start it by its full path")
-        log = tempfile.TemporaryFile(dir=private(runtime_dir()))
+        log = tempfile.TemporaryFile(dir=private(runtime_dir()))  # noqa: SIM115  # open as long as the driver is ours
         try:
             process = subprocess.Popen(
                 [sys.executable, *self._command, *arguments],
@@ -211,10 +211,10 @@ _pool_lock = threading.Lock()
 
 
 def pool() -> DriverPool:
-    """This process's pool; closed when it exits."""
+    """This process's pool, a new one after ``close``; closed when the process exits."""
     global _pool
     with _pool_lock:
-        if _pool is None or _pool.owner != os.getpid():
+        if _pool is None or _pool.closed or _pool.owner != os.getpid():
             _pool = DriverPool()
             atexit.register(_pool.close)
         return _pool

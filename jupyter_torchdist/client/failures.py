@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .. import marshal
@@ -10,9 +11,12 @@ from ..protocol.paths import JobPaths
 from ..protocol.state import JobState, RankState
 from ..store import logs
 
+Captured = Callable[[], "dict[int, Any] | None"]
+"""The captured objects by their place in the bundle; raises ``DamagedJob`` where they cannot be read again."""
+
 
 def exception(
-    paths: JobPaths, state: JobState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
+    paths: JobPaths, state: JobState, captured: Captured, main_dict: dict[str, Any]
 ) -> BaseException | None:
     """None while the job runs or when it succeeded."""
     if not state.final or state.state == "succeeded":
@@ -23,7 +27,7 @@ def exception(
         return JobTimedOut(state.reason or f"job {state.job} ran longer than its --timeout")
     first = _first(state)
     if first is not None and (first.error or state.state != "lost"):
-        error = _of_rank(paths, state, first, memo, main_dict)
+        error = _of_rank(paths, state, first, captured, main_dict)
     elif state.state == "lost":
         error = JobLost(state.reason or f"job {state.job} is lost", f"`%dist logs {state.job}` shows what it wrote")
     else:
@@ -40,7 +44,7 @@ def _first(state: JobState) -> RankState | None:
 
 
 def _of_rank(
-    paths: JobPaths, state: JobState, rank: RankState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
+    paths: JobPaths, state: JobState, rank: RankState, captured: Captured, main_dict: dict[str, Any]
 ) -> BaseException:
     if rank.error is None:
         where = f" on {rank.host}" if rank.host else ""

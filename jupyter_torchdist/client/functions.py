@@ -76,9 +76,7 @@ def submit_call(
 ) -> Job:
     """A job that calls ``function`` on every rank. Raises what ``submit`` raises."""
     label = getattr(function, "__qualname__", type(function).__name__)
-    request = Request(
-        label=label, options=options, kind="function", function=function, args=args, kwargs=kwargs
-    )
+    request = Request(label=label, options=options, kind="function", function=function, args=args, kwargs=kwargs)
     return submit(request)
 
 

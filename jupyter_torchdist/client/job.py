@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import secrets
 import sys
 import time
@@ -13,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import marshal
-from ..protocol import codec
 from ..protocol.bundle import Captured, Manifest
-from ..protocol.errors import JobLost, LaunchError, UserError
+from ..protocol.errors import JobLost, UserError
 from ..protocol.events import Event
 from ..protocol.paths import Home, JobPaths
 from ..protocol.paths import home as default_home
@@ -46,11 +43,12 @@ class Brought:
 
     names: tuple[str, ...]
     left: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         words = [f"brought {', '.join(self.names)}" if self.names else "nothing to bring"]
         words += [f"{name} stayed behind: {why}" for name, why in self.left]
-        return "\n".join(words)
+        return "\n".join([*words, *self.notes])
 
 
 class Job:
@@ -79,6 +77,7 @@ class Job:
         self._results: dict[int, dict[str, Any]] = {}
         self._checked = 0.0
         self._takeovers = 0
+        self._error: BaseException | None = None
 
     def __repr__(self) -> str:
         state = self.state
@@ -207,7 +206,7 @@ class Job:
     @property
     def metrics(self) -> Any:
         """Curves of all ranks, one row a record: a pandas ``DataFrame`` when pandas is there, else lists by column."""
-        return tables.metrics(self.paths)
+        return tables.curves(self.paths)
 
     # ---- results
 
@@ -221,19 +220,23 @@ class Job:
                 raise UserError(f"job {self.id} has no rank {rank}", f"its ranks are 0 to {self.plan.world_size - 1}")
             if not self.paths.result(rank).exists():
                 raise self._without_result(rank)
-            self._results[rank] = marshal.load_results(self.paths, rank, self._memo_of(rank), _main())
+            self._results[rank] = marshal.load_results(self.paths, rank, self._captured, _main())
         return self._results[rank]
 
-    def _memo_of(self, rank: int) -> dict[int, Any] | None:
-        """Only rank 0's values go into the notebook's own objects: N ranks cannot all be the truth."""
-        return self.memo if rank == 0 else None
+    @property
+    def _captured(self) -> dict[int, Any]:
+        """The captured objects by their place in the bundle: the notebook's own, or after ``attach`` read again."""
+        if self.memo is None:
+            self.memo = marshal.memo_from_bundle(self.manifest, self._home.blobs, _main())
+        return self.memo
 
     def _without_result(self, rank: int) -> BaseException:
         state = self.state
         if not state.final:
             return UserError(f"rank {rank} of job {self.id} has no results yet", "wait for it: `job.wait()`")
-        return self.exception() or UserError(f"rank {rank} of job {self.id} sent no results", "only rank 0 does, "
-            "unless the cell runs with --collect all")
+        return self.exception() or UserError(
+            f"rank {rank} of job {self.id} sent no results", "only rank 0 does, unless the cell runs with --collect all"
+        )
 
     @property
     def value(self) -> Any:
@@ -245,7 +248,9 @@ class Job:
         return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
 
     def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
-        """Assign what came back to names of ``namespace`` (``__main__``'s): rank 0's, or lists by rank under ``--collect all``.
+        """Assign what came back to names of ``namespace`` (by default ``__main__``'s).
+
+        Rank 0's values, or under ``--collect all`` lists by rank.
 
         Raises what ``result`` raises.
         """
@@ -256,13 +261,15 @@ class Job:
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
         first = self.state.ranks.get(0)
-        return Brought(tuple(values), first.left if first else ())
+        return Brought(tuple(values), first.left if first else (), getattr(self._captured, "notes", ()))
 
     # ---- failure
 
     def exception(self) -> BaseException | None:
         """What the job should raise here: None after success or while it runs, else the first failing rank's own."""
-        return failures.exception(self.paths, self.state, self.memo, _main())
+        if self.done and self._error is None:
+            self._error = failures.exception(self.paths, self.state, lambda: self._captured, _main())
+        return self._error
 
     def raise_for_state(self) -> None:
         """Raise ``exception()`` if there is one."""

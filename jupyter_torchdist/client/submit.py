@@ -1,4 +1,4 @@
-"""From what a user asked for to a running job: check, capture, plan, pack, write, hand over. Nothing half-done is left."""
+"""From what a user asked for to a running job: check, capture, plan, pack, write, hand over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
-from ..store.files import in_bytes
 from . import leases
 from .drivers import DriverPool
 from .drivers import pool as default_pool
@@ -43,7 +42,7 @@ class Request:
     label: str = ""
     first_line: int = 1
     """Line of ``source``'s first line as the user counts."""
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     namespace: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "cell"
     flags: int = 0
@@ -60,15 +59,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What would run: ``--plan`` prints it, ``submit`` runs it."""
+    """What would run: ``--plan`` prints its plan and the capture's receipt, ``submit`` runs it."""
 
     spec: JobSpec
     capture: Capture
     plan: Plan
     cwd: Path
-
-    def __str__(self) -> str:
-        return "\n".join(_lines(self))
 
 
 def prepare(request: Request, home: Home | None = None) -> Prepared:
@@ -130,13 +126,13 @@ def launch_bundle(
     return job
 
 
-def rerun(text: str, home: Home | None = None, pool: DriverPool | None = None) -> Job:
-    """The same bundle once more, as a new job; ``text`` is an id, the beginning of one, or a name.
+def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = None) -> Job:
+    """The same bundle once more, as a new job; ``which`` is a job, an id, the beginning of one, or a name.
 
     GPUs are chosen anew. Raises ``JobNotFound``, ``DamagedJob`` (its data is gone), and what ``submit`` raises.
     """
     home = home or default_home()
-    earlier = attach_to(catalog.find(text, home), home, pool)
+    earlier = which if isinstance(which, Job) else attach_to(catalog.find(which, home), home, pool)
     spec = replace(earlier.spec, job=new_job_id(), created=time.time())
     with jobdir.creating(home, spec.job):
         for blob in earlier.manifest.blobs:
@@ -172,11 +168,12 @@ def new_job_id() -> str:
 def _capture(request: Request, cwd: Path) -> Capture:
     if request.kind == "function":
         return capturing.capture_call(request.function, request.args, dict(request.kwargs), cwd=cwd)
+    script = request.kind == "script"  # a rank runs the file itself: nothing of it is in this process
     return capturing.capture_cell(
-        request.source,
+        "" if script else request.source,
         request.label,
         request.first_line,
-        request.namespace,
+        {} if script else request.namespace,
         exclude=request.options.exclude,
         flags=request.flags,
         cwd=cwd,
@@ -190,18 +187,6 @@ def _plan(spec: JobSpec, home: Home) -> Plan:
     if spec.options.replace:  # what they hold will be free: ``submit`` ends them before it starts anything
         own.update(pid for holder in holders for pid in holder.pids)
         holders = []
-    return make_plan(spec, inventory, busy={gpu: holder.paths.job for holder in holders for gpu in holder.gpus}, own=own)
-
-
-def _lines(prepared: Prepared) -> list[str]:
-    """``--plan``: where each rank would run, and the receipt of what goes along."""
-    plan, capture = prepared.plan, prepared.capture
-    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-    lines = [f"{prepared.spec.label}: {ranks}, {plan.backend}, {plan.threads} threads each; nothing was started"]
-    for node in plan.nodes:
-        gpus = f", GPUs {', '.join(node.gpus)}" if node.gpus else ""
-        lines.append(f"  {node.name}: ranks {node.ranks[0]} to {node.ranks[-1]}{gpus}")
-    lines.append("goes along:" if capture.receipt else "nothing goes along")
-    for item in capture.receipt:
-        lines.append(f"  {item.name}: {item.what}, {in_bytes(item.size)}, needed by {item.needed}")
-    return [*lines, *(f"note: {note}" for note in capture.notes)]
+    return make_plan(
+        spec, inventory, busy={gpu: holder.paths.job for holder in holders for gpu in holder.gpus}, own=own
+    )

@@ -5,4 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..protocol.paths import JobPaths
-from ..store import metrics as stored
+from ..store import metrics
+
+
+def curves(paths: JobPaths) -> Any:
+    """``store.metrics.columns`` of the job, as a ``DataFrame`` with NaN for None where pandas is there."""
+    table = metrics.columns(paths)
+    try:
+        import pandas
+    except ImportError:
+        return table
+    return pandas.DataFrame(table)

@@ -33,9 +33,10 @@ class Cell:
 def read(ip: InteractiveShell, body: str) -> Cell:
     """The cell that runs now, whose text below the magic is ``body``. Raises ``CellSyntaxError``."""
     first_line = _first_line(ip, body)
+    transform: Any = ip.transform_cell
     label = f"Cell In[{ip.execution_count}]"
     try:
-        source = ip.transform_cell(body)
+        source: str = transform(body)
     except SyntaxError as error:
         raise CellSyntaxError(
             error.msg or "invalid syntax",

@@ -43,8 +43,9 @@ def dist(words: list[str]) -> list[str]:
 def install(ip: InteractiveShell) -> Callable[[], None]:
     """Complete the two magics; the function returned undoes it."""
     hooks = {"%%distribute": options, "%dist": dist}
+    shell: Any = ip
     for key, choices in hooks.items():
-        ip.set_hook("complete_command", _completer(choices), str_key=key)
+        shell.set_hook("complete_command", _completer(choices), str_key=key)
 
     def uninstall() -> None:
         table: Any = ip.strdispatchers["complete_command"].strs

@@ -1,4 +1,4 @@
-"""``%load_ext`` and ``%unload_ext``: the magics, their completion, and the spare driver that makes the first cell warm."""
+"""``%load_ext`` and ``%unload_ext``: the magics, their completion, a spare driver for a warm first cell."""
 
 from __future__ import annotations
 

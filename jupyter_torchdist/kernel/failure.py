@@ -6,8 +6,8 @@ IPython asks an exception for ``_render_traceback_`` first, but never a SyntaxEr
 
 from __future__ import annotations
 
+import builtins
 import linecache
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -131,13 +131,13 @@ def refusal(error: TorchDistError) -> list[str]:
 
 
 def _caret(error: CellSyntaxError) -> list[str]:
-    text = error.text.rstrip("\n")
+    text, offset = (error.text or "").rstrip("\n"), error.offset or 0
     stripped = text.lstrip()
     lines = [f"  {error.filename}, line {GREEN}{error.lineno}{PLAIN}"]
     if stripped:
         lines.append(f"    {stripped}")
-        if error.offset > 0:
-            lines.append(f"    {' ' * max(error.offset - 1 - (len(text) - len(stripped)), 0)}{RED}^{PLAIN}")
+        if offset > 0:
+            lines.append(f"    {' ' * max(offset - 1 - (len(text) - len(stripped)), 0)}{RED}^{PLAIN}")
     return lines
 
 
@@ -150,14 +150,18 @@ Handler = Callable[..., Any]
 
 
 def _groups() -> tuple[type[BaseException], ...]:
-    return (BaseExceptionGroup,) if sys.version_info >= (3, 11) else ()
+    """Exception groups are new in Python 3.11."""
+    group = getattr(builtins, "BaseExceptionGroup", None)
+    return (group,) if group else ()
 
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
     """Show attached renderings of syntax errors and exception groups too; the function returned undoes it."""
     previous = (ip.custom_exceptions, ip.CustomTB)
 
-    def show(shell: InteractiveShell, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: int | None = None) -> None:
+    def show(
+        shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: int | None = None
+    ) -> None:
         rendering = getattr(error, "_render_traceback_", None)
         if isinstance(rendering, Rendering):
             shell._showtraceback(kind, error, rendering())
@@ -166,7 +170,8 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
         else:
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)
 
-    ip.set_custom_exc((SyntaxError, *_groups(), *previous[0]), show)
+    shell: Any = ip
+    shell.set_custom_exc((SyntaxError, *_groups(), *previous[0]), show)
     installed = ip.CustomTB
 
     def uninstall() -> None:

@@ -63,7 +63,8 @@ class TorchDistMagics(Magics):
                 notebook=notebook(self.shell),
                 cwd=Path.cwd(),
             )
-            return run.run(self.shell, request, quiet=DisplayHook.semicolon_at_end_of_expression(cell))
+            quiet: Any = DisplayHook.semicolon_at_end_of_expression
+            return run.run(self.shell, request, quiet=bool(quiet(cell)))
 
     @line_magic("dist")
     def dist_(self, line: str) -> Any:

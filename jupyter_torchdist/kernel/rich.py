@@ -15,10 +15,10 @@ CHUNK = 32 * 1024 * 1024
 
 
 class RichOutput:
-    """Reads rank 0's display file as it grows. ``result`` is the last line's value as a MIME bundle, once it is there."""
+    """Reads rank 0's display file as it grows. ``result`` is the last line's value as a record, once it is there."""
 
     def __init__(self, ip: InteractiveShell, paths: JobPaths, visible: bool = True) -> None:
-        self._ip = ip
+        self._publisher: Any = ip.display_pub
         self._paths = paths
         self._visible = visible
         self._offset = 0
@@ -32,7 +32,7 @@ class RichOutput:
             if kind == "result":
                 self.result = record
             elif self._visible and kind == "clear":
-                self._ip.display_pub.clear_output(wait=bool(record.get("wait")))
+                self._publisher.clear_output(wait=bool(record.get("wait")))
                 cleared = True
             elif self._visible and kind in ("display", "update"):
                 self._publish(record, kind == "update")
@@ -47,7 +47,7 @@ class RichOutput:
         name = record.get("id")
         # The rank's display ids are the job's own: another job may use the same ones.
         transient = {"display_id": f"{self._paths.job}-{name}"} if name else {}
-        self._ip.display_pub.publish(
+        self._publisher.publish(
             record.get("data", {}), record.get("metadata", {}), transient=transient, update=update and bool(name)
         )
 

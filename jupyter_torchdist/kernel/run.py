@@ -39,8 +39,9 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
 def plan_text(request: Request) -> str:
     """What would run: the plan and the receipt. Nothing is started."""
     prepared = prepare(request)
-    parts = [views.plan_table(prepared.plan), "captured:\n" + views.indent(views.receipt_table(prepared.capture.receipt))]
-    return "\n\n".join([*parts, *(f"note: {note}" for note in prepared.capture.notes)])
+    receipt = views.indent(views.receipt_table(prepared.capture.receipt))
+    notes = [f"note: {note}" for note in prepared.capture.notes]
+    return "\n\n".join([views.plan_table(prepared.plan), f"captured:\n{receipt}", *notes])
 
 
 def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:
@@ -118,4 +119,3 @@ def _value(job: Job, rich: RichOutput) -> Any:
 def _is_figure(value: Any) -> bool:
     """A figure would be drawn again here, with this kernel's backend if it has one: rank 0 has drawn it already."""
     return any(kind.__module__ == "matplotlib.figure" for kind in type(value).__mro__)
-

@@ -130,7 +130,8 @@ class Picture:
 
     def _draw(self, state: JobState, remarks: tuple[str, ...] = ()) -> None:
         lines = self._tails.lines()
-        snapshot = Snapshot(state, time.time(), lines, self._curves.last, self._curves.progress, (*self._notes, *remarks))
+        said = (*self._notes, *remarks)
+        snapshot = Snapshot(state, time.time(), lines, self._curves.last, self._curves.progress, said)
         self._ip.display_pub.publish(
             {"text/html": as_html(snapshot), "text/plain": as_text(snapshot)},
             transient={"display_id": self._id},
@@ -207,8 +208,8 @@ class Curves:
         if record.get("kind") == "progress":
             if self._progress is None or rank <= self._progress[0]:
                 total = record.get("total")
-                bar = Progress(float(record.get("done", 0)), float(total) if total else None, str(record.get("text", "")))
-                self._progress = (rank, bar)
+                done, text = float(record.get("done", 0)), str(record.get("text", ""))
+                self._progress = (rank, Progress(done, float(total) if total else None, text))
             return
         for name, value in record.get("values", {}).items():
             if isinstance(value, (int, float)) and rank <= self._values.get(name, (rank, 0.0))[0]:

@@ -18,7 +18,8 @@ NOTES = 4
 BYTES = 30_000
 WIDTHS = (200, 120, 60, 24)
 """Line lengths to try until the HTML fits into ``BYTES``."""
-_COLOURS = {"succeeded": "#2e7d32", "failed": "#c62828", "timed_out": "#c62828", "lost": "#c62828", "cancelled": "#ad6800"}
+_RED = "#c62828"
+_COLOURS = {"succeeded": "#2e7d32", "failed": _RED, "timed_out": _RED, "lost": _RED, "cancelled": "#ad6800"}
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,10 @@ def as_html(snapshot: Snapshot) -> str:
 def _page(snapshot: Snapshot, width: int) -> str:
     state = snapshot.state
     colour = _COLOURS.get(state.state, "#1565c0")
-    head = html.escape(views.headline(state, snapshot.now))
+    name, head = html.escape(_cut(views.title(state), width)), html.escape(views.headline(state, snapshot.now))
     parts = [
-        f'<div style="border-left:3px solid {colour};padding:2px 8px" class="torchdist-job" data-job="{html.escape(state.job)}">'
-        f'<div><b>{html.escape(_cut(views.title(state), width))}</b> <span style="color:{colour}">{head}</span></div>'
+        f'<div class="torchdist-job" style="border-left:3px solid {colour};padding:2px 8px">',
+        f'<div><b>{name}</b> <span style="color:{colour}">{head}</span></div>',
     ]
     if snapshot.progress:
         bar = snapshot.progress
@@ -116,9 +117,9 @@ def _log(snapshot: Snapshot) -> list[tuple[int, str]]:
 
 
 def _chosen(snapshot: Snapshot) -> list[int]:
-    failed = [rank.rank for rank in snapshot.state.failures()]
-    ranks = sorted((rank for rank, lines in snapshot.lines.items() if lines), key=lambda rank: (rank not in failed, rank))
-    return sorted(ranks[:LOG_LINES])
+    failed = {rank.rank for rank in snapshot.state.failures()}
+    ranks = [rank for rank, lines in snapshot.lines.items() if lines]
+    return sorted(sorted(ranks, key=lambda rank: (rank not in failed, rank))[:LOG_LINES])
 
 
 def _footer(snapshot: Snapshot, width: int) -> list[str]:

@@ -66,7 +66,7 @@ def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: dic
 def set_function(target: types.FunctionType, state: dict[str, Any]) -> None:
     """Globals, closure and attributes, once the function can be referred to."""
     scope = target.__globals__
-    for name, value in state["globals"]:
+    for name, value, _ in state["globals"]:
         scope[name] = value
     if id(target) in _LOADING.get().kept:
         return

@@ -11,9 +11,15 @@ from functools import lru_cache
 from typing import Any
 
 JOB_TOKEN = "TORCHDIST_JOB"
-"""Environment variable that every process of a job has in its ``/proc/PID/environ``: the job id, space-padded."""
+"""Environment variable that every process of a job has in its ``/proc/PID/environ``: ``job_token``."""
 
-JOB_TOKEN_LENGTH = 64
+JOB_TOKEN_LENGTH = 128
+"""Characters of a token, padded with spaces: it is overwritten in place (``runtime.assignment``)."""
+
+
+def job_token(job: str, node: str) -> str:
+    """What marks the processes of a job on one node."""
+    return f"{job}@{node}"[:JOB_TOKEN_LENGTH].ljust(JOB_TOKEN_LENGTH)
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +133,7 @@ class ProcessId:
 
 
 def job_token_of(pid: int) -> str:
-    """The job whose token the process carries; empty for strangers and processes that cannot be read."""
+    """The token that the process carries; empty for strangers and processes that cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = file.read()
@@ -140,12 +146,14 @@ def job_token_of(pid: int) -> str:
     return value.decode("ascii", "replace").strip()
 
 
-def processes_of_job(job: str, leaders: Iterable[ProcessId] = ()) -> list[ProcessId]:
-    """All living processes on this machine that are a job's: by its token, or by a session of ``leaders``.
+def processes_of_job(token: str, leaders: Iterable[ProcessId] = ()) -> list[ProcessId]:
+    """All living processes on this machine that carry ``token``, or are in a session of ``leaders``.
 
+    ``token`` is a ``job_token``, or a job's id for those of all its nodes here.
     The token finds what the job forked or executed, the session what cleaned its environment.
     """
     sessions = {leader.pid for leader in leaders if start_ticks(leader.pid) in (0, leader.ticks)}
+    wanted = token.strip()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -155,7 +163,8 @@ def processes_of_job(job: str, leaders: Iterable[ProcessId] = ()) -> list[Proces
             session = int(stat_fields(pid)[3])
         except OSError:
             continue
-        if session in sessions or job_token_of(pid) == job:
+        carried = job_token_of(pid)
+        if session in sessions or (carried and wanted in (carried, carried.partition("@")[0])):
             process = ProcessId.of(pid)
             if process.ticks:
                 found.append(process)

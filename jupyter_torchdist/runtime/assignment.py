@@ -12,7 +12,7 @@ from typing import Any
 
 from ..protocol.paths import JobPaths, NodePaths
 from ..protocol.plan import NodePlan, Plan
-from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
+from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, job_token
 
 IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
 """Variables that act when an interpreter or a library starts: a warm process serves only equal ones."""
@@ -71,6 +71,10 @@ class Assignment:
     def job(self) -> str:
         return str(self.plan["job"])
 
+    @property
+    def token(self) -> str:
+        return job_token(self.job, self.node)
+
     def the_plan(self) -> Plan:
         return Plan.from_json(self.plan)
 
@@ -88,12 +92,12 @@ class Assignment:
         environ["GLOO_SOCKET_IFNAME"] = node.interface
         if node.interface != "lo":
             environ.setdefault("NCCL_SOCKET_IFNAME", node.interface)
-        environ[JOB_TOKEN] = self.job.ljust(JOB_TOKEN_LENGTH)
+        environ[JOB_TOKEN] = self.token
         return environ
 
 
-def stamp_job_token(job: str) -> None:
-    """Write the job into this process's initial environment block, where ``/proc/PID/environ`` shows it.
+def stamp_job_token(token: str) -> None:
+    """Write a job's token into this process's initial environment block, where ``/proc/PID/environ`` shows it.
 
     A forked process shares its parent's block, and ``setenv`` moves a variable out of it; so the zygote is
     started with a placeholder of the right length, which is overwritten in place (as setproctitle does).
@@ -105,7 +109,7 @@ def stamp_job_token(job: str) -> None:
     name = f"{JOB_TOKEN}=".encode()
     at = block.find(name)
     if at >= 0 and len(block) >= at + len(name) + JOB_TOKEN_LENGTH:
-        ctypes.memmove(start + at + len(name), job.ljust(JOB_TOKEN_LENGTH).encode("ascii"), JOB_TOKEN_LENGTH)
+        ctypes.memmove(start + at + len(name), token.encode("ascii"), JOB_TOKEN_LENGTH)
 
 
 def enter(assignment: Assignment) -> None:

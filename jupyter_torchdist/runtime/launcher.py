@@ -195,7 +195,7 @@ def start(assignment: Assignment) -> None:
     code = 1
     try:
         os.setsid()
-        world.stamp_job_token(assignment.job)
+        world.stamp_job_token(assignment.token)
         log = os.open(assignment.node_paths.launcher_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.paths import JobPaths
-from ..protocol.process import ProcessId, exit_in_words, processes_of_job, stat_fields
+from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from .eventfile import EventFile
 from .outofmemory import OutOfMemory
 from .tail import EventTail
@@ -173,7 +173,7 @@ class NodeJob:
         if self.launcher is not None and self.launcher.alive() and now < self.kill_at:
             return
         leaders = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
-        left = processes_of_job(self.paths.job, leaders)
+        left = processes_of_job(job_token(self.paths.job, self.node), leaders)
         number = signal.SIGKILL if now >= self.kill_at else signal.SIGTERM
         for process in left:
             process.signal(number)

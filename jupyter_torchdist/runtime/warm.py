@@ -173,7 +173,7 @@ def start_fresh(assignment: Assignment, log: Path) -> subprocess.Popen[bytes]:
     with open(log, "ab") as output:
         process = subprocess.Popen(
             [assignment.python, "-m", "jupyter_torchdist.runtime", "launcher"],
-            env={**base_environment(assignment.environ), JOB_TOKEN: assignment.job.ljust(JOB_TOKEN_LENGTH)},
+            env={**base_environment(assignment.environ), JOB_TOKEN: assignment.token},
             cwd="/",
             stdin=subprocess.PIPE,
             stdout=output,

@@ -1,20 +1,211 @@
-import os,sys,time
-def main(job_root, blobs, node):
-    from pathlib import Path
-    from jupyter_torchdist.protocol.paths import JobPaths
-    from jupyter_torchdist.protocol.process import ProcessId
-    from jupyter_torchdist.runtime.eventfile import EventFile
-    import torch, torch.distributed as dist
-    rank=int(os.environ["RANK"]); paths=JobPaths(Path(job_root)); n=paths.node(node)
-    ev=EventFile(n.rank_events(rank),rank)
-    ev.write("rank.started",process=ProcessId.mine().to_json(),local_rank=int(os.environ["LOCAL_RANK"]))
-    fd=os.open(n.out(rank),os.O_WRONLY|os.O_APPEND|os.O_CREAT,0o600); os.dup2(fd,1)
-    dist.init_process_group("gloo")
-    ev.write("rank.ready")
-    t=torch.ones(1); dist.all_reduce(t); 
-    os.write(1,f"hello {rank} {t} {torch.ones(100,100)@torch.ones(100,100)}".encode()[:40])
-    src=(Path(job_root)/"spec.json").read_text()
-    if "BOOM" in src and rank==1: os._exit(3)
-    if "SLEEP" in src: time.sleep(30)
-    dist.destroy_process_group()
-    ev.write("rank.done")
+"""One rank: from the environment torchrun set up to the values or the exception it leaves behind.
+
+The rank reports by files alone. It never raises into torch elastic (which swallows ``KeyboardInterrupt`` and
+pickles exceptions): it returns when it succeeded or was interrupted, and exits with code 1 when it failed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from .. import marshal
+from ..protocol import codec
+from ..protocol.bundle import Manifest
+from ..protocol.events import ErrorRecord
+from ..protocol.paths import JobPaths
+from ..protocol.plan import Plan
+from ..protocol.process import ProcessId
+from ..protocol.spec import JobSpec
+from . import api, bootstrap, children, execution, failures, group, shell
+from .autolog import Autolog
+from .display import Display
+from .eventfile import EventFile
+from .flusher import Flusher
+from .metrics import Recorder
+from .output import Output
+from .results import Results
+
+_LAST_SECONDS = 3.0
+"""How long a failed rank may take for the clean-up that user code registered."""
+
+
+def main(job_root: str, blobs: str, node: str) -> None:
+    """Be the rank that the environment names. Returns on success and after an interrupt, else exits with code 1."""
+    rank = Rank(JobPaths(Path(job_root)), Path(blobs), node)
+    try:
+        rank.live()
+    except BaseException as error:  # a signal between two steps of our own
+        rank.fail(error)
+
+
+class Rank:
+    """The process, as it lives through one job."""
+
+    def __init__(self, paths: JobPaths, blobs: Path, node: str) -> None:
+        self.number = int(os.environ["RANK"])
+        files = paths.node(node)
+        self.paths, self.blobs, self.node = paths, blobs, node
+        self.events = EventFile(files.rank_events(self.number), self.number)
+        self.events.write(
+            "rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"])
+        )
+        self.flusher = Flusher()
+        bootstrap.default_signals(files.stacks(self.number))
+        self.output = Output(
+            files.out(self.number),
+            files.err(self.number),
+            self.flusher,
+            lambda lines: self.events.write("rank.dropped", lines=lines),
+        )
+        self.interrupts = bootstrap.Interrupts(self.flusher)
+        self.recorder = Recorder(files.metrics(self.number), self.flusher)
+        self.display = Display(files.display(self.number))
+        self.main = bootstrap.new_main()
+        self.results: Results | None = None
+
+    def live(self) -> None:
+        """Prepare, run the user's code, hand over what it left."""
+        self.flusher.start()
+        try:
+            spec = self.prepare()
+            self.events.write("rank.ready")
+            self.run(spec)
+            _join_threads()
+            self.interrupts.disarm()
+        except BaseException as error:
+            self.interrupts.disarm()
+            if not _ended_well(error):
+                self.stopped(error)
+                return
+        self.succeed()
+
+    def prepare(self) -> JobSpec:
+        """Device, process group, captured names: all that comes before user code."""
+        spec = JobSpec.from_json(codec.loads(self.paths.spec.read_bytes()))
+        plan = Plan.from_json(codec.loads(self.paths.plan.read_bytes()))
+        manifest = Manifest.from_json(codec.loads(self.paths.manifest.read_bytes()))
+        self.flags = manifest.flags
+        bootstrap.forget_the_parent()
+        bootstrap.plain_drawing()
+        bootstrap.use_threads()
+        group.join(plan, group.choose_device(plan.node_of(self.number)))
+        api.use(self.recorder)
+        Autolog(self.recorder).install()
+        shell.install(self.display, vars(self.main))
+        children.install(self.main)
+        execution.remember_cell(spec.source, spec.label, spec.first_line)
+        loaded = marshal.load_bundle(manifest, self.blobs, self.main)
+        self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
+        return spec
+
+    def run(self, spec: JobSpec) -> None:
+        """The user's code."""
+        names = vars(self.main)
+        if spec.kind == "cell":
+            code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
+            execution.run_cell(code, names)
+        elif spec.kind == "function":
+            execution.run_call(names)
+        else:
+            names.update(execution.run_script(spec.source, spec.argv))
+
+    def succeed(self) -> None:
+        """Show the last value, publish the results, end as an interpreter ends."""
+        self.show()
+        self.publish()
+        self.flush()
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()  # each prints its own traceback
+        group.leave()
+        self.events.write("rank.done")
+        self.close()
+
+    def stopped(self, error: BaseException) -> None:
+        """The user code ended with an exception, or was interrupted."""
+        if self.interrupts.received is None:
+            self.fail(error)
+        self.events.write("rank.interrupted")
+        self.say(failures.record(error))
+        self.publish()
+        self.flush()
+        self.close()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Report first, as the notebook waits for it; then leave what can be left, and end at once."""
+        try:
+            record = failures.record(error)
+            self.events.write("rank.failed", error=record.to_json())
+            self.say(record)
+            self.flush()
+            if self.results is not None:
+                self.results.dump_error(error)
+                self.publish()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True)
+            _end_children()
+            with contextlib.suppress(BaseException):
+                atexit._run_exitfuncs()
+            with contextlib.suppress(BaseException):
+                self.close()
+            os._exit(1)
+
+    def say(self, record: ErrorRecord) -> None:
+        """The traceback, in the rank's own log too."""
+        with contextlib.suppress(ValueError, OSError):
+            self.output.err.text.write(record.text)
+
+    def show(self) -> None:
+        """The last line's value and the figures that are still open."""
+        value = vars(self.main).get(execution.VALUE)
+        if value is not None:
+            self.display.publish(value, "result")
+        self.display.figures()
+
+    def publish(self) -> None:
+        if self.results is not None:
+            self.results.publish(vars(self.main))
+
+    def flush(self) -> None:
+        self.recorder.flush()
+        self.output.flush()
+
+    def close(self) -> None:
+        """The last output; after this the process only ends."""
+        self.flusher.stop()
+        self.recorder.close()
+        self.output.close()
+
+
+def _ended_well(error: BaseException) -> bool:
+    """``sys.exit()`` and ``sys.exit(0)`` are ends like any other."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _join_threads() -> None:
+    """Wait for the user's threads that are no daemons, as an interpreter does before it ends."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _end_children() -> None:
+    """A failed rank leaves no DataLoader worker behind."""
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError, ValueError):
+            child.kill()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

@@ -7,6 +7,7 @@ import difflib
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,20 +130,40 @@ def collect_garbage(
     seconds since the epoch. Raises ``StoreError``.
     """
     home, now = home or default_home(), time.time() if now is None else now
-    before = _size(home.root)
+    before = _held(home)
     _abandoned(home, now)
     ended = [summary for summary in reversed(jobs(home)) if summary.final]
-    old = [summary.job for summary in ended if max_age is not None and now - summary.ended > max_age]
-    for job in old:
+    going = [summary.job for summary in ended if max_age is not None and now - summary.ended > max_age]
+    for job in going:
         discard(home.job(job))
+    if max_bytes is not None:
+        going += _until_it_fits(home, [summary.job for summary in ended if summary.job not in going], max_bytes)
     blobs = _unnamed_blobs(home, now)
-    for job in [summary.job for summary in ended if summary.job not in old]:
-        if max_bytes is None or _size(home.root) <= max_bytes:
+    return Collected(tuple(going), blobs, max(0, before - _held(home)))
+
+
+def _until_it_fits(home: Home, candidates: list[str], max_bytes: int) -> list[str]:
+    """Discard ``candidates`` from the first on until what is held, with the blobs still named, is small enough."""
+    sharers = Counter(digest for job in _present(home) for digest in _digests(home.job(job)))
+    held = _held(home)
+    going = []
+    for job in candidates:
+        if held <= max_bytes:
             break
+        digests = _digests(home.job(job))
+        sharers.subtract(digests)
+        alone = [home.blob(digest) for digest in digests if not sharers[digest]]
+        held -= size_of(home.job(job)) + sum(_sizes(*alone))
         discard(home.job(job))
-        old.append(job)
-        blobs += _unnamed_blobs(home, now)
-    return Collected(tuple(old), blobs, max(0, before - _size(home.root)))
+        going.append(job)
+    return going
+
+
+def _digests(paths: JobPaths) -> set[str]:
+    try:
+        return {blob.digest for blob in read_manifest(paths).blobs}
+    except (JobNotFound, StoreError):
+        return set()
 
 
 def _abandoned(home: Home, now: float) -> None:
@@ -203,18 +224,21 @@ def _age(path: Path, now: float) -> float:
         return 0.0
 
 
-def _size(root: Path) -> int:
-    """Bytes of all files below ``root``; a file that goes meanwhile counts nothing."""
-    return sum(_sizes(root))
+def _held(home: Home) -> int:
+    """Bytes of all jobs and blobs."""
+    return sum(_sizes(home.jobs, home.blobs))
 
 
-def _sizes(root: Path) -> Iterator[int]:
-    for directory, _, names in os.walk(root):
-        for name in names:
+def _sizes(*roots: Path) -> Iterator[int]:
+    """Bytes of each file that is one of ``roots`` or below one; a file that goes meanwhile counts nothing."""
+    for root in roots:
+        files = [root, *(Path(directory, name) for directory, _, names in os.walk(root) for name in names)]
+        for file in files:
             with contextlib.suppress(OSError):
-                yield os.lstat(os.path.join(directory, name)).st_size
+                if not file.is_dir():
+                    yield file.lstat().st_size
 
 
 def size_of(paths: JobPaths) -> int:
     """Bytes of a job's own files, without its share of the blobs."""
-    return _size(paths.root)
+    return sum(_sizes(paths.root))

@@ -95,7 +95,7 @@ def write_all(fd: int, view: memoryview) -> None:
 
 
 def private(*directories: Path) -> Path:
-    """Make each directory, the outermost first, with mode 0700 if it is not there; the last one. Raises ``StoreError``."""
+    """Make each directory, the outermost first, with mode 0700; gives the last one. Raises ``StoreError``."""
     for directory in directories:
         with writing(directory):
             make_private(directory)

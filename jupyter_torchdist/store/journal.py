@@ -97,9 +97,7 @@ def asked_for(paths: JobPaths) -> JobState:
         spec, plan = read_spec(paths), read_plan(paths)
     except StoreError:
         return JobState(job=paths.job)
-    return JobState(
-        paths.job, spec.options.name, spec.label, world_size=plan.world_size, submitted=spec.created
-    )
+    return JobState(paths.job, spec.options.name, spec.label, world_size=plan.world_size, submitted=spec.created)
 
 
 def _summary(paths: JobPaths) -> JobState | None:

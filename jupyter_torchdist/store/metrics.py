@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def _read(path: Path, offset: int, limit: int) -> tuple[list[Record], int]:
     return list(_records(data[:end])), offset + end
 
 
-def _records(data: bytes) -> Iterable[Record]:
+def _records(data: bytes) -> Iterator[Record]:
     for line in data.split(b"\n"):
         try:
             record = codec.loads(line)
@@ -50,3 +50,39 @@ def _records(data: bytes) -> Iterable[Record]:
             continue
         if isinstance(record, dict):
             yield record
+
+
+def latest(records: Iterable[Record]) -> dict[str, Any]:
+    """The last value of each curve, in the order in which the curves first appeared."""
+    values: dict[str, Any] = {}
+    for record in records:
+        if record.get("k") == "log" and isinstance(record.get("v"), dict):
+            values.update(record["v"])
+    return values
+
+
+def columns(paths: JobPaths) -> dict[str, list[Any]]:
+    """All curves as columns of one length: ``rank``, ``step``, ``t`` (seconds since the epoch) and one for each curve.
+
+    A row is one ``td.log``; what it did not log is None, as is the step where it gave none.
+    """
+    rows = [(rank, record) for rank in files(paths) for record in _all(paths, rank) if record.get("k") == "log"]
+    rows = [(rank, record) for rank, record in rows if isinstance(record.get("v"), dict)]
+    table: dict[str, list[Any]] = {
+        "rank": [rank for rank, _ in rows],
+        "step": [record.get("step") for _, record in rows],
+        "t": [record.get("t") for _, record in rows],
+    }
+    for name in dict.fromkeys(name for _, record in rows for name in record["v"]):
+        table[name if name not in table else f"{name}_"] = [record["v"].get(name) for _, record in rows]
+    return table
+
+
+def _all(paths: JobPaths, rank: int) -> Iterator[Record]:
+    offset = 0
+    while True:
+        records, end = read(paths, rank, offset)
+        if end == offset:
+            return
+        yield from records
+        offset = end

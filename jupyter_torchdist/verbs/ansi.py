@@ -1,4 +1,4 @@
-"""What a rank printed, made safe to show: ANSI colours kept or dropped, every other escape dropped, text escaped. Pure."""
+"""What a rank printed, made safe to show: colours kept or dropped, all other escapes dropped, HTML escaped. Pure."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,23 +68,12 @@ def _sections(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        toml = importlib.import_module("tomllib")
-    except ModuleNotFoundError:
-        toml = _tomli(path)
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         value: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise OptionError(f"{path} cannot be read: {error}", "correct the file, or move it away") from error
     return value
-
-
-def _tomli(path: Path) -> Any:
-    """Python 3.10 has no TOML reader of its own."""
-    try:
-        return importlib.import_module("tomli")
-    except ModuleNotFoundError:
-        raise OptionError(f"{path} cannot be read on Python 3.10", "pip install tomli, or give the options in the cell") from None
 
 
 def _words(path: Path, key: str, value: Any) -> list[str]:
@@ -92,9 +82,8 @@ def _words(path: Path, key: str, value: Any) -> list[str]:
     if option is None:
         names = [option.flag[2:] for option in OPTIONS]
         near = difflib.get_close_matches(key.replace("_", "-"), names, 1, 0.5)
-        raise OptionError(
-            f"{path}: there is no option {key!r}", f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        )
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise OptionError(f"{path}: there is no option {key!r}", hint)
     if option.convert is None:
         if not isinstance(value, bool):
             raise OptionError(f"{path}: {key} = {value!r}: expected true or false", f"write {key} = true")

@@ -54,6 +54,8 @@ def parse(words: str | Sequence[str], program: str) -> argparse.Namespace:
         near = difflib.get_close_matches(verb, list(VERBS), 1, 0.5)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
         raise OptionError(f"{program} has no verb {verb!r}", hint)
+    if verb == "plan" and not {"-h", "--help"} & set(words):
+        return argparse.Namespace(verb=verb, options=words[1:])  # argparse would take the options for its own
     return parser(program).parse_args(words)
 
 
@@ -61,7 +63,9 @@ def parser(program: str) -> Parser:
     """The grammar of all verbs."""
     top = Parser(prog=program, allow_abbrev=False)
     verbs = top.add_subparsers(dest="verb", metavar="VERB")
-    made = {verb: verbs.add_parser(verb, help=text, description=text, allow_abbrev=False) for verb, text in VERBS.items()}
+    made = {}
+    for verb, text in VERBS.items():
+        made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
     for verb in ("show", "logs", "attach", "cancel", "rerun"):
         made[verb].add_argument("job", metavar="JOB", help="its id, the beginning of it, or its name")
     for verb in ("jobs", "show"):
@@ -73,8 +77,8 @@ def parser(program: str) -> Parser:
     made["cancel"].add_argument("--kill", action="store_true", help="at once, without asking the ranks")
     made["rm"].add_argument("jobs", metavar="JOB", nargs="*", help="jobs that have ended")
     made["rm"].add_argument("--older", type=_age, metavar="TIME", help="all that ended longer ago: 12h, 7d")
-    made["rm"].add_argument("--keep-bytes", type=_bytes, metavar="SIZE", help="the oldest, until so much is left: 500M, 10G")
-    made["plan"].add_argument("options", nargs=argparse.REMAINDER, help="options of %%%%distribute")
+    made["rm"].add_argument("--keep-bytes", type=_bytes, metavar="SIZE", help="the oldest until 500M, 10G are left")
+    made["plan"].add_argument("options", nargs="*", help="options of %%%%distribute")
     return top
 
 
@@ -111,10 +115,10 @@ def _pattern(text: str) -> str:
 
 
 def _age(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h|d|w)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 30m, 12h, 7d or 2w")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
 
 
 def _bytes(text: str) -> int:

@@ -71,8 +71,13 @@ class Console:
     """Prints a job as it goes: what the ranks write, and at the end how it ended."""
 
     def __init__(
-        self, paths: JobPaths, out: TextIO | None = None, err: TextIO | None = None, *,
-        keep: int | None = None, limit: int | None = None,
+        self,
+        paths: JobPaths,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        *,
+        keep: int | None = None,
+        limit: int | None = None,
     ) -> None:
         """``limit`` (characters): where to stop printing, for a notebook that stores what it is shown."""
         self._lines = Lines(paths, keep)

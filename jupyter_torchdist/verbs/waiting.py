@@ -69,15 +69,15 @@ class Interrupts:
             self._installed = True
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._installed:
             # None: a handler that C code set; it cannot be set back from here.
             signal.signal(signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous)
 
 
-def wait(
-    job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None], *, detach: bool = False
-) -> JobState:
+def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None], *, detach: bool = False) -> JobState:
     """The final state, or the last one seen when the person who waits gave up: by the third interrupt, or
     under ``detach`` by the first, which then asks nothing of the job.
 

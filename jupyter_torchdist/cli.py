@@ -1,0 +1,173 @@
+"""The ``torchdist`` command: ``torchdist run [options] script.py -- args``, and the verbs of ``%dist``.
+
+Exit status: 0; 1 when the job failed or something of ours did; 2 for words that make no sense; 130 for a job that
+was cancelled, or an interrupt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import __version__, views
+from .client.drivers import pool
+from .client.job import Job, attach
+from .client.rerun import rerun
+from .client.submit import Request, prepare, submit
+from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
+from .protocol.spec import BY_FLAG, options_help
+from .protocol.state import JobState
+from .verbs import defaults, parse
+from .verbs.perform import perform
+from .verbs.stream import Console
+from .verbs.waiting import Interrupts, wait
+
+PROGRAM = "torchdist"
+FAILED, MISUSED, CANCELLED = 1, 2, 130
+ATTACHED = 16 * 1024
+"""Bytes of each rank's log that ``attach`` begins with."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. Every error leaves as words on stderr."""
+    try:
+        return _main(list(sys.argv[1:] if words is None else words))
+    except (OptionError, CellSyntaxError) as error:
+        _say(views.refusal(error))
+        return MISUSED
+    except TorchDistError as error:
+        _say(views.refusal(error))
+        return FAILED
+    except KeyboardInterrupt:
+        return CANCELLED
+    except BrokenPipeError:
+        # The reader (`| head`) has enough; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    finally:
+        pool().close()
+
+
+def _main(words: list[str]) -> int:
+    if words[:1] == ["--version"]:
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    if words[:1] == ["run"]:
+        return _run(words[1:])
+    try:
+        arguments = parse.parse(words, PROGRAM)
+    except parse.HelpShown as shown:
+        run = "" if words[0] not in ("-h", "--help") else f"\n{PROGRAM} run [options] script.py -- args\n"
+        print(f"{shown}{run}", end="")
+        return 0
+    if arguments.verb in ("attach", "rerun"):
+        job = attach(arguments.job)
+        again = arguments.verb == "rerun"
+        return _follow(rerun(job) if again else job, detach=not again, keep=None if again else ATTACHED)
+    for piece in perform(arguments):
+        sys.stdout.write(piece)
+    sys.stdout.flush()
+    return 0
+
+
+def _run(words: list[str]) -> int:
+    options, program = split(words)
+    if {"-h", "--help"} & set(options):
+        usage = f"{PROGRAM} run [options] script.py -- args   run it"
+        print(options_help().replace("%%distribute [options]   run this cell", usage))
+        return 0
+    request = request_of(options, program)
+    if request.options.plan:
+        print(views.plan_table(prepare(request).plan))
+        return 0
+    with Interrupts() as interrupts:
+        job = submit(request)
+        interrupts.hold()
+        if request.options.background:
+            print(job.id)
+            return 0
+        return _wait(job, interrupts, detach=False, keep=None)
+
+
+def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        return _wait(job, interrupts, detach=detach, keep=keep)
+
+
+def _wait(job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None) -> int:
+    console = Console(job.paths, keep=keep)
+    state = wait(job, interrupts, console.tick, detach=detach)
+    if not state.final:
+        _say(f"{views.title(state)} goes on; `{PROGRAM} cancel {job.id}` ends it")
+        return CANCELLED
+    console.finish(state, time.time())
+    if state.state != "succeeded":
+        _say(words_of(job, state))
+    return exit_status(state)
+
+
+def words_of(job: Job, state: JobState) -> str:
+    """Why the job did not succeed: the first failing rank's traceback, or the error in words."""
+    if any(rank.error for rank in state.failures()):
+        return views.failure(state)
+    error = job.exception()
+    return f"{type(error).__name__}: {error}" if error and not isinstance(error, JobCancelled) else state.reason
+
+
+def exit_status(state: JobState) -> int:
+    """What the shell learns of a job's end."""
+    return {"succeeded": 0, "cancelled": CANCELLED}.get(state.state, FAILED)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """``--ranks 2 script.py -- --lr 1`` as our options and the program with its arguments."""
+    position = 0
+    while position < len(words) and words[position].startswith("--") and words[position] != "--":
+        flag, given, _ = words[position].partition("=")
+        option = BY_FLAG.get(flag)
+        takes = option is not None and option.convert is not None and not given
+        position += 2 if takes else 1
+    return list(words[:position]), list(words[position:])
+
+
+def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
+    """The job for a script or ``-m module``. Raises ``OptionError``."""
+    chosen = defaults.options(options, Path.cwd())
+    if not program:
+        raise OptionError("run: which script?", f"{PROGRAM} run --ranks 2 train.py -- args")
+    if program[0] == "-m":
+        if len(program) < 2:
+            raise OptionError("-m needs a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
+        label, source, rest = f"-m {program[1]}", _RUN_MODULE.format(program[1]), program[2:]
+        first = program[1]
+    elif program[0].startswith("-"):
+        raise OptionError(f"there is no option {program[0]}", f"`{PROGRAM} run --help` lists the options")
+    else:
+        path = Path(program[0])
+        label, source, rest = str(path.absolute()), _read(path), program[1:]
+        first = program[0]
+    argv = (first, *_without_dashes(rest))
+    return Request(source=source, label=label, options=chosen, kind="script", argv=argv, cwd=Path.cwd())
+
+
+_RUN_MODULE = "import runpy\nrunpy.run_module({0!r}, run_name='__main__', alter_sys=True)\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise OptionError(f"{path} cannot be read: {reason}", "give the path of a Python script") from error
+
+
+def _without_dashes(words: Sequence[str]) -> list[str]:
+    return list(words[1:] if words[:1] == ["--"] else words)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,36 @@
+"""``%dist``: the verbs that need the cell (to show, to wait) here, the others as in a shell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..client.job import attach
+from ..client.rerun import rerun
+from ..verbs import parse
+from ..verbs.perform import perform as perform_text
+from . import run
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+TAIL = 1000
+"""Lines of each rank that ``%dist logs`` prints unless told otherwise: a notebook stores what it shows."""
+
+
+def perform(ip: InteractiveShell, line: str) -> Any:
+    """Print a verb's text; ``attach`` and ``rerun`` show the job and give it. Raises ``TorchDistError``."""
+    try:
+        arguments = parse.parse(line, "%dist")
+    except parse.HelpShown as shown:
+        print(shown, end="")
+        return None
+    if arguments.verb in ("attach", "rerun"):
+        job = attach(arguments.job)
+        job = rerun(job) if arguments.verb == "rerun" else job
+        run.follow(ip, job)
+        return job
+    if arguments.verb == "logs" and arguments.tail is None and arguments.grep is None:
+        arguments.tail = TAIL
+    for piece in perform_text(arguments):
+        print(piece, end="")
+    return None

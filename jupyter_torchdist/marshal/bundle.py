@@ -1,0 +1,209 @@
+"""Reading a bundle: in a rank before user code, and in a kernel that has to know what an earlier one captured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import linecache
+import os
+import pickle
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..protocol.bundle import Manifest
+from ..protocol.errors import CaptureError, DamagedJob
+from ..protocol.paths import Home
+from . import codes, mapping, rebuild
+
+_ATOMS: frozenset[type] = frozenset(
+    {str, bytes, int, float, bool, complex, tuple, frozenset, type(None), range, slice, types.CodeType, types.CellType}
+)
+
+
+@dataclass
+class Loaded:
+    """What a rank was given: ``memo`` maps an object's place in the stream to the object."""
+
+    names: tuple[str, ...]
+    memo: dict[int, Any]
+    manifest: Manifest
+    blob_dir: Path
+    main: dict[str, Any]
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    """Memory (start, end) of the mapped buffers."""
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """``id`` of an object → its place. The memo keeps the objects alive, so an id stays theirs."""
+        return {id(value): place for place, value in self.memo.items()}
+
+    @cached_property
+    def pristine(self) -> Loaded | None:
+        """The same bundle read again, as it was; None where that fails."""
+        scope = {name: self.main[name] for name in ("__name__", "__builtins__") if name in self.main}
+        try:
+            return read_stream(self.manifest, self.blob_dir, scope)
+        except Exception:  # reading runs the user's __setstate__, which may raise anything
+            return None
+
+
+class Memo(dict[int, Any]):
+    """{place in the stream: object}; ``notes`` say what had to be taken from the bundle."""
+
+    notes: tuple[str, ...] = ()
+
+
+def load_bundle(
+    manifest: Manifest, blob_dir: Path, main: types.ModuleType, *, source_dir: Path | None = None
+) -> Loaded:
+    """Fill ``main`` with the captured names; local modules and the lines for tracebacks come first.
+
+    ``source_dir`` is where the local modules are unpacked (default: the job's, beside the blobs).
+    Raises ``DamagedJob`` for a blob that is missing or not what was written, ``CaptureError`` for an object that
+    cannot be rebuilt here.
+    """
+    for blob in dict.fromkeys(manifest.blobs):
+        mapping.check_blob(blob, blob_dir)
+    install_lines(manifest, blob_dir)
+    if manifest.sources:
+        directory = source_dir or Home(blob_dir.parent).job(manifest.job).source
+        unpack_sources(manifest, blob_dir, directory)
+        if str(directory) not in sys.path:
+            sys.path.insert(0, str(directory))
+    return read_stream(manifest, blob_dir, vars(main))
+
+
+def read_stream(
+    manifest: Manifest, blob_dir: Path, main: dict[str, Any], resolve: rebuild.Resolve | None = None
+) -> Loaded:
+    """The captured names in ``main``, from blobs already checked."""
+    buffers = [mapping.map_private(blob_dir / blob.digest, blob.size) for blob in manifest.buffers]
+    ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
+    with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve):
+        unpickler = pickle.Unpickler(file, buffers=iter(buffers))
+        for names in _loads(unpickler, file):
+            main.update(names)
+    memo = unpickler.memo.copy()  # type: ignore[attr-defined]
+    del unpickler
+    return Loaded(manifest.names, keep_shared(memo), manifest, blob_dir, main, ranges)
+
+
+def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:
+    """Every pickle of the stream; they share one memo, so identity holds across them."""
+    size = os.fstat(file.fileno()).st_size
+    while file.tell() < size:
+        try:
+            yield unpickler.load()
+        except (EOFError, pickle.UnpicklingError) as error:
+            raise DamagedJob(f"the captured names cannot be read: {error}", "run the cell again") from error
+        except Exception as error:  # rebuilding runs the user's own code, which may raise anything
+            hint = "load or create it inside the cell, or leave it behind with --exclude NAME"
+            message = f"a captured object could not be rebuilt on the rank: {type(error).__name__}: {error}"
+            raise CaptureError(message, hint) from error
+
+
+def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
+    """The memo without atoms and without what only the pickling itself referred to. Empties ``memo``."""
+    memo[-1] = object()
+    counts = {}
+    for place in memo:
+        value = memo[place]
+        if type(value) not in _ATOMS:
+            counts[place] = sys.getrefcount(value)
+    # The object made above has no other reference than the loop's: what has no more than it, nobody can reach.
+    alone = counts.pop(-1)
+    del value
+    return {place: memo[place] for place, count in counts.items() if count > alone}
+
+
+def install_lines(manifest: Manifest, blob_dir: Path) -> None:
+    """Put the notebook's source in ``linecache``, so that tracebacks show it."""
+    texts = json.loads((blob_dir / manifest.linecache.digest).read_bytes())
+    for name, text in texts.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def unpack_sources(manifest: Manifest, blob_dir: Path, directory: Path) -> None:
+    """Local modules as files below ``directory``; the first process that is done wins, the others keep its work."""
+    if directory.is_dir():
+        return
+    directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".source-", dir=directory.parent))
+    for source in manifest.sources:
+        target = aside / source.path
+        if not target.resolve().is_relative_to(aside.resolve()):
+            raise DamagedJob(f"the bundle names a source file outside its directory: {source.path}", "run the cell again")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(mapping.check_blob(source.blob, blob_dir), target)
+    try:
+        os.rename(aside, directory)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not directory.is_dir():
+            raise
+
+
+def memo_from_bundle(manifest: Manifest, blob_dir: Path, main_dict: dict[str, Any]) -> Memo:
+    """What the captured places mean in a kernel that did not capture them.
+
+    A function or class that ``main_dict`` holds with the same code stands for the captured one; every other
+    object is the bundle's own, as captured. ``notes`` name functions and classes whose code differs here.
+    Raises ``DamagedJob``.
+    """
+    for blob in dict.fromkeys(manifest.blobs):
+        mapping.check_blob(blob, blob_dir)
+    differing: list[str] = []
+
+    def resolve(name: str, digest: str) -> Any:
+        found = find_current(main_dict, name)
+        if found is None or digest_of(found) == digest:
+            return found
+        if name not in differing:
+            differing.append(name)
+        return None
+
+    scope = {"__name__": "__main__", "__builtins__": __builtins__}
+    with _sources_on_path(manifest, blob_dir):
+        memo = Memo(read_stream(manifest, blob_dir, scope, resolve).memo)
+    if differing:
+        memo.notes = (f"{', '.join(differing)}: the code here is not what the job ran; what comes back uses the job's",)
+    return memo
+
+
+@contextlib.contextmanager
+def _sources_on_path(manifest: Manifest, blob_dir: Path) -> Iterator[None]:
+    """Local modules of the bundle can be imported as a last resort while this is open."""
+    directory = Home(blob_dir.parent).job(manifest.job).source
+    if not manifest.sources or not directory.is_dir():
+        yield
+        return
+    sys.path.append(str(directory))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(directory))
+
+
+def find_current(main_dict: Mapping[str, Any], qualname: str) -> Any:
+    """The function or class of that qualified name in the namespace, or None."""
+    head, *rest = qualname.split(".")
+    found = main_dict.get(head)
+    for part in rest:
+        found = vars(found).get(part) if isinstance(found, type) else None
+    if isinstance(found, (type, types.FunctionType)) and found.__qualname__ == qualname:
+        return found
+    return None
+
+
+def digest_of(value: Any) -> str:
+    """By which a function or class is known again."""
+    digest: Callable[[Any], str] = codes.class_digest
+    return codes.code_digest(value.__code__) if isinstance(value, types.FunctionType) else digest(value)

@@ -1,0 +1,102 @@
+"""What code refers to, and digests by which a function or class is known again in another process."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import opcode
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+_GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
+_EXTENDED = opcode.opmap["EXTENDED_ARG"]
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...))
+_RANK_VERBS = ("system", "getoutput", "getoutput_split")
+
+
+@dataclass
+class References:
+    """Names that a code object and the ones nested in it use. Each maps to its first line in the file."""
+
+    loads: dict[str, int] = field(default_factory=dict)
+    stores: dict[str, int] = field(default_factory=dict)
+    imports: dict[str, int] = field(default_factory=dict)
+    attributes: set[str] = field(default_factory=set)
+    magics: dict[str, int] = field(default_factory=dict)
+    """IPython magics: ``get_ipython().run_line_magic('time', …)``."""
+
+
+@functools.lru_cache(maxsize=2048)
+def references(code: types.CodeType) -> References:
+    """The global names, imported modules, attributes and magics of ``code`` and the code nested in it."""
+    found = References()
+    for part in nested(code):
+        _collect(part, found)
+    return found
+
+
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """``code`` and every code object in its constants."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested(constant)
+
+
+def _collect(code: types.CodeType, found: References) -> None:
+    line = code.co_firstlineno
+    found.attributes.update(code.co_names)
+    verb: str | None = None
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line is not None and not isinstance(instruction.starts_line, bool):
+            line = instruction.starts_line
+        elif (number := getattr(instruction, "line_number", None)) is not None:
+            line = number
+        name, value = instruction.opname, instruction.argval
+        if name in _GLOBAL_OPS:
+            (found.stores if name in ("STORE_GLOBAL", "DELETE_GLOBAL") else found.loads).setdefault(value, line)
+        elif name == "IMPORT_NAME":
+            found.imports.setdefault(value, line)
+        elif value in ("run_line_magic", "run_cell_magic", "magic") and "get_ipython" in code.co_names:
+            verb = value
+        elif verb and isinstance(value, str):
+            found.magics.setdefault(("%%" if verb == "run_cell_magic" else "%") + value.split(" ")[0], line)
+            verb = None
+
+
+def code_digest(code: types.CodeType) -> str:
+    """The same for code compiled from the same text, whatever its file and lines."""
+    return hashlib.sha256(repr(_shape(code)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return (
+            value.co_name, value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags,
+            value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars,
+            [_shape(constant) for constant in value.co_consts],
+        )  # fmt: skip
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *map(_shape, value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_shape(item)) for item in value)
+    if isinstance(value, (staticmethod, classmethod)):
+        return [type(value).__name__, _shape(value.__func__)]
+    if isinstance(value, property):
+        return ["property", *map(_shape, (value.fget, value.fset, value.fdel))]
+    if isinstance(value, types.FunctionType):
+        return ["function", _shape(value.__code__), _shape(value.__defaults__)]
+    if isinstance(value, _ATOMS):
+        return value
+    return type(value).__qualname__
+
+
+def class_digest(kind: type) -> str:
+    """The same for a class made from the same text: its bases, methods and plain attributes."""
+    hidden = ("__doc__", "__weakref__", "__dict__", "_abc_impl", "__annotations__", "__firstlineno__")
+    members = {name: _shape(value) for name, value in sorted(vars(kind).items()) if name not in hidden}
+    shape = (kind.__qualname__, [base.__qualname__ for base in kind.__bases__], members)
+    return hashlib.sha256(repr(shape).encode("utf-8", "surrogatepass")).hexdigest()[:32]

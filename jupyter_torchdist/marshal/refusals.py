@@ -1,0 +1,39 @@
+"""Types of objects that live in one process only, in words. cloudpickle would copy some of them in silence."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+_WORDS: tuple[tuple[str, str, str], ...] = (
+    ("asyncio.events", "AbstractEventLoop", "a running event loop belongs to this process"),
+    ("asyncio", "Future", "a task or future belongs to this process's event loop"),
+    ("threading", "Thread", "a thread cannot leave its process"),
+    ("subprocess", "Popen", "a process handle is only valid in the process that started it"),
+    ("multiprocessing.process", "BaseProcess", "a process handle is only valid in the process that started it"),
+    ("concurrent.futures", "Executor", "a pool of workers belongs to this process"),
+    ("socket", "socket", "a socket is a connection of this process"),
+    ("sqlite3", "Connection", "a database connection belongs to this process"),
+    ("sqlite3", "Cursor", "a database cursor belongs to this process's connection"),
+    ("torch.cuda", "Stream", "a CUDA stream belongs to this process"),
+    ("torch.cuda", "Event", "a CUDA event belongs to this process"),
+    ("torch.distributed", "ProcessGroup", "a process group belongs to this process"),
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "a DataLoader's iterator holds the workers of this process"),
+    ("IPython.core.interactiveshell", "InteractiveShell", "the IPython shell stays in the notebook"),
+    ("ipykernel.kernelbase", "Kernel", "the kernel stays in the notebook"),
+    ("ipywidgets.widgets.widget", "Widget", "a widget is connected to this notebook's browser"),
+)
+
+
+def reason(kind: type) -> str | None:
+    """Why no object of the type can leave this process, or None."""
+    if issubclass(kind, io.IOBase) and not issubclass(kind, (io.BytesIO, io.StringIO)):
+        return "an open file belongs to this process"
+    if kind is memoryview:
+        return "a memoryview is a window on memory of this process"
+    for module, name, words in _WORDS:
+        base: Any = getattr(sys.modules.get(module), name, None)
+        if isinstance(base, type) and issubclass(kind, base):
+            return words
+    return None

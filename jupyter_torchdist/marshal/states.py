@@ -1,0 +1,187 @@
+"""The state of an object apart from its identity: taken in a rank, put into the notebook's own object in place."""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .rebuild import Storage
+from .tensors import is_tensor
+
+if TYPE_CHECKING:
+    from .pickler import Pickler
+
+
+@dataclass
+class State:
+    """What an update record holds. ``kind`` says how it is put back.
+
+    ``items`` are a container's, ``state`` is what ``__reduce_ex__`` gives, ``rest`` what cannot be put back in
+    place (class and constructor arguments) but may lead to objects that changed.
+    """
+
+    kind: str
+    items: Any = None
+    state: Any = None
+    rest: Any = None
+
+
+def state_of(value: Any, pickler: Pickler) -> State:
+    """The object's own state. Raises what the object's reducers raise."""
+    kind = type(value)
+    if isinstance(value, Storage):
+        return State("storage", Storage(value.untyped, value.start, value.stop))
+    if is_tensor(kind):
+        return _tensor_state(value, pickler)
+    if _is_array(value):
+        return State("array", value.view())
+    container = _container(value)
+    if container is not None:
+        return State(container, _items(container, value), _attributes(value))
+    reduced = pickler.reducer_override(value)
+    if reduced is NotImplemented:
+        reducer = copyreg.dispatch_table.get(kind)
+        reduced = reducer(value) if reducer else value.__reduce_ex__(5)
+    if isinstance(reduced, str):
+        return State("constant", rest=reduced)
+    func, arguments, state, listed, mapped, setter = (*reduced, None, None, None, None, None)[:6]
+    rest = [func, arguments, setter, list(listed or ()), list(mapped or ())]
+    if state is None:
+        return State("constant", rest=rest)
+    return State("plain" if _plain_state(kind) and setter is None else "state", state=state, rest=rest)
+
+
+def _container(value: Any) -> str | None:
+    for kind in (OrderedDict, dict, list, set, deque, bytearray):
+        if isinstance(value, kind):
+            return kind.__name__
+    return None
+
+
+def _items(container: str, value: Any) -> Any:
+    if container == "OrderedDict":
+        return list(OrderedDict.items(value))
+    if container == "dict":
+        return list(dict.items(value))
+    if container == "set":
+        return list(set.__iter__(value))
+    if container == "bytearray":
+        return bytes(value)
+    return list(value)
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    return getattr(value, "__dict__", None) and dict(value.__dict__)
+
+
+def _plain_state(kind: type) -> bool:
+    """Whether the state is exactly ``__dict__`` and slots, so that a missing attribute means a deleted one."""
+    getstate = getattr(kind, "__getstate__", None)
+    default = getstate is None or getstate is getattr(object, "__getstate__", None)
+    return default and kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+
+
+def _tensor_state(value: Any, pickler: Pickler) -> State:
+    grad = value.grad if value.is_leaf else None
+    return State("tensor", value.detach(), (value.requires_grad, grad, dict(vars(value))))
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def put(target: Any, state: State) -> None:
+    """Make ``target`` what the state says, in place. Raises what the object's own ``__setstate__`` raises."""
+    if state.kind == "storage":
+        _put_storage(target, state.items)
+    elif state.kind == "tensor":
+        _put_tensor(target, state.items, *state.state)
+    elif state.kind == "array":
+        target[...] = state.items
+    elif state.kind == "plain":
+        _put_plain(target, state.state)
+    elif state.kind == "state":
+        _put_state(target, state.state, state.rest[2])
+    elif state.kind != "constant":
+        _put_items(target, state.kind, state.items)
+        if state.state is not None:
+            _replace(target.__dict__, state.state)
+
+
+def _put_storage(target: Storage, new: Storage) -> None:
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        ours, theirs = (
+            torch.empty(0, dtype=torch.uint8, device=item.untyped.device).set_(item.untyped, item.start, (item.size,), (1,))
+            for item in (target, new)
+        )
+        ours.copy_(theirs)
+
+
+def _put_tensor(target: Any, new: Any, requires_grad: bool, grad: Any, attributes: dict[str, Any]) -> None:
+    torch: Any = sys.modules["torch"]
+    with torch.no_grad():
+        alike = target.shape == new.shape and target.dtype == new.dtype and target.layout == new.layout
+        if not alike or not _copied(target, new):
+            target.data = new
+    if target.is_leaf:
+        target.requires_grad_(requires_grad)
+        target.grad = grad
+    _replace(vars(target), attributes)
+
+
+def _copied(target: Any, new: Any) -> bool:
+    try:
+        target.copy_(new)
+    except RuntimeError:  # an expanded or inference tensor refuses writes
+        return False
+    return True
+
+
+def _put_plain(target: Any, state: Any) -> None:
+    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    if hasattr(target, "__dict__"):
+        _replace(target.__dict__, attributes or {})
+    for name, value in (slots or {}).items():
+        object.__setattr__(target, name, value)
+
+
+def _put_state(target: Any, state: Any, setter: Any) -> None:
+    if setter is not None:
+        setter(target, state)
+    elif hasattr(target, "__setstate__"):
+        target.__setstate__(state)
+    elif isinstance(state, tuple) and len(state) == 2:
+        target.__dict__.update(state[0] or {})
+        for name, value in (state[1] or {}).items():
+            setattr(target, name, value)
+    else:
+        target.__dict__.update(state)
+
+
+def _put_items(target: Any, kind: str, items: Any) -> None:
+    if kind == "list":
+        list.__setitem__(target, slice(None), items)
+    elif kind == "bytearray":
+        bytearray.__setitem__(target, slice(None), items)
+    elif kind == "set":
+        set.clear(target)
+        set.update(target, items)
+    elif kind == "deque":
+        deque.clear(target)
+        deque.extend(target, items)
+    else:
+        base: Any = OrderedDict if kind == "OrderedDict" else dict
+        base.clear(target)
+        for key, value in items:
+            base.__setitem__(target, key, value)
+
+
+def _replace(target: dict[str, Any], new: dict[str, Any]) -> None:
+    for name in target.keys() - new.keys():
+        del target[name]
+    target.update(new)

@@ -1,0 +1,123 @@
+"""How tensors travel: their storage once, out of band, and views over it. Imports no torch of its own accord."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+from . import rebuild
+from .mapping import view_memory
+from .rebuild import Storage
+
+_ALIGN = 64
+_NARROW = 1 << 20
+"""A storage larger than this, less than half of which is used by the captured views, travels in part."""
+
+
+class Storages:
+    """The storages one pickler met: one object for each, so that views share it again on the other side."""
+
+    def __init__(self, extents: dict[int, tuple[int, int]] | None = None) -> None:
+        self._narrow = extents or {}
+        self._by_data: dict[int, Storage] = {}
+        self._device: dict[int, Any] = {}
+        self.extents: dict[int, tuple[int, int, int]] = {}
+        self.moved: set[str] = set()
+        """Devices whose tensors were copied to the CPU."""
+
+    def add(self, storage: Storage) -> None:
+        """Let tensors over this storage refer to it."""
+        self._by_data[storage.untyped._cdata] = storage
+
+    def of(self, untyped: Any) -> Storage:
+        key = untyped._cdata
+        found = self._by_data.get(key)
+        if found is None:
+            on_cpu = untyped
+            if untyped.device.type != "cpu":
+                self.moved.add(str(untyped.device))
+                self._device[key] = untyped
+                on_cpu = untyped.cpu()
+            start, stop = self._narrow.get(key, (0, on_cpu.nbytes()))
+            found = self._by_data[key] = Storage(on_cpu, start, stop)
+        return found
+
+    def use(self, key: int, total: int, low: int, high: int) -> None:
+        before = self.extents.get(key)
+        if before is not None:
+            low, high = min(low, before[1]), max(high, before[2])
+        self.extents[key] = (total, low, high)
+
+    def narrow(self) -> dict[int, tuple[int, int]]:
+        """Storages of which the views use less than half: the part they use, in bytes."""
+        return {
+            key: (low, high)
+            for key, (total, low, high) in self.extents.items()
+            if total > _NARROW and (high - low) * 2 < total and key not in self._narrow
+        }
+
+
+def is_tensor(kind: type) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "Tensor") and issubclass(kind, torch.Tensor)
+
+
+def reduce_tensor(value: Any, storages: Storages) -> Any:
+    """The reduction of a dense tensor on a plain device; NotImplemented leaves any other to torch's own."""
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        if not _plain(value, torch):
+            return NotImplemented
+        dense = value.detach() if type(value) is not torch.Tensor or value.requires_grad else value
+        if dense.is_conj() or dense.is_neg():
+            dense = dense.resolve_conj().resolve_neg()
+        untyped = dense.untyped_storage()
+        storage = storages.of(untyped)
+        item = dense.element_size()
+        low, high = _extent(dense, item)
+        storages.use(untyped._cdata, untyped.nbytes(), low, high)
+        offset = dense.storage_offset() - storage.start // item if dense.numel() else 0
+        arguments = (
+            type(value), storage, dense.dtype, offset, tuple(dense.shape), tuple(dense.stride()), value.requires_grad,
+        )  # fmt: skip
+        grad = value.grad if value.is_leaf else None
+        state = (grad, vars(value)) if grad is not None or vars(value) else None
+        if state is None:
+            return rebuild.tensor, arguments
+        return rebuild.tensor, arguments, state, None, None, rebuild.set_tensor
+
+
+def _plain(value: Any, torch: Any) -> bool:
+    kind = type(value)
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and kind not in (torch.nn.Parameter,):
+        if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+            return False
+    if hasattr(torch.nn.parameter, "UninitializedTensorMixin"):
+        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            return False
+    own = "__reduce_ex__" in vars(kind) and kind.__module__.split(".")[0] != "torch"
+    return (
+        not own
+        and value.layout is torch.strided
+        and value.device.type in ("cpu", "cuda")
+        and not value.is_quantized
+        and not value.is_nested
+        and not torch._is_functional_tensor(value)
+    )
+
+
+def _extent(dense: Any, item: int) -> tuple[int, int]:
+    """First and last byte (rounded outwards) that the view uses of its storage."""
+    if dense.numel() == 0:
+        return 0, 0
+    reach = sum((count - 1) * step for count, step in zip(dense.shape, dense.stride(), strict=True))
+    low, high = dense.storage_offset() * item, (dense.storage_offset() + reach + 1) * item
+    return low - low % _ALIGN, high
+
+
+def reduce_storage(storage: Storage) -> Any:
+    if storage.size == 0:
+        return rebuild.storage, (b"",)
+    view = view_memory(storage.address, storage.size, storage.untyped)
+    return rebuild.storage, (pickle.PickleBuffer(view),)

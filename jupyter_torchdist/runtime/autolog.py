@@ -1,0 +1,156 @@
+"""Scalars that ``backward()`` is called on are drawn: one curve a call site, named as in the source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import re
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from .failures import is_ours
+from .metrics import Recorder
+
+_UNSCALED = "_torchdist_unscaled"
+_NAME_LIMIT = 40
+_LIBRARIES = tuple(
+    {os.path.dirname(torch.__file__) + os.sep, *(sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib"))}
+)
+
+
+@dataclass
+class Site:
+    """One place in the user's code that calls ``backward``."""
+
+    name: str
+    calls: int = 0
+
+
+class Autolog:
+    """Notes the value of each scalar loss; the step of a curve is the number of calls at its site."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._sites: dict[tuple[CodeType, int], Site | None] = {}
+        self._names: Counter[str] = Counter()
+        self._busy = False
+
+    def install(self) -> None:
+        """Wrap ``Tensor.backward`` and ``GradScaler.scale`` of this process."""
+        original = torch.Tensor.backward
+
+        @functools.wraps(original)
+        def backward(self_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.note(self_, sys._getframe(1))
+            return original(self_, *args, **kwargs)
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        scale = torch.amp.GradScaler.scale
+
+        @functools.wraps(scale)
+        def scale_and_remember(self_: Any, outputs: Any) -> Any:
+            scaled: Any = scale(self_, outputs)
+            if scaled is not outputs and isinstance(outputs, torch.Tensor):
+                setattr(scaled, _UNSCALED, outputs.detach())
+            return scaled
+
+        torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign]
+
+    def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
+        """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""
+        if self._busy or loss.numel() != 1:
+            return
+        self._busy = True  # reading a tensor subclass can call backward's wrapper again
+        try:
+            site = self._site(caller)
+            if site is not None:
+                site.calls += 1
+                value = getattr(loss, _UNSCALED, loss)
+                self._recorder.log({site.name: value}, site.calls, auto=True)
+        finally:
+            self._busy = False
+
+    def _site(self, caller: FrameType | None) -> Site | None:
+        frame = caller
+        while frame is not None and not _is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        key = (frame.f_code, frame.f_lasti)
+        if key not in self._sites:
+            name = loss_name(frame.f_code.co_filename, frame.f_lineno, _columns(frame), direct=frame is caller)
+            self._names[name] += 1
+            self._sites[key] = Site(name if self._names[name] == 1 else f"{name} (line {frame.f_lineno})")
+        return self._sites[key]
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_users(filename: str) -> bool:
+    return not is_ours(filename) and not filename.startswith((*_LIBRARIES, "<frozen"))
+
+
+def _columns(frame: FrameType) -> tuple[int, int] | None:
+    """Line and column where the running call ends (Python 3.11 on)."""
+    positions: Callable[[], Iterator[Any]] | None = getattr(frame.f_code, "co_positions", None)
+    if positions is None:
+        return None
+    for index, (_, end_line, _, end_column) in enumerate(positions()):
+        if index == frame.f_lasti // 2:
+            return None if end_line is None or end_column is None else (end_line, end_column)
+    return None
+
+
+def loss_name(filename: str, line: int, end: tuple[int, int] | None = None, *, direct: bool = True) -> str:
+    """What the source calls the tensor: ``d_loss`` in ``d_loss.backward()`` and in ``fabric.backward(d_loss)``.
+
+    ``end`` is where the call ends, where that is known; ``direct`` false means that a library called
+    ``backward``, so that only an argument can be the loss. ``loss`` when the source does not tell.
+    """
+    calls = [call for call in _backward_calls(filename) if call.lineno <= line <= (call.end_lineno or call.lineno)]
+    exact = [call for call in calls if end == (call.end_lineno, call.end_col_offset)]
+    for call in exact or calls:
+        assert isinstance(call.func, ast.Attribute)
+        if direct:
+            return _words(call.func.value)
+        if call.args:
+            return _words(call.args[0])
+    return "loss"
+
+
+def _backward_calls(filename: str) -> list[ast.Call]:
+    source = "".join(linecache.getlines(filename))
+    if filename.startswith("Cell In[") or source.startswith("%%"):
+        source = re.sub(r"\A%%[^\n]*", "", source)
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return []
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+    ]
+
+
+def _words(value: ast.expr) -> str:
+    """A short name of an expression; of ``scaler.scale(loss)``, what is scaled."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "scale" and value.args:
+        return _words(value.args[0])
+    if isinstance(value, ast.Call):
+        return _words(value.func)
+    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
+        return value.attr
+    text = ast.unparse(value)
+    if len(text) <= _NAME_LIMIT:
+        return text
+    first = next((node.id for node in ast.walk(value) if isinstance(node, ast.Name)), "loss")
+    return first

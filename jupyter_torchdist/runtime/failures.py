@@ -1,0 +1,86 @@
+"""An exception of user code as an ``ErrorRecord``: its own frames only, in lines as the user counts them."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Iterator
+
+from ..protocol.events import ErrorRecord
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_ENGINE = os.sep + os.path.join("torch", "distributed", "elastic") + os.sep
+_STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+
+_FRAMES = 40
+"""Of a deep recursion, so many frames at each end are kept."""
+
+_TEXT = 200_000
+"""Characters of the whole traceback, at most."""
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a frame of this file belongs to the launching, not to the user."""
+    return filename.startswith(_OURS) or _ENGINE in filename or filename.endswith(_STARTERS)
+
+
+def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
+    """``error`` in words. ``raised`` in seconds since the epoch, now by default."""
+    t = time.time() if raised is None else raised
+    described = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
+    frames = tuple(
+        (frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+        for frame in _ends(_users(described.stack))
+        if frame is not None
+    )
+    for part in _chain(described):
+        _tidy(part)
+    text = "".join(described.format())
+    if len(text) > _TEXT:
+        text = text[: _TEXT // 2] + "\n  … (shortened) …\n" + text[-_TEXT // 2 :]
+    kind = type(error)
+    return ErrorRecord(kind.__qualname__, kind.__module__, _message(error), text, frames, t)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)[:_TEXT]
+    except Exception:
+        return "<the exception's own text raised an error>"
+
+
+def _users(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    return [frame for frame in stack if not is_ours(frame.filename)]
+
+
+def _ends(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary | None]:
+    """The outer and the inner frames of a deep recursion; None stands for what is left out."""
+    if len(frames) <= 2 * _FRAMES:
+        return list(frames)
+    return [*frames[:_FRAMES], None, *frames[-_FRAMES:]]
+
+
+def _chain(described: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    """The exception, its causes and contexts, and the members of groups."""
+    todo: list[traceback.TracebackException | None] = [described]
+    seen: set[int] = set()
+    while todo:
+        part = todo.pop()
+        if part is None or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        todo += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
+
+
+def _tidy(part: traceback.TracebackException) -> None:
+    """Keep the user's frames of one exception; of a recursion, its ends."""
+    frames = _users(part.stack)
+    kept: list[traceback.FrameSummary] = []
+    for frame in _ends(frames):
+        if frame is None:
+            left_out = len(frames) - 2 * _FRAMES
+            frame = traceback.FrameSummary(f"… {left_out} more frames …", 0, "…", lookup_line=False, line="")
+        kept.append(frame)
+    part.stack[:] = kept

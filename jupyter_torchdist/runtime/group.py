@@ -1,0 +1,55 @@
+"""The rank's device and process group."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..protocol.plan import NodePlan, Plan
+
+_PREFIX = "torchdist"
+"""Our group's keys in the job's store stand apart: a group that user code makes itself finds its own clean."""
+
+
+def choose_device(node: NodePlan) -> torch.device:
+    """This rank's GPU, made the current one, or the CPU."""
+    if not node.gpus:
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(plan: Plan, device: torch.device) -> None:
+    """Initialise the process group over the store that torch elastic opened."""
+    store, rank, size = next(dist.rendezvous("env://"))
+    chosen: dict[str, Any] = {"backend": plan.backend, "rank": rank, "world_size": size}
+    if device.type == "cuda" and plan.backend == "nccl":
+        chosen["device_id"] = device
+    dist.init_process_group(store=dist.PrefixStore(_PREFIX, store), **chosen)
+    _let_user_code_join_again()
+
+
+def _let_user_code_join_again() -> None:
+    """Code written for torchrun calls ``init_process_group`` itself: its group then takes the place of ours."""
+    original = dist.init_process_group
+    ours = dist.group.WORLD
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        if dist.is_initialized() and dist.group.WORLD is ours:
+            dist.destroy_process_group()
+        return original(*args, **kwargs)
+
+    for module in (dist, dist.distributed_c10d):
+        module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def leave() -> None:
+    """End every group; only when this rank succeeded, as it may wait for the others."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

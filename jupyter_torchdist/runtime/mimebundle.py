@@ -1,0 +1,97 @@
+"""What an object looks like, as MIME types, without IPython."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+TEXT_LIMIT = 10_000
+"""Characters of a plain ``repr``."""
+
+_METHODS = {
+    "_repr_html_": "text/html",
+    "_repr_markdown_": "text/markdown",
+    "_repr_svg_": "image/svg+xml",
+    "_repr_png_": "image/png",
+    "_repr_jpeg_": "image/jpeg",
+    "_repr_latex_": "text/latex",
+    "_repr_json_": "application/json",
+    "_repr_javascript_": "application/javascript",
+    "_repr_pdf_": "application/pdf",
+}
+
+Bundle = tuple[dict[str, Any], dict[str, Any]]
+"""Data and metadata, by MIME type."""
+
+
+def mimebundle(value: Any) -> Bundle:
+    """``value`` as (data, metadata); binary data in base64. A representation that raises is left out."""
+    data: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    if isinstance(value, type):
+        return {"text/plain": plain(value)}, metadata
+    _take(data, metadata, _call(value, "_repr_mimebundle_"))
+    for method, mime in _METHODS.items():
+        if mime not in data:
+            _take_one(data, metadata, mime, _call(value, method))
+    if _is_figure(value):
+        data.setdefault("image/png", png_of(value))
+    data.setdefault("text/plain", plain(value))
+    return {mime: _as_text(item) for mime, item in data.items()}, metadata
+
+
+def plain(value: Any) -> str:
+    """``repr``, bounded; a class's or object's broken one is named instead of raised."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    if len(text) > TEXT_LIMIT:
+        half = TEXT_LIMIT // 2
+        text = f"{text[:half]}\n… {len(text) - TEXT_LIMIT} characters left out …\n{text[-half:]}"
+    return text
+
+
+def png_of(figure: Any) -> bytes:
+    """A matplotlib figure as PNG, cut to what is drawn, as notebooks show it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight", facecolor=figure.get_facecolor())
+    return buffer.getvalue()
+
+
+def _is_figure(value: Any) -> bool:
+    module = sys.modules.get("matplotlib.figure")
+    return module is not None and isinstance(value, module.Figure)
+
+
+def _call(value: Any, method: str) -> Any:
+    function = getattr(value, method, None)
+    if not callable(function):
+        return None
+    try:
+        return function()
+    except Exception:  # as in IPython: one broken representation must not hide the others
+        return None
+
+
+def _take(data: dict[str, Any], metadata: dict[str, Any], given: Any) -> None:
+    if isinstance(given, tuple) and len(given) == 2:
+        given, more = given
+        if isinstance(more, Mapping):
+            metadata.update(more)
+    if isinstance(given, Mapping):
+        data.update({str(mime): item for mime, item in given.items() if item is not None})
+
+
+def _take_one(data: dict[str, Any], metadata: dict[str, Any], mime: str, given: Any) -> None:
+    if isinstance(given, tuple) and len(given) == 2:
+        given, metadata[mime] = given
+    if given is not None:
+        data[mime] = given
+
+
+def _as_text(item: Any) -> Any:
+    return base64.b64encode(item).decode("ascii") if isinstance(item, (bytes, bytearray)) else item

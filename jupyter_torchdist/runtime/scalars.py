@@ -1,0 +1,83 @@
+"""Reading one number out of whatever the user logs, without making a device wait."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Number = int | float
+
+
+class NotAScalar(Exception):
+    """The value is no number; the text says what it is."""
+
+
+class Unread(Exception):
+    """A device value has not arrived yet."""
+
+
+def read(value: Any) -> Number | Callable[[], Number]:
+    """The number in ``value``, or for a CUDA tensor a function that gives it once it has arrived.
+
+    Takes numbers, and tensors and arrays of one element. Raises ``NotAScalar`` for anything else; the function
+    raises ``Unread`` until the device has copied the value. No graph is kept alive.
+    """
+    if isinstance(value, (bool, int, float)):
+        return float(value) if isinstance(value, float) else int(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _read_tensor(value)
+    if isinstance(value, (Decimal, Fraction)):
+        return float(value)
+    if getattr(value, "size", None) == 1 and hasattr(value, "item"):  # numpy
+        return _plain(value.item(), value)
+    if isinstance(value, Real):
+        return float(value)
+    raise NotAScalar(f"a {type(value).__name__}")
+
+
+def _plain(item: Any, value: Any) -> Number:
+    if isinstance(item, (bool, int)):
+        return int(item)
+    if isinstance(item, float):
+        return item
+    raise NotAScalar(f"a {type(value).__name__} of {type(item).__name__}")
+
+
+def _read_tensor(tensor: torch.Tensor) -> Number | Callable[[], Number]:
+    if hasattr(tensor, "to_local"):  # a DTensor: this rank's part, without a collective
+        tensor = tensor.to_local()
+    if tensor.numel() != 1:
+        raise NotAScalar(f"a tensor of shape {tuple(tensor.shape)}")
+    if tensor.is_complex() or tensor.is_meta:
+        raise NotAScalar(f"a tensor of {tensor.dtype} on {tensor.device}")
+    if tensor.is_cuda:
+        return _copy_from_device(tensor)
+    return _plain(tensor.item(), tensor)
+
+
+def _copy_from_device(tensor: torch.Tensor) -> Callable[[], Number]:
+    """Copy on the current stream into pinned memory; read only after the event behind the copy."""
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        raise NotAScalar("being captured into a CUDA graph")
+    host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor.detach().reshape(()), non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensor.device))
+
+    def arrived() -> Number:
+        if not event.query():
+            raise Unread
+        return _plain(host.item(), tensor_type)
+
+    tensor_type = host
+    return arrived

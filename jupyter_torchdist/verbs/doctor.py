@@ -1,0 +1,143 @@
+"""What a first job needs of this machine, checked one by one, each with what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .. import views
+from ..protocol.connect import connect_agent
+from ..protocol.channel import Channel
+from ..protocol.errors import TorchDistError
+from ..protocol.inventory import local_inventory
+from ..protocol.paths import home, make_private, runtime_dir
+from ..protocol.plan import Inventory
+from . import agents
+
+FREE = 1_000_000_000
+"""Bytes under which the data directory's disk is called nearly full."""
+SHARED = 256_000_000
+"""Bytes of /dev/shm under which DataLoader workers are likely to fail; containers often have 64 MB."""
+SOCKET_PATH = 100
+"""Longest path of a unix socket (sun_path of unix(7) has 108 bytes) less its file name."""
+WARM_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of ``doctor``. ``remedy`` is what to do when it is not ``ok``."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def checks() -> Iterator[Check]:
+    """Each check as it is done; nothing of it stays behind."""
+    inventory = local_inventory()
+    yield _python()
+    yield _torch(inventory)
+    yield _gpus(inventory)
+    yield _data_directory()
+    yield _runtime_directory()
+    yield _shared_memory()
+    yield _loopback()
+    yield _warm_start()
+
+
+def text(found: list[Check]) -> str:
+    """The checks as lines, problems with their remedy."""
+    lines = []
+    for check in found:
+        lines.append(f"{'ok     ' if check.ok else 'PROBLEM'}  {check.name}: {check.found}")
+        if check.remedy and not check.ok:
+            lines.append(f"         → {check.remedy}")
+    problems = sum(not check.ok for check in found)
+    return "\n".join([*lines, "", f"{views.count(problems, 'problem')} found" if problems else "all is well"])
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    ok = sys.version_info >= (3, 10) and sys.platform != "win32"
+    return Check("python", ok, found, "use Python 3.10 or newer on Linux or macOS; on Windows, WSL 2")
+
+
+def _torch(inventory: Inventory) -> Check:
+    if not inventory.torch:
+        return Check("torch", False, "not installed for this Python", f"{sys.executable} -m pip install torch")
+    ok = not (inventory.gpus and inventory.torch.endswith("+cpu"))
+    return Check("torch", ok, inventory.torch, "this build has no CUDA, but there are GPUs: install one that has")
+
+
+def _gpus(inventory: Inventory) -> Check:
+    if not inventory.gpus:
+        return Check("GPUs", True, "none that NVML shows and this process may use; `--ranks N` runs on the CPU")
+    words = [f"{gpu.index} {gpu.name} ({views.size(gpu.memory - gpu.memory_used)} free)" for gpu in inventory.gpus]
+    return Check("GPUs", True, ", ".join(words))
+
+
+def _data_directory() -> Check:
+    root = home().root
+    remedy = "make it writable, or point $TORCHDIST_HOME at a directory that is"
+    try:
+        make_private(root)
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".doctor-"):
+            free = shutil.disk_usage(root).free
+    except OSError as error:
+        return Check("data directory", False, f"{root}: {error.strerror or error}", remedy)
+    if free < FREE:
+        remedy = "remove old jobs (`%dist rm --older 7d`), or point $TORCHDIST_HOME at a larger disk"
+    return Check("data directory", free >= FREE, f"{root}, {views.size(free)} free", remedy)
+
+
+def _runtime_directory() -> Check:
+    path = runtime_dir()
+    remedy = "point $TORCHDIST_RUNTIME_DIR at a short path on a local disk that belongs to you"
+    try:
+        make_private(path)
+        with tempfile.TemporaryDirectory(dir=path, prefix="d") as directory, socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.join(directory, "s"))
+    except OSError as error:
+        return Check("runtime directory", False, f"{path}: {error.strerror or error}", remedy)
+    return Check("runtime directory", len(os.fsencode(path)) < SOCKET_PATH - 30, str(path), remedy)
+
+
+def _shared_memory() -> Check:
+    if not os.path.isdir("/dev/shm"):
+        return Check("shared memory", True, "this system has no /dev/shm")
+    size = shutil.disk_usage("/dev/shm").total
+    remedy = "DataLoader workers may die of SIGBUS: start the container with --shm-size=1g or more"
+    return Check("shared memory", size >= SHARED, f"/dev/shm, {views.size(size)}", remedy)
+
+
+def _loopback() -> Check:
+    try:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+    except OSError as error:
+        return Check("loopback", False, f"127.0.0.1: {error.strerror or error}", "bring the interface lo up")
+    return Check("loopback", True, "127.0.0.1 can be bound")
+
+
+def _warm_start() -> Check:
+    """Imports torch in a warm process and counts what a fork would lose: threads."""
+    remedy = f"use --fresh; the log is in {runtime_dir()}"
+    try:
+        fd = connect_agent(sys.executable).detach()
+        channel = Channel(fd, fd)
+        try:
+            ready = agents.warm_up(channel, sys.executable, dict(os.environ), WARM_SECONDS)
+        finally:
+            channel.close()
+    except TorchDistError as error:
+        return Check("warm start", False, error.message, error.hint or remedy)
+    if ready is None:
+        return Check("warm start", False, f"no warm process after {WARM_SECONDS:.0f} s", remedy)
+    return Check("warm start", True, f"process {ready['pid']} has torch imported and is safe to fork")

@@ -1,0 +1,142 @@
+"""The verbs that give text: the same in a cell and in a shell."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import views
+from ..client.drivers import pool
+from ..client.job import Job, attach
+from ..client.submit import Request, prepare
+from ..protocol import codec
+from ..protocol.errors import UserError
+from ..protocol.inventory import local_inventory
+from ..store import catalog, logs
+from . import agents, ansi, defaults, doctor
+
+CANCEL_SECONDS = 10.0
+"""How long ``cancel`` waits beyond the job's own grace."""
+
+
+def perform(arguments: argparse.Namespace) -> Iterator[str]:
+    """The text of a verb, piece by piece, each with its newline. Raises ``TorchDistError``."""
+    verbs = {
+        "jobs": _jobs,
+        "show": _show,
+        "logs": _logs,
+        "cancel": _cancel,
+        "rm": _remove,
+        "nodes": _nodes,
+        "doctor": _doctor,
+        "plan": _plan,
+        "stop": _stop,
+    }
+    return verbs[arguments.verb](arguments)
+
+
+def _jobs(arguments: argparse.Namespace) -> Iterator[str]:
+    found = catalog.jobs()
+    if arguments.json:
+        yield codec.dumps([vars(summary) for summary in found]) + "\n"
+    else:
+        yield views.jobs_table(found, time.time()) + "\n"
+
+
+def _show(arguments: argparse.Namespace) -> Iterator[str]:
+    job = attach(arguments.job)
+    if arguments.json:
+        words: dict[str, Any] = {"spec": job.spec.to_json(), "plan": job.plan.to_json(), "state": job.state.to_json()}
+        yield codec.dumps({**words, "manifest": job.manifest.to_json()}) + "\n"
+    else:
+        yield views.job_page(job.state, job.spec, job.plan, job.manifest, time.time()) + "\n"
+
+
+def _logs(arguments: argparse.Namespace) -> Iterator[str]:
+    job = attach(arguments.job)
+    files = logs.files(job.paths, arguments.rank, arguments.stream)
+    if arguments.rank is not None and arguments.rank not in range(job.plan.world_size):
+        raise UserError(f"job {job.id} has no rank {arguments.rank}", f"its ranks are 0 to {job.plan.world_size - 1}")
+    for file in files:
+        label = f"[rank {file.rank}] " if arguments.rank is None else ""
+        for line in _lines(file.path, arguments.grep, arguments.tail):
+            yield f"{label}{ansi.safe(line.rstrip(chr(10)))}\n"
+
+
+def _lines(path: Path, grep: str | None, tail: int | None) -> Iterator[str]:
+    found = (line for _, line in logs.grep(path, grep)) if grep is not None else logs.lines(path)
+    if tail is None:
+        return found
+    if grep is None:
+        return iter(logs.tail(path, tail).splitlines())
+    return iter(deque(found, maxlen=tail))
+
+
+def _cancel(arguments: argparse.Namespace) -> Iterator[str]:
+    job = attach(arguments.job)
+    if job.state.final:
+        yield f"{views.title(job.state)} has ended already: {views.state_word(job.state)}\n"
+        return
+    if arguments.kill:
+        job.kill()
+    else:
+        job.interrupt()
+    yield f"{ended(job)}\n"
+
+
+def ended(job: Job) -> str:
+    """How a job ended that was asked to; waits as long as it may take."""
+    try:
+        state = job.wait(job.spec.options.grace + CANCEL_SECONDS)
+    except TimeoutError:
+        return f"{views.title(job.state)} was asked to stop and has not yet: `%dist cancel {job.id} --kill`"
+    return f"{views.title(state)}: {views.headline(state, time.time())}"
+
+
+def _remove(arguments: argparse.Namespace) -> Iterator[str]:
+    limits = arguments.older is not None or arguments.keep_bytes is not None
+    if not arguments.jobs and not limits:
+        raise UserError("rm: which jobs?", "name them, or give --older 7d, or --keep-bytes 10G")
+    for paths in [catalog.find(text) for text in arguments.jobs]:
+        catalog.remove(paths)
+        yield f"removed {paths.job}\n"
+    if limits:
+        gone = catalog.collect_garbage(max_age=arguments.older, max_bytes=arguments.keep_bytes)
+        what = f"{views.count(len(gone.jobs), 'job')} and {views.count(gone.blobs, 'blob')}"
+        yield f"removed {what}: {views.size(gone.size)}\n"
+
+
+def _nodes(_arguments: argparse.Namespace) -> Iterator[str]:
+    yield views.inventory_table([local_inventory()]) + "\n"
+    found = agents.running()
+    for welcome in found:
+        jobs = f", running {', '.join(welcome['jobs'])}" if welcome["jobs"] else ""
+        yield f"  agent {welcome['process']['pid']}{jobs}\n"
+        for warm in welcome["warm"]:
+            yield f"    warm process {warm['pid']} ({'ready' if warm['ready'] else 'starting'}), {warm['python']}\n"
+    if not found:
+        yield "  no warm processes\n"
+
+
+def _doctor(_arguments: argparse.Namespace) -> Iterator[str]:
+    yield doctor.text(list(doctor.checks())) + "\n"
+
+
+def _plan(arguments: argparse.Namespace) -> Iterator[str]:
+    options = defaults.options(arguments.options, Path.cwd())
+    yield views.plan_table(prepare(Request(source="pass\n", label="plan", options=options)).plan) + "\n"
+
+
+def _stop(_arguments: argparse.Namespace) -> Iterator[str]:
+    pool().close()
+    found = agents.stop()
+    warm = list(itertools.chain.from_iterable(welcome["warm"] for welcome in found))
+    busy = [job for welcome in found for job in welcome["jobs"]]
+    yield f"ended {len(warm)} warm {'process' if len(warm) == 1 else 'processes'}\n"
+    if busy:
+        yield f"still running: {', '.join(busy)}; their agent ends after them\n"

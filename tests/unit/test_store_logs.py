@@ -1,0 +1,161 @@
+"""Logs: any bytes, any size, never torn inside a character, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyter_torchdist.protocol.paths import Home
+from jupyter_torchdist.store import logs
+from jupyter_torchdist.testing import FakeJob
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FakeJob:
+    job = FakeJob(Home(tmp_path / "home"), ranks=3, nodes=2)
+    job.close()
+    return job
+
+
+def test_files_are_found_by_rank_and_stream_on_all_nodes(job: FakeJob) -> None:
+    assert logs.files(job.paths) == []
+    job.rank(2).prints("c")
+    job.rank(0).prints("e", "err").prints("a")
+    job.rank(1).records({"loss": 1})
+    found = [(file.rank, file.stream, file.node) for file in logs.files(job.paths)]
+    assert found == [(0, "out", "node0"), (0, "err", "node0"), (2, "out", "node1")]
+    assert [file.stream for file in logs.files(job.paths, 0, "err")] == ["err"]
+    assert logs.files(job.paths, 1) == []
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\n", "a\nb", "\n\n", "é\n€\n😀", "1\r2\r3\n", "form\x0cfeed\u2028x\ny"])
+@pytest.mark.parametrize("count", [0, 1, 2, 100])
+def test_tail_is_the_last_lines(tmp_path: Path, text: str, count: int) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(text.encode())
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    assert logs.tail(path, count) == "".join(lines[len(lines) - min(count, len(lines)) :])
+
+
+def test_tail_of_a_line_without_end_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes("€".encode() * 1_000_000)
+    text = logs.tail(path, 5, limit=100_000)
+    assert set(text) == {"€"}
+    assert 33_000 <= len(text) <= 33_334
+
+
+def test_tail_crosses_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = [f"line {number} {'x' * 100}\n" for number in range(5000)]
+    path.write_text("".join(lines))
+    assert logs.tail(path, 3000) == "".join(lines[-3000:])
+
+
+def test_a_missing_log_is_empty(tmp_path: Path) -> None:
+    path = tmp_path / "none"
+    assert (logs.tail(path, 5), logs.read_range(path, 7), list(logs.lines(path)), list(logs.grep(path, "x"))) == (
+        "",
+        ("", 7),
+        [],
+        [],
+    )
+
+
+@settings(max_examples=60)
+@given(
+    data=st.binary(max_size=200) | st.text(max_size=80).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    limit=st.integers(1, 50),
+)
+def test_ranges_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, data: bytes, limit: int) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(data)
+    pieces, offset = [], 0
+    while True:
+        text, end = logs.read_range(path, offset, limit, ended=True)
+        if end == offset:
+            break
+        pieces.append(text)
+        offset = end
+    assert offset == len(data)
+    assert "".join(pieces) == data.decode("utf-8", "backslashreplace")
+
+
+@settings(max_examples=60)
+@given(data=st.binary(max_size=100) | st.text(max_size=40).map(str.encode), cuts=st.lists(st.integers(0, 100)))
+def test_a_follower_never_tears_a_character(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, cuts: list[int]
+) -> None:
+    job = FakeJob(Home(tmp_path_factory.mktemp("home")))
+    follower = logs.Follower(job.paths)
+    pieces = []
+    edges = [0, *sorted(cuts), len(data)]
+    for start, end in pairwise(edges):
+        job.rank(1).prints(data[start:end])
+        pieces += [text for _, text in follower.poll()]
+    pieces += [text for _, text in follower.poll(ended=True)]
+    job.close()
+    assert "".join(pieces) == data.decode("utf-8", "backslashreplace")
+
+
+def test_a_follower_sees_all_ranks_and_only_what_is_new(job: FakeJob) -> None:
+    follower = logs.Follower(job.paths)
+    assert list(follower.poll()) == []
+    job.rank(0).prints("a\n")
+    job.rank(2).prints("c\n", "err")
+    assert [(file.rank, file.stream, text) for file, text in follower.poll()] == [(0, "out", "a\n"), (2, "err", "c\n")]
+    assert list(follower.poll()) == []
+    job.rank(0).prints("b\n")
+    again = logs.Follower(job.paths, follower.offsets)
+    assert [text for _, text in again.poll()] == ["b\n"]
+
+
+def test_one_poll_takes_no_more_than_its_limit(job: FakeJob) -> None:
+    job.rank(0).prints("x" * 1000)
+    job.rank(1).prints("y")
+    follower = logs.Follower(job.paths)
+    assert [len(text) for _, text in follower.poll(limit=600)] == [600, 1]
+    assert [len(text) for _, text in follower.poll(limit=600)] == [400]
+
+
+def test_skipping_keeps_the_end_at_a_character(job: FakeJob) -> None:
+    job.rank(0).prints("€" * 100)
+    job.rank(1).prints("short")
+    follower = logs.Follower(job.paths)
+    follower.skip(keep=10)
+    assert [text for _, text in follower.poll()] == ["€" * 3, "short"]
+    follower.skip()
+    assert list(follower.poll()) == []
+
+
+def test_grep_numbers_lines_and_matches_inside_them(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"one\ntwo \xff\n\nthree\nfour")
+    assert list(logs.grep(path, r"t[wh]")) == [(2, r"two \xff"), (4, "three")]
+    assert list(logs.grep(path, re.compile("FOUR", re.IGNORECASE))) == [(5, "four")]
+    assert list(logs.grep(path, "^$")) == [(3, "")]
+    with pytest.raises(re.error):
+        list(logs.grep(path, "("))
+
+
+def test_a_line_of_a_hundred_megabytes_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with open(path, "wb") as file:
+        file.write(b"first\n")
+        file.truncate(100_000_000)
+        file.seek(0, 2)
+        file.write(b"needle\nlast\n")
+    tracemalloc.start()
+    found = list(logs.grep(path, "needle|last"))
+    end = logs.tail(path, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(number, line[-6:]) for number, line in found] == [(2, "needle"), (3, "last")]
+    assert end == "last\n"
+    assert peak < 3_000_000

@@ -42,7 +42,28 @@ _HOMES = {
     **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),
 }
 
-__all__ = [*_HOMES, "load_ipython_extension", "unload_ipython_extension"]
+# Without ``print``: a star import must not replace Python's own.
+__all__ = [
+    "Job",
+    "attach",
+    "barrier",
+    "device",
+    "distributed",
+    "gather",
+    "is_main",
+    "jobs",
+    "last",
+    "launch",
+    "load_ipython_extension",
+    "local_rank",
+    "local_world_size",
+    "log",
+    "node_rank",
+    "progress",
+    "rank",
+    "unload_ipython_extension",
+    "world_size",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -56,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})
 
 
 def load_ipython_extension(ip: InteractiveShell) -> None:

@@ -143,14 +143,12 @@ def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
         if len(program) < 2:
             raise OptionError("-m needs a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
         label, source, rest = f"-m {program[1]}", _RUN_MODULE.format(program[1]), program[2:]
-        first = program[1]
     elif program[0].startswith("-"):
         raise OptionError(f"there is no option {program[0]}", f"`{PROGRAM} run --help` lists the options")
     else:
         path = Path(program[0])
         label, source, rest = str(path.absolute()), _read(path), program[1:]
-        first = program[0]
-    argv = (first, *_without_dashes(rest))
+    argv = tuple(_without_dashes(rest))
     return Request(source=source, label=label, options=chosen, kind="script", argv=argv, cwd=Path.cwd())
 
 

@@ -6,19 +6,25 @@ driver without agent, torch or parallel ranks: for tests of everything that star
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import sys
+import time
+import types
 from pathlib import Path
 from typing import Any
 
+from . import marshal
 from .protocol import codec
 from .protocol.bundle import Manifest
 from .protocol.events import ErrorRecord, Event
-from .protocol.paths import Home
+from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
 from .protocol.plan import NodePlan, Plan
 from .protocol.process import ProcessId, exit_in_words
 from .protocol.spec import JobSpec, Options
+from .runtime import execution
 from .store import jobdir, journal, liveness
 from .store.blobs import BlobStore
 
@@ -65,7 +71,7 @@ def a_manifest(store: BlobStore, job: str, **changes: Any) -> Manifest:
     fields: dict[str, Any] = {
         "job": job,
         "python": sys.version.split()[0],
-        "stream": store.put(b"nothing captured"),
+        "stream": store.put(pickle.dumps({})),
         "buffers": (),
         "names": (),
         "receipt": (),
@@ -79,11 +85,11 @@ class FakeRank:
 
     def __init__(self, job: FakeJob, rank: int) -> None:
         self.job, self.rank = job, rank
-        self._node = job.plan.node_of(rank).name
-        self.files = job.paths.node(self._node)
+        self.node = job.plan.node_of(rank).name
+        self.files = job.paths.node(self.node)
 
     def _tell(self, kind: str, **data: Any) -> FakeRank:
-        self.job.tell(kind, node=self._node, rank=self.rank, **data)
+        self.job.tell(kind, node=self.node, rank=self.rank, **data)
         return self
 
     def started(self, process: ProcessId | None = None) -> FakeRank:
@@ -128,6 +134,19 @@ class FakeRank:
 
 class FakeJob:
     """A job directory whose driver is this object. Time stands at ``now`` (seconds since the epoch), moved by hand."""
+
+    @staticmethod
+    def of(paths: JobPaths) -> FakeJob:
+        """The job that a client created, to be driven from here; time is the real one."""
+        job = FakeJob.__new__(FakeJob)
+        job.home, job.paths, job.now = Home(paths.root.parent.parent), paths, time.time()
+        job.spec, job.plan, job.manifest = (
+            jobdir.read_spec(paths),
+            jobdir.read_plan(paths),
+            jobdir.read_manifest(paths),
+        )
+        job._journal = journal.Writer(paths)
+        return job
 
     def __init__(
         self, home: Home | None = None, ranks: int = 2, *, nodes: int = 1, now: float = 1_000_000.0, **spec: Any
@@ -177,3 +196,83 @@ class FakeJob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def requests(paths: JobPaths) -> list[str]:
+    """Take the requests of clients away: ``interrupt`` and ``kill``, the oldest first."""
+    found = []
+    for path in sorted(paths.requests.glob("*.json")):
+        found.append(codec.loads(path.read_bytes())["kind"])
+        path.unlink()
+    return found
+
+
+def run_job(line: dict[str, Any]) -> None:
+    """What a driver and its ranks do with a handed line, here and one rank after the other; no process group.
+
+    A request that arrives ends the job before its next rank.
+    """
+    os.environ.update(line["environ"])
+    sys.path[:] = line["sys_path"]
+    os.chdir(line["cwd"])
+    with FakeJob.of(JobPaths(Path(line["job_root"]))) as job:
+        job.running()
+        failed = None
+        for number in range(job.plan.world_size):
+            if requests(job.paths):
+                job.ended("cancelled")
+                return
+            if not _run_rank(job, number, Path(line["blobs"])):
+                failed = number
+                break
+        for other in range(job.plan.world_size):
+            if failed is not None and other > failed:
+                job.rank(other).interrupted()
+        job.ended("succeeded" if failed is None else "failed", "" if failed is None else "a rank failed", failed)
+
+
+def _run_rank(job: FakeJob, number: int, blobs: Path) -> bool:
+    """Run user code as one rank; whether it came to its end."""
+    rank, main = job.rank(number), types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.plan.world_size))
+    rank.prints("")
+    loaded = None
+    with open(rank.files.out(number), "a") as out, contextlib.redirect_stdout(out):
+        try:
+            loaded = marshal.load_bundle(job.manifest, blobs, main)
+            _run_code(job.spec, main.__dict__, job.manifest.flags)
+        except Exception as error:  # noqa: BLE001  # whatever user code raises is the rank's outcome
+            marshal.dump_exception(error, loaded, job.paths.error(number))
+            rank.failed(error)
+            return False
+    if number == 0 or job.plan.collect == "all":
+        bound = dict.fromkeys([*job.manifest.bound, *marshal.changed_names(loaded, main), execution.VALUE])
+        values = {name: vars(main)[name] for name in bound if name in vars(main)}
+        dumped = marshal.dump_results(values, loaded, job.paths, number)
+        job.tell("rank.result", rank.node, number, names=dumped.names, left=dumped.left, size=dumped.size)
+    rank.done()
+    return True
+
+
+def _run_code(spec: JobSpec, namespace: dict[str, Any], flags: int) -> None:
+    if spec.kind == "cell":
+        execution.remember_cell(spec.source, spec.label, spec.first_line)
+        execution.run_cell(execution.compile_cell(spec.source, spec.label, spec.first_line, flags), namespace)
+    elif spec.kind == "function":
+        execution.run_call(namespace)
+    else:
+        sys.argv = [spec.label, *spec.argv]
+        sys.path.insert(0, str(Path(spec.label).parent))
+        namespace.update(__file__=spec.label)
+        exec(compile(spec.source, spec.label, "exec"), namespace)
+
+
+def main() -> None:
+    """``--spare``: one handed line on standard input, then that job; the end of it: nothing to do."""
+    if line := sys.stdin.readline():
+        run_job(codec.loads(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +31,10 @@ def _private_runtime() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def shared_runtime() -> Iterator[Path]:
     """``TORCHDIST_RUNTIME_DIR`` of all tests of a session: agent and zygote stay warm from one to the next."""
-    yield from _private_runtime()
+    for directory in _private_runtime():
+        yield directory
+        if module := sys.modules.get("jupyter_torchdist.client.drivers"):
+            module.pool().close()  # the spare driver of this process, for tests that submit without a kernel
 
 
 @pytest.fixture(autouse=True)

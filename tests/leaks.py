@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -51,11 +52,17 @@ def is_warm(pid: int) -> bool:
 
 def _drives(pid: int) -> bool:
     """Whether a driver has been given a job: it works in a session of its own from then on, its journal open."""
-    try:
-        files = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return False
-    return any(file.endswith("journal.jsonl") for file in files)
+    return any(file.endswith("journal.jsonl") for file in open_files(pid))
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process lead to: paths, and ``socket:[inode]``."""
+    found = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
@@ -79,11 +86,7 @@ def listening() -> set[str]:
         listeners |= {fields[9] for fields in map(str.split, rows) if fields[3] == "0A"}
     held = set()
     for pid in [os.getpid(), *descendants(os.getpid())]:
-        try:
-            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-        except OSError:
-            continue
-        held |= {link[8:-1] for link in links if link.startswith("socket:")}
+        held |= {link[8:-1] for link in open_files(pid) if link.startswith("socket:")}
     return listeners & held
 
 

@@ -57,8 +57,8 @@ class DriverPool:
         self._command = tuple(command)
         self.owner = os.getpid()
         self._lock = threading.Lock()
-        self._spare: Started | None = None
-        self._running: list[Started] = []
+        self.spare: Started | None = None
+        self.running: list[Started] = []
         self._timer: threading.Timer | None = None
         self.closed = False
 
@@ -66,9 +66,9 @@ class DriverPool:
         """Start the spare if there is none. Raises ``LaunchError``."""
         with self._lock:
             self._reap()
-            if not self.closed and (self._spare is None or self._spare.process.poll() is not None):
+            if not self.closed and (self.spare is None or self.spare.process.poll() is not None):
                 self._drop_spare()
-                self._spare = self._start("--spare")
+                self.spare = self._start("--spare")
 
     def hand(self, paths: JobPaths, line: dict[str, Any], taken: Callable[[], bool]) -> None:
         """Give the job to a driver and wait until ``taken`` says that it drives.
@@ -77,7 +77,7 @@ class DriverPool:
         """
         with self._lock:
             self._reap()
-            driver, self._spare = self._spare, None
+            driver, self.spare = self.spare, None
         data = codec.dumps(line).encode("ascii") + b"\n"
         if driver is None or not _give(driver, data):
             if driver is not None:
@@ -113,22 +113,22 @@ class DriverPool:
                 self._timer.cancel()
             self._drop_spare()
             self._reap()
-            for driver in self._running:
+            for driver in self.running:
                 driver.disown()
-            self._running.clear()
+            self.running.clear()
 
     def _adopt(self, driver: Started) -> None:
         with self._lock:
-            self._running.append(driver)
+            self.running.append(driver)
 
     def _reap(self) -> None:
-        for driver in [driver for driver in self._running if driver.process.poll() is not None]:
-            self._running.remove(driver)
+        for driver in [driver for driver in self.running if driver.process.poll() is not None]:
+            self.running.remove(driver)
             driver.log.close()
 
     def _refill(self) -> None:
         with self._lock:
-            if self.closed or self._spare is not None:
+            if self.closed or self.spare is not None:
                 return
             if self._timer is not None:
                 self._timer.cancel()
@@ -141,7 +141,7 @@ class DriverPool:
             self.warm()
 
     def _drop_spare(self) -> None:
-        spare, self._spare = self._spare, None
+        spare, self.spare = self.spare, None
         if spare is not None:
             self._bury(spare)
 

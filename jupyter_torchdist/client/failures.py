@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from .. import marshal
-from ..protocol.errors import DamagedJob, JobCancelled, JobLost, JobTimedOut, LaunchError, RankFailed
+from ..protocol.errors import JobCancelled, JobLost, JobTimedOut, LaunchError, RankFailed
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState, RankState
 from ..store import logs
 
-Captured = Callable[[], "dict[int, Any] | None"]
-"""The captured objects by their place in the bundle; raises ``DamagedJob`` where they cannot be read again."""
+SHOWN = 8
+"""Failures of other ranks that are named one by one, each on a line of at most ``WIDTH`` characters."""
+WIDTH = 200
 
 
 def exception(
-    paths: JobPaths, state: JobState, captured: Captured, main_dict: dict[str, Any]
+    paths: JobPaths, state: JobState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
 ) -> BaseException | None:
     """None while the job runs or when it succeeded."""
     if not state.final or state.state == "succeeded":
@@ -27,7 +27,7 @@ def exception(
         return JobTimedOut(state.reason or f"job {state.job} ran longer than its --timeout")
     first = _first(state)
     if first is not None and (first.error or state.state != "lost"):
-        error = _of_rank(paths, state, first, captured, main_dict)
+        error = _of_rank(paths, state, first, memo, main_dict)
     elif state.state == "lost":
         error = JobLost(state.reason or f"job {state.job} is lost", f"`%dist logs {state.job}` shows what it wrote")
     else:
@@ -44,7 +44,7 @@ def _first(state: JobState) -> RankState | None:
 
 
 def _of_rank(
-    paths: JobPaths, state: JobState, rank: RankState, captured: Captured, main_dict: dict[str, Any]
+    paths: JobPaths, state: JobState, rank: RankState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
 ) -> BaseException:
     if rank.error is None:
         where = f" on {rank.host}" if rank.host else ""
@@ -66,14 +66,19 @@ def _others(state: JobState, first: RankState | None) -> list[str]:
         return []
     failed = [rank for rank in state.failures() if rank.rank != first.rank and rank.error is not None]
     lines = [f"rank {first.rank} failed first" + (f", on {first.host}" if first.host else "")] if first.error else []
-    lines += [f"rank {rank.rank} failed too: {rank.error.title}" for rank in failed[:8] if rank.error]
-    if len(failed) > 8:
-        lines.append(f"{len(failed) - 8} more ranks failed too")
+    lines += [f"rank {rank.rank} failed too: {_short(rank.error.title)}" for rank in failed[:SHOWN] if rank.error]
+    if len(failed) > SHOWN:
+        lines.append(f"{len(failed) - SHOWN} more ranks failed too")
     known = {first.rank, *(rank.rank for rank in failed)}
     stopped = sum(rank.state != "done" for rank in state.ranks.values() if rank.rank not in known)
     if stopped:
         lines.append(f"{stopped} other {'rank was' if stopped == 1 else 'ranks were'} stopped because of this")
     return lines
+
+
+def _short(title: str) -> str:
+    line = title.partition("\n")[0]
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
 def add_note(error: BaseException, note: str) -> None:

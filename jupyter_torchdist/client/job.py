@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sys
 import time
+from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,9 @@ EAGER = 1.0
 
 CHECK = 0.5
 """Seconds between two looks at whether the driver lives."""
+
+SETTLING = 2.0
+"""Seconds for a new interpreter to start and take the job over."""
 
 TAKEOVERS = 3
 """New drivers for one job after its driver's death, before the job is given up."""
@@ -74,7 +78,7 @@ class Job:
         self._home, self._pool = home or default_home(), pool
         self._asked = journal.asked_for(paths)
         self._seen = (self._asked, 0)
-        self._results: dict[int, dict[str, Any]] = {}
+        self._results: dict[int, marshal.Values] = {}
         self._checked = 0.0
         self._takeovers = 0
         self._error: BaseException | None = None
@@ -164,7 +168,7 @@ class Job:
                 f"`%dist logs {self.id}` shows what it wrote; `%dist rm {self.id}` removes it",
             )
         self._takeovers += 1
-        self._checked = now + 2.0  # time for an interpreter to start and take over
+        self._checked = now + SETTLING
         self._driver_pool().attach(self.paths)
 
     def _driver_pool(self) -> DriverPool:
@@ -210,7 +214,7 @@ class Job:
 
     # ---- results
 
-    def result(self, rank: int = 0) -> dict[str, Any]:
+    def result(self, rank: int = 0) -> marshal.Values:
         """The values that came back from ``rank``, by name; objects of the notebook are updated in place.
 
         Raises what the job raised when this rank has none, and ``UserError`` while it runs.
@@ -220,15 +224,10 @@ class Job:
                 raise UserError(f"job {self.id} has no rank {rank}", f"its ranks are 0 to {self.plan.world_size - 1}")
             if not self.paths.result(rank).exists():
                 raise self._without_result(rank)
-            self._results[rank] = marshal.load_results(self.paths, rank, self._captured, _main())
+            # The notebook's objects can hold the values of one rank only: other ranks' go into copies.
+            memo = self.memo if rank == 0 else None
+            self._results[rank] = marshal.load_results(self.paths, rank, memo, _main())
         return self._results[rank]
-
-    @property
-    def _captured(self) -> dict[int, Any]:
-        """The captured objects by their place in the bundle: the notebook's own, or after ``attach`` read again."""
-        if self.memo is None:
-            self.memo = marshal.memo_from_bundle(self.manifest, self._home.blobs, _main())
-        return self.memo
 
     def _without_result(self, rank: int) -> BaseException:
         state = self.state
@@ -255,20 +254,20 @@ class Job:
         Raises what ``result`` raises.
         """
         namespace = _main() if namespace is None else namespace
-        values = {name: value for name, value in self.result(0).items() if name != VALUE}
+        result = self.result(0)
+        values = {name: value for name, value in result.items() if name != VALUE}
         if self.plan.collect == "all":
             ranks = [self.result(rank) for rank in range(self.plan.world_size)]
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
-        first = self.state.ranks.get(0)
-        return Brought(tuple(values), first.left if first else (), getattr(self._captured, "notes", ()))
+        return Brought(tuple(values), result.left, result.notes)
 
     # ---- failure
 
     def exception(self) -> BaseException | None:
         """What the job should raise here: None after success or while it runs, else the first failing rank's own."""
         if self.done and self._error is None:
-            self._error = failures.exception(self.paths, self.state, lambda: self._captured, _main())
+            self._error = failures.exception(self.paths, self.state, self.memo, _main())
         return self._error
 
     def raise_for_state(self) -> None:
@@ -283,8 +282,7 @@ def _main() -> dict[str, Any]:
 
 def _text(file: logs.LogFile, tail: int | None, grep: str | None) -> str:
     if grep is not None:
-        found = [f"{line}\n" for _, line in logs.grep(file.path, grep)]
-        return "".join(found[-tail:] if tail else found)
+        return "".join(deque((f"{line}\n" for _, line in logs.grep(file.path, grep)), maxlen=tail))
     if tail is not None:
         return logs.tail(file.path, tail)
     return "".join(logs.lines(file.path))

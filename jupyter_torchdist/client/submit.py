@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import capture as capturing
 from ..planning.topology import make_plan
@@ -27,7 +27,8 @@ from .drivers import pool as default_pool
 from .job import Job, attach_to
 from .world import chosen_variables, handed_line
 
-Capture = capturing.Capture
+if TYPE_CHECKING:
+    from ..capture import Capture
 
 
 @dataclass(frozen=True)

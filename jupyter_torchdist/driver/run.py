@@ -26,6 +26,9 @@ from .links import Link
 QUIET_TICK = 0.02
 """Seconds between two looks at the requests of clients."""
 
+_LAST_WORDS = 12
+"""Lines of a launcher's log that are quoted when no rank came to be."""
+
 INTERNAL = ("launcher.child",)
 """What launchers write for their agent, of no interest to a reader of the journal."""
 
@@ -232,11 +235,21 @@ class Driver:
         self._begin(fresh=True)
 
     def _finish(self, end: policy.Finish) -> None:
-        self._say("job.ended", state=end.state, reason=end.reason, first_failure=end.first_failure)
+        reason = end.reason if self._state.ranks or end.state != "failed" else f"{end.reason}\n{self._launcher_words()}"
+        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
             self._paths_summary()
         for link in self._links:
             link.forget()
+
+    def _launcher_words(self) -> str:
+        """The end of what launchers printed: why no rank came to be."""
+        words = []
+        for node in self._plan.nodes:
+            with contextlib.suppress(OSError):
+                text = self._paths.node(node.name).launcher_log.read_text(encoding="utf-8", errors="backslashreplace")
+                words += text.splitlines()[-_LAST_WORDS:]
+        return "\n".join(words)
 
     def _paths_summary(self) -> None:
         journal.publish_summary(self._paths, self._state)

@@ -205,12 +205,11 @@ class Curves:
         return sum(self._offsets.values())
 
     def _take(self, rank: int, record: metrics.Record) -> None:
-        if record.get("kind") == "progress":
-            if self._progress is None or rank <= self._progress[0]:
-                total = record.get("total")
-                done, text = float(record.get("done", 0)), str(record.get("text", ""))
-                self._progress = (rank, Progress(done, float(total) if total else None, text))
-            return
-        for name, value in record.get("values", {}).items():
-            if isinstance(value, (int, float)) and rank <= self._values.get(name, (rank, 0.0))[0]:
-                self._values[name] = (rank, float(value))
+        if record.get("k") == "log":
+            for name, value in record.get("v", {}).items():
+                if isinstance(value, (int, float)) and rank <= self._values.get(name, (rank, 0.0))[0]:
+                    self._values[name] = (rank, float(value))
+        elif record.get("k") == "progress" and (self._progress is None or rank <= self._progress[0]):
+            total = record.get("total")
+            bar = Progress(float(record.get("n", 0)), float(total) if total else None, str(record.get("desc", "")))
+            self._progress = (rank, bar)

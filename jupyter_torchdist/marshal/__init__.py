@@ -1,0 +1,43 @@
+"""Both directions of the crossing between a notebook and its ranks; used in the kernel and in the ranks.
+
+In a rank::
+
+    load_bundle(manifest, blob_dir: Path, main: ModuleType, *, source_dir: Path | None = None) -> Loaded
+        checks the digests, unpacks local modules and puts them first on sys.path, fills linecache,
+        fills ``vars(main)`` with the captured names. Loaded.names, Loaded.memo {place: object}.
+    changed_names(loaded, main: ModuleType | dict) -> list[str]
+        captured names whose object graph changed, and globals that captured functions set.
+    dump_results(values: Mapping[str, Any], loaded, directory: JobPaths, rank: int) -> Dumped
+        Dumped.names, Dumped.left ((name, reason), …), Dumped.size; raises StoreError.
+    dump_exception(exc, loaded: Loaded | None, path: Path) -> None
+
+In the notebook (or any later kernel)::
+
+    load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict) -> Values
+        Values is a dict {name: value} with .notes and .left; captured objects are updated in place.
+        memo is Capture.memo; None reads the job's bundle (memo_from_bundle).
+    load_exception(path, memo, main_dict, record: ErrorRecord) -> BaseException   (always an Exception)
+    memo_from_bundle(manifest, blob_dir, main_dict) -> Memo   (a dict with .notes)
+"""
+
+from __future__ import annotations
+
+from .bundle import Loaded, Memo, load_bundle, memo_from_bundle, unpack_sources
+from .compare import changed_names
+from .failures import dump_exception, load_exception
+from .results import Dumped, Values, dump_results, load_results
+
+__all__ = [
+    "Dumped",
+    "Loaded",
+    "Memo",
+    "Values",
+    "changed_names",
+    "dump_exception",
+    "dump_results",
+    "load_bundle",
+    "load_exception",
+    "load_results",
+    "memo_from_bundle",
+    "unpack_sources",
+]

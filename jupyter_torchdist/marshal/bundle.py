@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import types
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +44,12 @@ class Loaded:
     def places(self) -> dict[int, int]:
         """``id`` of an object → its place. The memo keeps the objects alive, so an id stays theirs."""
         return {id(value): place for place, value in self.memo.items()}
+
+    @cached_property
+    def storages(self) -> dict[int, rebuild.Storage]:
+        """The captured storages by torch's own handle."""
+        found = (value for value in self.memo.values() if isinstance(value, rebuild.Storage))
+        return {storage.untyped._cdata: storage for storage in found}
 
     @cached_property
     def pristine(self) -> Loaded | None:
@@ -88,10 +95,15 @@ def read_stream(
     ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
     with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve):
         unpickler = pickle.Unpickler(file, buffers=iter(buffers))
+        passing: bytes = b""
         for names in _loads(unpickler, file):
+            extra = names.pop("", None)
+            passing = extra if isinstance(extra, bytes) else passing
             main.update(names)
     memo = unpickler.memo.copy()  # type: ignore[attr-defined]
-    del unpickler
+    del unpickler, names, extra
+    for place in array("Q", passing):
+        memo.pop(place, None)
     return Loaded(manifest.names, keep_shared(memo), manifest, blob_dir, main, ranges)
 
 

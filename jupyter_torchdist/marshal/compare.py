@@ -7,47 +7,65 @@ stream, so that a change is known exactly where it happened, and aliases count.
 from __future__ import annotations
 
 import io
-import pickle
+import itertools
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from cloudpickle import cloudpickle
-
-from . import codes
+from . import codes, rebuild
 from .bundle import Loaded
 from .mapping import Pages, equal_memory
 from .pickler import Pickler
 from .rebuild import Storage
-from .states import State, state_of
+from .states import state_of
 from .tensors import is_tensor
 
-_LEAVES = (type, types.FunctionType, types.ModuleType)
+_LEAVES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of one captured object. ``kind`` is its ``State.kind``."""
+
+    differs: bool
+    kind: str = "leaf"
+    children: tuple[int, ...] = ()
 
 
 class Comparison:
-    """The captured objects of one rank, live and as they were. ``places`` holds only live objects."""
+    """The captured objects of one rank, live and as they were, each looked at once."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
         self.pages = Pages(loaded.ranges)
-        self._changed: dict[int, bool] = {}
-        self._children: dict[int, tuple[int, ...]] = {}
+        self._facts: dict[int, _Facts] = {}
         self._clean: set[int] = set()
-        self._writers: tuple[_Shallow, _Shallow] | None = None
 
-    def changed(self, place: int) -> bool:
-        """Whether the object's own state differs from what was captured. True when that cannot be known."""
-        found = self._changed.get(place)
+    def facts(self, place: int) -> _Facts:
+        found = self._facts.get(place)
         if found is None:
-            found = self._changed[place] = self._compare(place)
+            found = self._facts[place] = self._look(place)
         return found
 
     def children(self, place: int) -> tuple[int, ...]:
         """Captured objects that the live object refers to."""
-        self.changed(place)
-        return self._children.get(place, ())
+        return self.facts(place).children
+
+    def changed(self, place: int) -> bool:
+        """Whether the object's own state is no longer what was captured. True when that cannot be known."""
+        facts = self.facts(place)
+        return facts.differs or any(child != place and self.replaced(child) for child in facts.children)
+
+    def replaced(self, place: int) -> bool:
+        """Whether the object changed in a way that only another object can stand for."""
+        facts = self.facts(place)
+        if facts.kind == "array":
+            before = self.loaded.pristine.memo.get(place) if self.loaded.pristine else None
+            live = self.loaded.memo[place]
+            return before is None or live.shape != before.shape or live.dtype != before.dtype
+        return facts.kind == "constant" and self.changed(place)
 
     def reaches_change(self, place: int) -> bool:
         """Whether the object or a captured one below it changed."""
@@ -65,30 +83,23 @@ class Comparison:
         self._clean |= seen
         return False
 
-    def _compare(self, place: int) -> bool:
-        live = self.loaded.memo[place]
+    def _look(self, place: int) -> _Facts:
+        live, pristine = self.loaded.memo[place], self.loaded.pristine
+        before = pristine.memo.get(place) if pristine else None
         if isinstance(live, _LEAVES):
-            return False
-        pristine = self.loaded.pristine
-        if pristine is None:
-            return True
-        before = pristine.memo.get(place)
-        if type(live).__name__ != type(before).__name__:
-            return True
-        if isinstance(live, Storage) and isinstance(before, Storage):
-            return not self._same_storage(live, before)
-        if self._writers is None:
-            self._writers = _Shallow(self.loaded), _Shallow(pristine)
+            return _Facts(False)
+        if isinstance(live, Storage):
+            return _Facts(not (isinstance(before, Storage) and self._same_storage(live, before)), "storage")
         if _is_array(live):
-            return not self._same_array(live, before)
+            return _Facts(not (_is_array(before) and self._same_array(live, before)), "array")
         try:
-            now, self._children[place] = self._writers[0].write(live)
-            then, _ = self._writers[1].write(before)
+            now = _Shallow(self.loaded).write(live)
+            then = _Shallow(pristine).write(before) if pristine and before is not None else None
         except Exception:  # the user's own reducers run here and may raise anything
-            return True
-        if now != then and is_tensor(type(live)):
-            return not self._same_tensor(live, before)
-        return now != then
+            return _Facts(True, "unknown")
+        alike = is_tensor(type(live)) and is_tensor(type(before))
+        differs = now != then and not (alike and self._same_tensor(live, before))
+        return _Facts(differs, now.kind, now.places)
 
     def _same_storage(self, live: Storage, before: Storage) -> bool:
         if live.size != before.size:
@@ -150,11 +161,11 @@ def _differs(name: str, scope: dict[str, Any], comparison: Comparison, pristine:
     if isinstance(value, _LEAVES):
         return value is not before
     try:
-        now, children = _Shallow(comparison.loaded).write_value(value)
-        then, _ = _Shallow(pristine).write_value(before)
+        now = _Shallow(comparison.loaded).write_value(value)
+        then = _Shallow(pristine).write_value(before)
     except Exception:  # the user's own reducers run here and may raise anything
         return True
-    return now != then or any(comparison.reaches_change(child) for child in children)
+    return now != then or any(comparison.reaches_change(child) for child in now.places)
 
 
 def _stores(value: Any, scope: dict[str, Any]) -> Iterable[str]:
@@ -167,40 +178,51 @@ def _is_array(value: Any) -> bool:
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
+@dataclass
+class Written:
+    """An object's own state as bytes. ``places`` are the captured objects it refers to."""
+
+    stream: bytes
+    buffers: list[memoryview]
+    places: tuple[int, ...]
+    kind: str
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Written) or self.stream != other.stream or len(self.buffers) != len(other.buffers):
+            return False
+        return all(ours == theirs for ours, theirs in zip(self.buffers, other.buffers, strict=True))
+
+
 class _Shallow(Pickler):
     """Writes one object's state; captured objects in it are written as their place."""
+
+    _fresh = itertools.count()
 
     def __init__(self, loaded: Loaded) -> None:
         self._file = io.BytesIO()
         super().__init__(self._file, loaded.main)
         self._places = loaded.places
-        self._seen: list[int] = []
-        for value in loaded.memo.values():
-            if isinstance(value, Storage):
-                self.storages.add(value)
+        self._seen: dict[int, None] = {}
+        self.storages.share(loaded.storages)
 
     def persistent_id(self, value: Any) -> Any:
         place = self._places.get(id(value))
         if place is not None:
-            self._seen.append(place)
+            self._seen[place] = None
         return place
 
-    def write(self, value: Any) -> tuple[bytes, tuple[int, ...]]:
-        return self.write_value(state_of(value, self))
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is Storage:  # memory that was not captured: never the same as what was
+            return rebuild.same, (next(self._fresh),)
+        return super().reducer_override(value)
 
-    def write_value(self, value: Any) -> tuple[bytes, tuple[int, ...]]:
-        self._file.seek(0)
-        self._file.truncate()
-        self._seen = []
-        self.clear_memo()
-        self.buffers.clear()
+    def write(self, value: Any) -> Written:
+        """The state of a captured object."""
+        state = state_of(value, self)
+        return self.write_value(state, state.kind)
+
+    def write_value(self, value: Any, kind: str = "value") -> Written:
+        """Any value as it is."""
         self.dump(value)
-        content = self._file.getvalue() + b"".join(bytes(buffer) for buffer in self.buffers)
-        return content, tuple(dict.fromkeys(self._seen))
-
-
-def iterate_states(states: Iterable[State]) -> Iterator[Any]:
-    yield from states
-
-
-_ = pickle, cloudpickle
+        buffers = [buffer.raw() for buffer in self.buffers]
+        return Written(self._file.getvalue(), buffers, tuple(self._seen), kind)

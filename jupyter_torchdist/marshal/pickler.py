@@ -41,10 +41,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Protocol 5 with large buffers out of band. ``main`` is the namespace of the notebook (or of the rank)."""
 
     def __init__(
-        self, file: IO[bytes], main: dict[str, Any], extents: dict[int, tuple[int, int]] | None = None
+        self,
+        file: IO[bytes],
+        main: dict[str, Any],
+        extents: dict[int, tuple[int, int]] | None = None,
+        large: int = LARGE,
     ) -> None:
         self.buffers: list[pickle.PickleBuffer] = []
-        super().__init__(file, protocol=5, buffer_callback=_collector(self.buffers))
+        super().__init__(file, protocol=5, buffer_callback=_collector(self.buffers, large))
         self.main = main
         self.storages = Storages(extents)
         self.notes: list[str] = []
@@ -184,11 +188,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return rebuild.same, (None,)
 
 
-def _collector(buffers: list[pickle.PickleBuffer]) -> Callable[[pickle.PickleBuffer], bool]:
+def _collector(buffers: list[pickle.PickleBuffer], large: int) -> Callable[[pickle.PickleBuffer], bool]:
     """A buffer callback that holds no reference to the pickler: a cycle would keep the user's data alive."""
 
     def collect(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < LARGE:
+        if buffer.raw().nbytes < large:
             return True
         buffers.append(buffer)
         return False

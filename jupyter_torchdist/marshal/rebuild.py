@@ -23,6 +23,8 @@ class Loading:
     main: dict[str, Any]
     resolve: Resolve | None = None
     kept: dict[int, Any] = field(default_factory=dict)
+    made: dict[tuple[str, str], type] = field(default_factory=dict)
+    """Classes made from the stream, by qualified name and digest."""
 
     def existing(self, name: str, digest: str) -> Any:
         """What already stands for the name here; it is kept as it is."""
@@ -97,6 +99,8 @@ def class_skeleton(
     made.__module__ = module
     with contextlib.suppress(TypeError, AttributeError):
         made.__qualname__ = qualname
+    if "<locals>" not in qualname:
+        _LOADING.get().made[qualname, digest] = made
     return made
 
 

@@ -27,6 +27,11 @@ class State:
     items: Any = None
     state: Any = None
     rest: Any = None
+    setter: Any = None
+
+    def without_rest(self) -> State:
+        """What an update record needs."""
+        return State(self.kind, self.items, self.state, None, self.setter)
 
 
 def state_of(value: Any, pickler: Pickler) -> State:
@@ -48,10 +53,10 @@ def state_of(value: Any, pickler: Pickler) -> State:
     if isinstance(reduced, str):
         return State("constant", rest=reduced)
     func, arguments, state, listed, mapped, setter = (*reduced, None, None, None, None, None)[:6]
-    rest = [func, arguments, setter, list(listed or ()), list(mapped or ())]
+    rest = [func, arguments, list(listed or ()), list(mapped or ())]
     if state is None:
         return State("constant", rest=rest)
-    return State("plain" if _plain_state(kind) and setter is None else "state", state=state, rest=rest)
+    return State("plain" if _plain_state(kind) and setter is None else "state", state=state, rest=rest, setter=setter)
 
 
 def _container(value: Any) -> str | None:
@@ -105,7 +110,7 @@ def put(target: Any, state: State) -> None:
     elif state.kind == "plain":
         _put_plain(target, state.state)
     elif state.kind == "state":
-        _put_state(target, state.state, state.rest[2])
+        _put_state(target, state.state, state.setter)
     elif state.kind != "constant":
         _put_items(target, state.kind, state.items)
         if state.state is not None:

@@ -19,16 +19,17 @@ class Storages:
     """The storages one pickler met: one object for each, so that views share it again on the other side."""
 
     def __init__(self, extents: dict[int, tuple[int, int]] | None = None) -> None:
-        self._narrow = extents or {}
+        self._narrow = dict(extents or {})
         self._by_data: dict[int, Storage] = {}
         self._device: dict[int, Any] = {}
         self.extents: dict[int, tuple[int, int, int]] = {}
         self.moved: set[str] = set()
         """Devices whose tensors were copied to the CPU."""
 
-    def add(self, storage: Storage) -> None:
-        """Let tensors over this storage refer to it."""
-        self._by_data[storage.untyped._cdata] = storage
+    def share(self, known: dict[int, Storage]) -> None:
+        """Let tensors over these storages refer to them."""
+        self._by_data.update(known)
+        self._narrow.update({key: (item.start, item.stop) for key, item in known.items()})
 
     def of(self, untyped: Any) -> Storage:
         key = untyped._cdata

@@ -91,10 +91,20 @@ def fold(events: Iterable[Event], state: JobState | None = None) -> JobState:
 
 
 def apply(state: JobState, event: Event) -> JobState:
-    """The state after one event. What follows an end is kept out, so that a final state is final."""
-    if state.final:
-        return replace(state, seq=event.seq)
+    """The state after one event. What follows an end is kept out, so that a final state is final.
+
+    An event of a known kind whose data is damaged changes nothing: no reader stops at it.
+    """
     state = replace(state, seq=event.seq)
+    if state.final:
+        return state
+    try:
+        return _applied(state, event)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return state
+
+
+def _applied(state: JobState, event: Event) -> JobState:
     if event.kind.startswith("rank.") and event.rank is not None:
         rank = state.ranks.get(event.rank, RankState(event.rank))
         return replace(state, ranks={**state.ranks, event.rank: _apply_rank(rank, event)})

@@ -12,34 +12,39 @@ from types import ModuleType
 Change = Callable[[ModuleType], None]
 
 
-def after_import(name: str, change: Change) -> None:
-    """Call ``change`` with the module ``name``: now if it is imported, else when it has been."""
-    if (module := sys.modules.get(name)) is not None:
-        change(module)
-        return
-    sys.meta_path.insert(0, _Finder(name, change))
+def after_import(changes: dict[str, Change]) -> None:
+    """Call each change with the module of its name: now if that is imported, else when it has been."""
+    later = {}
+    for name, change in changes.items():
+        if (module := sys.modules.get(name)) is not None:
+            change(module)
+        else:
+            later[name] = change
+    if later:
+        sys.meta_path.insert(0, _Finder(later))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module through the other finders and wraps its loader."""
+    """Finds the awaited modules through the other finders and wraps their loaders."""
 
-    def __init__(self, name: str, change: Change) -> None:
-        self._name = name
-        self._change = change
+    def __init__(self, changes: dict[str, Change]) -> None:
+        self._changes = changes
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != self._name:
+        change = self._changes.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._change)
+            spec.loader = _Loader(spec.loader, change)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
+    """The module's own loader, and then the change."""
+
     def __init__(self, loader: importlib.abc.Loader, change: Change) -> None:
         self._loader = loader
         self._change = change

@@ -29,7 +29,7 @@ from ..protocol.bundle import Manifest
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
 from ..protocol.paths import JobPaths, make_private, safe_name, scratch_dir
-from ..protocol.process import ProcessId
+from ..protocol.process import ProcessId, processes_of_job
 from ..protocol.version import agent_directory
 from . import warm
 from .assignment import Assignment
@@ -47,6 +47,9 @@ LEASH_SECONDS = 600.0
 
 SILENCE_SECONDS = 30.0
 """A driver that says nothing for so long (it pings every other second) is gone."""
+
+FORK_DOUBT_SECONDS = 0.3
+"""A launcher forked by a zygote that died then has written its first line by then."""
 
 FAST_TICK, SLOW_TICK = 0.004, 0.02
 """Seconds between two looks at the event files: soon after a change, and else."""
@@ -80,6 +83,7 @@ class Agent:
         self._shared: dict[str, bool] = {}
         self._orphaned: dict[str, float] = {}
         self._fresh: dict[int, subprocess.Popen[bytes]] = {}
+        self._unforked: list[tuple[float, Assignment]] = []
         self._drivers: list[subprocess.Popen[bytes]] = []
         self._stop = False
         self._busy_until = 0.0
@@ -126,6 +130,7 @@ class Agent:
             self._ship(name, job, now)
         self._drop_silent(now)
         self._care_for_orphans(now)
+        self._start_unforked(now)
         self._pool.retire(now)
 
     def _reap(self) -> None:
@@ -277,12 +282,17 @@ class Agent:
                 self._busy_until = time.monotonic() + 1.0
 
     def _on_fork_failed(self, assignment: Assignment) -> None:
-        """The zygote died before it forked, or cannot be used: a new interpreter always can."""
-        if assignment.job in self._jobs and self._jobs[assignment.job].state == "starting":
-            self._jobs[assignment.job].events.write(
-                "job.note", text="the warm process was lost; the ranks start in new interpreters"
-            )
-            self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
+        """The zygote is gone; whether it had forked already is known only once a launcher could have said so."""
+        self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
+
+    def _start_unforked(self, now: float) -> None:
+        """A new interpreter for each job whose zygote died before it forked."""
+        for due, assignment in [item for item in self._unforked if item[0] <= now]:
+            self._unforked.remove((due, assignment))
+            job = self._jobs.get(assignment.job)
+            if job is not None and job.state == "starting" and not processes_of_job(assignment.token):
+                job.events.write("job.note", text="the warm process was lost; the ranks start in new interpreters")
+                self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
 
     def _on_follow(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         """A driver takes up a job: this agent's own, or one that an earlier agent left."""

@@ -46,15 +46,15 @@ class Autolog:
 
     def install(self) -> None:
         """Wrap ``Tensor.backward`` and ``GradScaler.scale`` of this process."""
-        original = torch.Tensor.backward
+        original: Any = torch.Tensor.backward
 
         @functools.wraps(original)
         def backward(self_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             self.note(self_, sys._getframe(1))
             return original(self_, *args, **kwargs)
 
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
-        scale = torch.amp.GradScaler.scale
+        torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
+        scale: Any = torch.amp.GradScaler.scale
 
         @functools.wraps(scale)
         def scale_and_remember(self_: Any, outputs: Any) -> Any:
@@ -63,7 +63,7 @@ class Autolog:
                 setattr(scaled, _UNSCALED, outputs.detach())
             return scaled
 
-        torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign]
+        torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign,assignment]
 
     def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
         """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""
@@ -143,14 +143,12 @@ def _backward_calls(filename: str) -> list[ast.Call]:
 
 def _words(value: ast.expr) -> str:
     """A short name of an expression; of ``scaler.scale(loss)``, what is scaled."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "scale" and value.args:
-        return _words(value.args[0])
     if isinstance(value, ast.Call):
-        return _words(value.func)
+        scaled = isinstance(value.func, ast.Attribute) and value.func.attr == "scale" and value.args
+        return _words(value.args[0] if scaled else value.func)
     if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
         return value.attr
     text = ast.unparse(value)
     if len(text) <= _NAME_LIMIT:
         return text
-    first = next((node.id for node in ast.walk(value) if isinstance(node, ast.Name)), "loss")
-    return first
+    return next((node.id for node in ast.walk(value) if isinstance(node, ast.Name)), "loss")

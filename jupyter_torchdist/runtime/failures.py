@@ -46,12 +46,13 @@ def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
 def _message(error: BaseException) -> str:
     try:
         return str(error)[:_TEXT]
-    except Exception:
+    except Exception:  # noqa: BLE001  # the user's __str__
         return "<the exception's own text raised an error>"
 
 
 def _users(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    return [frame for frame in stack if not is_ours(frame.filename)]
+    """The user's frames; all of them when it is our own code that failed."""
+    return [frame for frame in stack if not is_ours(frame.filename)] or list(stack)
 
 
 def _ends(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary | None]:

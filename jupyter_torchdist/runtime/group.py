@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ..protocol.plan import NodePlan, Plan
 
@@ -26,11 +28,11 @@ def choose_device(node: NodePlan) -> torch.device:
 
 def join(plan: Plan, device: torch.device) -> None:
     """Initialise the process group over the store that torch elastic opened."""
-    store, rank, size = next(dist.rendezvous("env://"))
+    store, rank, size = next(rendezvous("env://"))
     chosen: dict[str, Any] = {"backend": plan.backend, "rank": rank, "world_size": size}
     if device.type == "cuda" and plan.backend == "nccl":
         chosen["device_id"] = device
-    dist.init_process_group(store=dist.PrefixStore(_PREFIX, store), **chosen)
+    dist.init_process_group(store=PrefixStore(_PREFIX, store), **chosen)
     _let_user_code_join_again()
 
 

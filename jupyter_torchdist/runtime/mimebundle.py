@@ -47,7 +47,7 @@ def plain(value: Any) -> str:
     """``repr``, bounded; a class's or object's broken one is named instead of raised."""
     try:
         text = repr(value)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # the user's __repr__
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
     if len(text) > TEXT_LIMIT:
         half = TEXT_LIMIT // 2
@@ -73,7 +73,7 @@ def _call(value: Any, method: str) -> Any:
         return None
     try:
         return function()
-    except Exception:  # as in IPython: one broken representation must not hide the others
+    except Exception:  # noqa: BLE001  # as in IPython: one broken representation must not hide the others
         return None
 
 

@@ -146,7 +146,7 @@ class Output:
         _line_buffer_c_stdout()
         self.out = Stream(1, "<stdout>", flusher, on_dropped)
         self.err = Stream(2, "<stderr>", flusher, on_dropped)
-        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
+        sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
         sys.stdout = sys.__stdout__ = self.out.text  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = self.err.text  # type: ignore[misc]
         os.register_at_fork(before=self.flush, after_in_child=self._after_fork)

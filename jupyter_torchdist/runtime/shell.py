@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ..protocol.errors import UserError
-from .afterimport import after_import
+from .afterimport import Change, after_import
 from .display import Display, Frontend
 
 
@@ -33,7 +33,9 @@ class RankShell:
 
     def getoutput(self, command: str, split: bool = True, depth: int = 0) -> Any:
         """``x = !command``: its lines, or its text."""
-        done = subprocess.run(command, shell=True, executable=_shell(), stdout=subprocess.PIPE, text=True, errors="replace")
+        done = subprocess.run(
+            command, shell=True, executable=_shell(), stdout=subprocess.PIPE, text=True, errors="replace", check=False
+        )
         self.user_ns["_exit_code"] = done.returncode
         return done.stdout.splitlines() if split else done.stdout
 
@@ -57,7 +59,8 @@ def no_input(prompt: object = "", /) -> NoReturn:
 
 
 def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
-    raise UserError("breakpoint() cannot stop here: a rank has no keyboard", "print(), or run the code without the magic")
+    hint = "print what you want to see, or run the code without the magic"
+    raise UserError("breakpoint() cannot stop here: a rank has no keyboard", hint)
 
 
 def install(display: Display, namespace: dict[str, Any]) -> None:
@@ -71,11 +74,14 @@ def install(display: Display, namespace: dict[str, Any]) -> None:
     verbs = {name: getattr(frontend, name) for name in ("display", "update_display", "clear_output")}
     if importlib.util.find_spec("IPython") is None:
         _stand_in(verbs)
-    for name in ("IPython.core.display_functions", "IPython.display"):
-        after_import(name, lambda module: vars(module).update(verbs))
-    after_import("matplotlib", _draw_into_memory)
-    after_import("matplotlib.pyplot", lambda module: setattr(module, "show", lambda *_, **__: display.figures()))
-    after_import("tqdm.notebook", _text_bars)
+    changes: dict[str, Change] = {
+        "IPython.core.display_functions": lambda module: vars(module).update(verbs),
+        "IPython.display": lambda module: vars(module).update(verbs),
+        "matplotlib": _draw_into_memory,
+        "matplotlib.pyplot": lambda module: vars(module).update(show=lambda *_, **__: display.figures()),
+        "tqdm.notebook": _text_bars,
+    }
+    after_import(changes)
 
 
 def _stand_in(verbs: dict[str, Any]) -> None:
@@ -94,6 +100,6 @@ def _draw_into_memory(matplotlib: ModuleType) -> None:
 
 def _text_bars(module: ModuleType) -> None:
     """``tqdm.notebook``'s widgets need a kernel: its names become those of the text bar."""
-    from tqdm import std
+    std = sys.modules["tqdm.std"]
 
     vars(module).update(tqdm_notebook=std.tqdm, tqdm=std.tqdm, tnrange=std.trange, trange=std.trange)

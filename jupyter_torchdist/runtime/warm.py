@@ -47,7 +47,8 @@ class Zygote:
 
 def base_environment(environ: dict[str, str]) -> dict[str, str]:
     """Enough to start an interpreter; everything else comes with each job."""
-    kept = {name: value for name, value in environ.items() if name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")}
+    ours = ("TORCHDIST_HOME", "TORCHDIST_RUNTIME_DIR", "TORCHDIST_SCRATCH")
+    kept = {name: environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", *ours) if name in environ}
     return {
         **kept,
         **import_environment(environ),

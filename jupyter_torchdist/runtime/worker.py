@@ -15,8 +15,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .. import marshal
 from ..protocol import codec
@@ -44,7 +43,7 @@ def main(job_root: str, blobs: str, node: str) -> None:
     rank = Rank(JobPaths(Path(job_root)), Path(blobs), node)
     try:
         rank.live()
-    except BaseException as error:  # a signal between two steps of our own
+    except BaseException as error:  # noqa: BLE001  # a signal between two steps of our own
         rank.fail(error)
 
 
@@ -82,7 +81,7 @@ class Rank:
             self.run(spec)
             _join_threads()
             self.interrupts.disarm()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # whatever user code raises
             self.interrupts.disarm()
             if not _ended_well(error):
                 self.stopped(error)
@@ -150,7 +149,7 @@ class Rank:
             if self.results is not None:
                 self.results.dump_error(error)
                 self.publish()
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # the report is out; the end must come
             traceback.print_exc()
         finally:
             faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True)

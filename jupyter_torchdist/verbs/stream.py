@@ -25,13 +25,13 @@ class Lines:
         self._rest: dict[LogFile, str] = {}
         if keep is not None:
             self._follower.skip(keep)
+        self._torn = {path for path, offset in self._follower.offsets.items() if offset}
+        """Files that are followed from the middle of a line on: what is left of that line is passed over."""
 
     def poll(self) -> Iterator[tuple[LogFile, str]]:
         """(file, text that ends with a newline)."""
         for file, text in self._follower.poll(CHUNK):
-            whole, rest = _split(self._rest.pop(file, "") + text)
-            if rest:
-                self._rest[file] = rest
+            whole, self._rest[file] = _split(self._rest.get(file, "") + self._from_its_begin(file, text))
             if whole:
                 yield file, whole
 
@@ -42,13 +42,21 @@ class Lines:
             growing = False
             for file, text in self._follower.poll(CHUNK, ended=True):
                 growing = True
-                whole, self._rest[file] = _split(self._rest.get(file, "") + text)
+                whole, self._rest[file] = _split(self._rest.get(file, "") + self._from_its_begin(file, text))
                 if whole:
                     yield file, whole
         for file, rest in self._rest.items():
             if rest:
                 yield file, rest + "\n"
         self._rest.clear()
+
+    def _from_its_begin(self, file: LogFile, text: str) -> str:
+        if file.path not in self._torn:
+            return text
+        _, newline, text = text.partition("\n")
+        if newline:
+            self._torn.discard(file.path)
+        return text
 
 
 def _split(text: str) -> tuple[str, str]:

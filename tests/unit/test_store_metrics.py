@@ -44,7 +44,7 @@ def test_torn_and_damaged_lines(job: FakeJob) -> None:
 
 
 def test_a_read_is_bounded_but_goes_on(job: FakeJob) -> None:
-    records = [{"a": number, "text": "x" * 50} for number in range(100)]
+    records: list[metrics.Record] = [{"a": number, "text": "x" * 50} for number in range(100)]
     job.rank(0).records(*records)
     seen, offset = [], 0
     for _ in range(1000):
@@ -71,7 +71,7 @@ def test_curves_as_columns(job: FakeJob) -> None:
 
 
 def test_the_latest_values() -> None:
-    records = [
+    records: list[metrics.Record] = [
         {"k": "log", "v": {"a": 1, "b": 1}},
         {"k": "progress", "n": 1},
         {"k": "log", "v": {"a": 2}},

@@ -1,0 +1,163 @@
+"""A cell, or a call of a function, together with everything it needs from the notebook."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import linecache
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..protocol.bundle import Captured
+from ..protocol.errors import UndefinedName
+from . import modules
+from .closure import PROVIDED, Closure, Wanted, close, refused_magic
+from .describe import human
+from .names import Names, analyse
+
+CALL = "__torchdist_call__"
+"""The captured name that holds (function, args, kwargs) of a job of kind ``function``."""
+HEAVY = 100_000_000
+"""Bytes from which on a captured name is worth a note."""
+
+
+@dataclass
+class Capture:
+    """What goes along. ``memo`` {place: object} is for ``marshal.load_results`` later."""
+
+    names: tuple[str, ...]
+    receipt: tuple[Captured, ...]
+    bound: tuple[str, ...]
+    notes: tuple[str, ...]
+    memo: dict[int, Any]
+    stream: bytes
+    buffers: list[pickle.PickleBuffer]
+    lines: dict[str, str]
+    """File name in tracebacks → source text."""
+    sources: dict[str, Path] = field(default_factory=dict)
+    """Path below the ranks' source directory → the local module's file."""
+    flags: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the stream and its buffers."""
+        return len(self.stream) + sum(buffer.raw().nbytes for buffer in self.buffers)
+
+
+def capture_cell(
+    source: str,
+    label: str,
+    first_line: int,
+    namespace: Mapping[str, Any],
+    *,
+    exclude: Iterable[str] = (),
+    flags: int = 0,
+    cwd: Path,
+    labels: Mapping[str, str] | None = None,
+) -> Capture:
+    """What the cell needs from ``namespace``, and nothing else.
+
+    ``label`` and ``first_line`` are how tracebacks call the cell and its first line; ``flags`` are compiler flags
+    of the notebook's ``from __future__`` imports; ``labels`` renames source files of earlier cells
+    (co_filename → ``Cell In[3]``). Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
+    """
+    names = analyse(source, label, first_line, flags)
+    for magic, line in names.magics.items():
+        raise refused_magic(magic, f"line {line}")
+    scope = namespace if isinstance(namespace, dict) else dict(namespace)
+    notes = _check_defined(names, scope)
+    wanted = Wanted(
+        scope,
+        {name: f"line {need.line}" for name, need in names.needs.items()},
+        soft=frozenset(names.binds),
+        exclude=frozenset(exclude),
+        labels=labels or {},
+        attributes=frozenset(names.attributes),
+    )
+    padded = {label: "\n" * (first_line - 1) + source}
+    return _capture(wanted, notes, names.imports, cwd, tuple(names.binds), names.flags | flags, padded)
+
+
+def capture_call(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    cwd: Path,
+    labels: Mapping[str, str] | None = None,
+) -> Capture:
+    """A call of a function, as the captured name ``CALL``. Raises ``CaptureError``."""
+    main = vars(sys.modules["__main__"])
+    inner = getattr(function, "__func__", function)
+    found = getattr(inner, "__globals__", main)
+    scope = dict(found if found.get("__name__") == "__main__" else main)
+    wanted = Wanted(scope, {CALL: getattr(function, "__qualname__", "the call")}, labels=labels or {})
+    wanted.namespace[CALL] = (function, tuple(args), dict(kwargs))
+    return _capture(wanted, [], {}, cwd, (), 0, {})
+
+
+def _capture(
+    wanted: Wanted,
+    notes: list[str],
+    imports: Mapping[str, int],
+    cwd: Path,
+    bound: tuple[str, ...],
+    flags: int,
+    lines: dict[str, str],
+) -> Capture:
+    closure, more = close(wanted)
+    sources, module_notes = modules.local_sources({**closure.modules, **{name: "" for name in imports}}, cwd)
+    return Capture(
+        names=tuple(item.name for item in closure.receipt),
+        receipt=tuple(closure.receipt),
+        bound=bound,
+        notes=(*notes, *more, *module_notes, *_notes(closure)),
+        memo=closure.memo,
+        stream=closure.stream,
+        buffers=closure.buffers,
+        lines={**_lines(closure.files, wanted.labels), **lines},
+        sources=sources,
+        flags=flags,
+    )
+
+
+def _notes(closure: Closure) -> list[str]:
+    notes = [
+        f"{item.name} is large ({human(item.size)}, {item.what}): loading it inside the cell is faster"
+        for item in closure.receipt
+        if item.size > HEAVY
+    ]
+    if closure.moved:
+        notes.append(f"tensors on {', '.join(sorted(closure.moved))} travel by way of the CPU")
+    return notes
+
+
+def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
+    """Notes on names that may be missing. Raises ``UndefinedName`` for one that surely is."""
+    notes = []
+    for name, need in names.needs.items():
+        if name in scope or name in PROVIDED or hasattr(builtins, name):
+            continue
+        if need.certain and not names.stars and not names.dynamic:
+            known = [key for key in (*scope, *names.binds, *dir(builtins)) if not key.startswith("_")]
+            near = difflib.get_close_matches(name, known, 1, 0.6)
+            hint = f"did you mean {near[0]}?" if near else "run the cell that defines it first"
+            raise UndefinedName(f"name {name!r} is not defined (line {need.line})", hint, name=name)
+        if name not in names.binds and not names.stars and not names.dynamic:
+            notes.append(f"{name} (line {need.line}) is not defined; the cell fails if it gets there")
+    return notes
+
+
+def _lines(files: Iterable[str], labels: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for file in files:
+        if file.startswith("<") and file not in linecache.cache:
+            continue
+        text = "".join(linecache.getlines(file))
+        if text:
+            found[labels.get(file, file)] = text
+    return found

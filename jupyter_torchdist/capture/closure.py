@@ -1,0 +1,188 @@
+"""The captured names as one pickle stream, with what each is, how large, and which line needs it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..marshal import codes
+from ..marshal.bundle import keep_shared
+from ..marshal.culprit import explain
+from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
+from ..protocol.bundle import Captured
+from ..protocol.errors import CaptureError
+from .describe import describe
+
+PROVIDED = frozenset({
+    "__builtins__", "__name__", "__doc__", "__file__", "__spec__", "__package__", "__loader__", "__annotations__",
+    "get_ipython", "display", "exit", "quit",
+})  # fmt: skip
+"""Names every rank has by itself."""
+
+_HISTORY = frozenset({"In", "Out", "_ih", "_oh", "_dh"})
+_LEAVE = Leave()
+
+
+@dataclass
+class Closure:
+    """The pickled names. ``memo`` maps an object's place in the stream to the object."""
+
+    stream: bytes
+    buffers: list[pickle.PickleBuffer]
+    receipt: list[Captured]
+    memo: dict[int, Any]
+    files: list[str]
+    """Source files of the code that travels by value, as this process names them."""
+    modules: dict[str, str]
+    moved: set[str]
+
+
+class NamespacePickler(Pickler):
+    """Lets the globals of notebook functions travel with the first function that uses them."""
+
+    def __init__(self, file: io.BytesIO, wanted: Wanted, extents: dict[int, tuple[int, int]]) -> None:
+        super().__init__(file, wanted.namespace, extents)
+        self.labels = dict(wanted.labels)
+        self._stream = file
+        self._wanted = wanted
+        self.found: dict[str, str] = {}
+        """Names in the stream → which line needs them."""
+        self.sizes: dict[str, int] = {}
+        self.open: list[tuple[str, int, int]] = []
+        """Names whose value is being written: (name, size before, size of the names inside it)."""
+
+    def globals_of(self, function: types.FunctionType) -> Iterator[tuple[Enter, Any, Leave]]:
+        references = codes.references(function.__code__)
+        place = self._wanted.place_of(function)
+        for magic, line in references.magics.items():
+            raise refused_magic(magic, f"{place}, line {line}")
+        for name, line in references.loads.items():
+            if self._wanted.takes(name) and name not in self.found:
+                self.found[name] = f"{place}, line {line})" if "(" not in place else f"{place[:-1]}, line {line})"
+                yield Enter(name, self.found[name]), self._wanted.namespace[name], _LEAVE
+
+    def entered(self, name: str, user: str) -> None:
+        self.open.append((name, self._written(), 0))
+
+    def left(self) -> None:
+        name, before, inside = self.open.pop()
+        whole = self._written() - before
+        self.sizes[name] = whole - inside
+        if self.open:
+            outer, start, within = self.open[-1]
+            self.open[-1] = (outer, start, within + whole)
+
+    def _written(self) -> int:
+        return self._stream.tell() + sum(buffer.raw().nbytes for buffer in self.buffers)
+
+    def top(self, name: str, user: str, value: Any) -> None:
+        """Write one name of the cell."""
+        self.found[name] = user
+        self.entered(name, user)
+        self.dump({name: value})
+        self.left()
+
+
+@dataclass
+class Wanted:
+    """What to capture: ``names`` → which line needs each; ``soft`` ones may stay behind when they cannot travel."""
+
+    namespace: dict[str, Any]
+    names: Mapping[str, str]
+    soft: frozenset[str] = frozenset()
+    exclude: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = frozenset()  # type: ignore[assignment]
+    attributes: frozenset[str] = frozenset()
+
+    def takes(self, name: str) -> bool:
+        return name in self.namespace and name not in PROVIDED and name not in self.exclude
+
+    def place_of(self, function: types.FunctionType) -> str:
+        """Such as ``function evaluate (Cell In[3])``."""
+        file = function.__code__.co_filename
+        return f"function {function.__qualname__} ({self.labels.get(file, file)})"
+
+
+def close(wanted: Wanted) -> tuple[Closure, list[str]]:
+    """Pickle the names and, through functions and classes, the names these need. The second value are notes.
+
+    Raises ``CaptureError`` with the path to an object that cannot travel.
+    """
+    notes: list[str] = []
+    extents: dict[int, tuple[int, int]] = {}
+    left: set[str] = set()
+    while True:
+        trial = Wanted(**{**vars(wanted), "exclude": wanted.exclude | left})
+        pickler = NamespacePickler(stream := io.BytesIO(), trial, extents)
+        failed = _write(pickler, trial)
+        if failed is not None:
+            left.add(failed[0])
+            notes.append(failed[1])
+        elif narrower := pickler.storages.narrow():
+            extents.update(narrower)
+        else:
+            return _finish(pickler, stream), notes
+
+
+def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
+    names = sorted((name for name in wanted.names if wanted.takes(name)), key=lambda n: _rank(wanted.namespace[n]))
+    modules = [wanted.namespace[name] for name in names if isinstance(wanted.namespace[name], types.ModuleType)]
+    try:
+        pickler.dump({"": loaded_submodules(modules, set(wanted.attributes))})
+        for name in names:
+            if name not in pickler.found:
+                pickler.top(name, wanted.names[name], wanted.namespace[name])
+    except CaptureError:
+        raise
+    except Exception as error:  # pickling runs the user's own reducers, which may raise anything
+        return _give_up(pickler, wanted, error)
+    return None
+
+
+def _rank(value: Any) -> int:
+    """Modules first, then code, then data: what could run while data is rebuilt is there by then."""
+    return 0 if isinstance(value, types.ModuleType) else 1 if isinstance(value, (type, types.FunctionType)) else 2
+
+
+def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tuple[str, str]:
+    name = pickler.open[-1][0] if pickler.open else next(iter(wanted.names), "")
+    user = pickler.found.get(name, "")
+    if name in _HISTORY:
+        hint = "copy what you need of it into a variable of its own"
+        raise CaptureError(f"{name} is the notebook's history and stays there (needed by {user})", hint, path=name, line=user)
+    culprit = explain(wanted.namespace[name], name, error)
+    if name in wanted.soft:
+        return name, f"{name} was left behind, the cell binds it itself ({culprit.sentence})"
+    hint = f"create it inside the cell, or leave it behind with --exclude {name}"
+    message = f"{name} cannot leave the notebook; {user} needs it\n  {culprit.sentence}"
+    raise CaptureError(message, hint, path=culprit.path, line=user) from error
+
+
+def _finish(pickler: NamespacePickler, stream: io.BytesIO) -> Closure:
+    namespace = pickler.main
+    receipt = []
+    for name, user in pickler.found.items():
+        kind, what = describe(namespace[name])
+        receipt.append(Captured(name, kind, what, pickler.sizes.get(name, 0), user))
+    memo = {place: value for place, value in pickler.memo.copy().values()}
+    pickler.clear_memo()
+    places = set(memo)
+    shared = keep_shared(memo)
+    passing = array("Q", sorted(place for place in places - shared.keys()))
+    content = stream.getvalue() + pickle.dumps({"": passing.tobytes()})
+    return Closure(
+        content, pickler.buffers, receipt, shared, list(pickler.files), dict(pickler.modules), pickler.storages.moved
+    )
+
+
+def refused_magic(magic: str, where: str) -> CaptureError:
+    """A magic other than ``!command`` cannot run on a rank, where there is no IPython."""
+    hint = "run it in a cell of its own; in ranks only !command works"
+    return CaptureError(f"the magic {magic} cannot run on ranks ({where})", hint, path=magic, line=where)
+
+

@@ -1,0 +1,37 @@
+"""A capture as a bundle: blobs, named by their content, and the manifest over them."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+from ..protocol.bundle import Blob, Manifest, SourceFile
+from .cell import Capture
+
+Put = Callable[["bytes | memoryview"], Blob]
+"""Stores bytes once and names them by their digest; buffers are handed over as they lie in memory."""
+
+
+def pack(capture: Capture, job: str, put: Put) -> Manifest:
+    """Hand everything to ``put`` and name it in a manifest. Raises what ``put`` raises (``StoreError``)."""
+    return Manifest(
+        job=job,
+        python=platform.python_version(),
+        stream=put(capture.stream),
+        buffers=tuple(put(buffer.raw()) for buffer in capture.buffers),
+        names=capture.names,
+        receipt=capture.receipt,
+        linecache=put(json.dumps(capture.lines).encode("ascii")),
+        sources=tuple(SourceFile(path, _put_file(file, put)) for path, file in sorted(capture.sources.items())),
+        flags=capture.flags,
+        bound=capture.bound,
+        notes=capture.notes,
+    )
+
+
+def _put_file(file: Path, put: Put) -> Blob:
+    return put(file.read_bytes())
+
+

@@ -1,0 +1,159 @@
+"""Which object inside a captured one cannot be pickled, and the path to it. Looked for only after a failure."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import pickle
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .pickler import Pickler
+
+_TRIALS = 2000
+_WIDTH = 100_000
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """``path`` is an expression such as ``trainer.callbacks[2]._thread``; ``kind`` the type's name."""
+
+    path: str
+    kind: str
+    reason: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.path}: {self.kind}: {self.reason}" if self.reason else f"{self.path}: {self.kind}"
+
+
+def explain(value: Any, name: str, error: Exception) -> Culprit:
+    """Follow the failure from ``value`` down to the object that causes it; ``error`` is what pickling said."""
+    path, current, reason = name, value, error
+    trials = _TRIALS
+    seen = {id(value)}
+    while trials > 0:
+        for label, child in itertools.islice(_children(current), _WIDTH):
+            if id(child) in seen or isinstance(child, (str, bytes, int, float, type(None))):
+                continue
+            seen.add(id(child))
+            trials -= 1
+            failure = _failure(child)
+            if failure is not None:
+                path, current, reason = path + label, child, failure
+                break
+            if trials <= 0:
+                break
+        else:
+            break
+    return Culprit(path, kind_name(type(current)), _words(reason, current))
+
+
+def kind_name(kind: type) -> str:
+    """The type as its module shows it: ``_thread.lock``."""
+    module = kind.__module__
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def _failure(value: Any) -> Exception | None:
+    """Why the value alone cannot be pickled (the globals of its functions are not followed)."""
+    try:
+        Pickler(io.BytesIO(), vars(sys.modules["__main__"])).dump(value)
+    except Exception as error:  # the user's own reducers run here and may raise anything
+        return error
+    return None
+
+
+def _words(error: Exception, value: Any) -> str:
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        return "it is nested too deeply, or its __reduce__ never comes to an end"
+    text = str(error)
+    if isinstance(error, pickle.PicklingError) or text.startswith("cannot pickle"):
+        return text
+    return f"pickling it raised {type(error).__name__}: {text}"
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """(what to append to the path, object) for everything that pickling would follow."""
+    if isinstance(value, Mapping) and not isinstance(value, types.MappingProxyType):
+        for key, item in list(value.items()):
+            yield f"[{_short(key)}]", item
+            yield f" (key {_short(key)})", key
+    elif isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, (set, frozenset)):
+        yield from ((f" (element {_short(item)})", item) for item in value)
+    if isinstance(value, types.MethodType):
+        yield ".__self__", value.__self__
+        yield ".__func__", value.__func__
+    elif isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", value.keywords
+    elif isinstance(value, types.FunctionType):
+        yield from _function_children(value)
+    elif isinstance(value, type):
+        yield from ((f".{name}", item) for name, item in list(vars(value).items()))
+    elif isinstance(value, (property, staticmethod, classmethod)):
+        yield "", getattr(value, "fget", None) or getattr(value, "__func__", None)
+    else:
+        yield from _attributes(value)
+
+
+def _function_children(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    names = value.__code__.co_freevars
+    for name, cell in zip(names, value.__closure__ or (), strict=False):
+        try:
+            yield f" (its variable {name})", cell.cell_contents
+        except ValueError:
+            continue
+    for index, item in enumerate(value.__defaults__ or ()):
+        yield f".__defaults__[{index}]", item
+    for name, item in (value.__kwdefaults__ or {}).items():
+        yield f".__kwdefaults__[{name!r}]", item
+    yield from ((f".{name}", item) for name, item in list(vars(value).items()))
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    state = getattr(value, "__dict__", None)
+    custom = _reduced_state(value)
+    if isinstance(custom, dict):
+        state = custom
+    if isinstance(state, dict):
+        yield from ((f".{name}" if isinstance(name, str) else f"[{name!r}]", item) for name, item in list(state.items()))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if not name.startswith("__"):
+                yield from ((f".{name}", getattr(value, name)) for _ in (0,) if hasattr(value, name))
+    if not isinstance(state, dict):
+        yield from _arguments(value)
+
+
+def _reduced_state(value: Any) -> Any:
+    try:
+        reduced = value.__reduce_ex__(5)
+    except Exception:  # the user's own reducers run here and may raise anything
+        return None
+    return reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
+
+
+def _arguments(value: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        reduced = value.__reduce_ex__(5)
+    except Exception:  # the user's own reducers run here and may raise anything
+        return
+    if isinstance(reduced, tuple) and len(reduced) > 1 and isinstance(reduced[1], tuple):
+        yield from ((f" (part {index} of its pickle)", item) for index, item in enumerate(reduced[1]))
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # the user's own __repr__ may raise anything
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 40 else text[:37] + "…"

@@ -1,0 +1,267 @@
+"""The way back: values of a rank to a file, and from there into the notebook.
+
+What was captured returns as its place in the bundle's stream; where such an object changed, its new state
+follows and is put into the notebook's own object, so that every reference the notebook holds sees it.
+The file holds pickles with one memo: {name: value} and (place, State) as they were met, then None, then what was
+left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from ..protocol import codec
+from ..protocol.bundle import Manifest
+from ..protocol.errors import DamagedJob, StoreError
+from ..protocol.paths import Home, JobPaths
+from . import rebuild
+from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
+from .compare import Comparison, comparison_of
+from .culprit import explain
+from .mapping import map_private
+from .pickler import LARGE, Pickler
+from .states import State, put, state_of
+
+_WRITE = 1 << 30
+_made: weakref.WeakValueDictionary[tuple[str, str, str], type] = weakref.WeakValueDictionary()
+"""Classes that cells of a job defined, so that reading its results twice gives the same class."""
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """What a rank published. ``left`` is (name, reason) of what could not travel; ``size`` in bytes."""
+
+    names: tuple[str, ...]
+    left: tuple[tuple[str, str], ...]
+    size: int
+
+
+class Values(dict[str, Any]):
+    """{name: value} of a rank; ``notes`` say what is not quite as expected, ``left`` what stayed behind."""
+
+    notes: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+
+
+class ResultPickler(Pickler):
+    """Writes captured objects as their place in the bundle and remembers which ones it met."""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        loaded: Loaded | None,
+        extents: dict[int, tuple[int, int]] | None = None,
+        large: int = LARGE,
+    ) -> None:
+        super().__init__(file, loaded.main if loaded else vars(sys.modules["__main__"]), extents, large)
+        self._places = loaded.places if loaded else {}
+        self._comparison = comparison_of(loaded) if loaded else None
+        self.waiting: list[int] = []
+        self.met: set[int] = set()
+        if loaded:
+            self.storages.share(loaded.storages)
+
+    def persistent_id(self, value: Any) -> Any:
+        place = self._places.get(id(value))
+        if place is None or (self._comparison and self._comparison.replaced(place)):
+            return None
+        self.meet(place)
+        return place
+
+    def meet(self, place: int) -> None:
+        if place not in self.met:
+            self.met.add(place)
+            self.waiting.append(place)
+
+    def reducer_override(self, value: Any) -> Any:
+        wrapped = plain_module(value)
+        if wrapped is not value:
+            return rebuild.same, (wrapped,)
+        return super().reducer_override(value)
+
+
+def plain_module(value: Any) -> Any:
+    """The module inside a ``DistributedDataParallel``, or the value itself."""
+    parallel = sys.modules.get("torch.nn.parallel.distributed")
+    while parallel is not None and isinstance(value, parallel.DistributedDataParallel):
+        value = value.module
+    return value
+
+
+def dump_results(values: Mapping[str, Any], loaded: Loaded, directory: JobPaths, rank: int) -> Dumped:
+    """Publish the values of this rank. A name that cannot be pickled is left behind with the reason.
+
+    Raises ``StoreError`` when the disk does not take them.
+    """
+    directory.results.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = directory.result(rank)
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    chosen = {name: plain_module(value) for name, value in values.items()}
+    left: list[tuple[str, str]] = []
+    extents: dict[int, tuple[int, int]] = {}
+    try:
+        while True:
+            with open(os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+                pickler = ResultPickler(file, loaded, extents)
+                failed = _write(pickler, chosen, comparison_of(loaded))
+                if failed is None and not (narrower := pickler.storages.narrow()):
+                    file.write(pickle.dumps(tuple(left)))
+                    break
+            if failed is None:
+                extents.update(narrower)
+            else:
+                left.append((failed[0], explain(chosen.pop(failed[0]), failed[0], failed[1]).sentence))
+        size = _publish(pickler, aside, directory, rank)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        hint = "free some space or set TORCHDIST_HOME to a larger disk; the values are lost, the logs are not"
+        raise StoreError(f"the results of rank {rank} cannot be written: {error}", hint) from error
+    return Dumped(tuple(chosen), tuple(left), size)
+
+
+def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Comparison) -> tuple[str, Exception] | None:
+    """All names and the states of changed objects they reach; or the name that failed, and why."""
+    for name, value in chosen.items():
+        try:
+            pickler.dump({name: value})
+            while pickler.waiting:
+                place = pickler.waiting.pop()
+                if comparison.changed(place):
+                    state = state_of(comparison.loaded.memo[place], pickler)
+                    pickler.dump((place, state.without_rest()))
+                for child in comparison.children(place):
+                    if not comparison.replaced(child):
+                        pickler.meet(child)
+        except OSError:
+            raise
+        except Exception as error:  # pickling runs the user's own reducers, which may raise anything
+            return name, error
+    pickler.dump(None)
+    return None
+
+
+def _publish(pickler: ResultPickler, aside: Path, directory: JobPaths, rank: int) -> int:
+    size = aside.stat().st_size
+    for index, buffer in enumerate(pickler.buffers):
+        path = directory.result_buffer(rank, index)
+        size += _write_buffer(path, buffer.raw())
+    os.rename(aside, directory.result(rank))
+    return size
+
+
+def _write_buffer(path: Path, content: memoryview) -> int:
+    """Straight from the memory of the object: no copy is made."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    try:
+        done = 0
+        while done < content.nbytes:
+            done += os.write(descriptor, content[done : done + _WRITE])
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    os.rename(aside, path)
+    return content.nbytes
+
+
+def load_results(
+    directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict: dict[str, Any]
+) -> Values:
+    """The values a rank published. Captured objects that changed are updated in place, all or (when the file
+    cannot be read) none. ``memo`` is ``Capture.memo``; None reads the bundle to learn what was captured.
+
+    Raises ``DamagedJob`` for a file that is missing or cannot be read.
+    """
+    path = directory.result(rank)
+    known = memo if memo is not None else memo_of_job(directory, main_dict)
+    values, updates = Values(), []
+    try:
+        with open(path, "rb") as file, rebuild.loading(main_dict, _made_by(directory.job)) as context:
+            reader = Reader(file, known, main_dict, buffers=_result_buffers(directory, rank))
+            while (part := reader.load()) is not None:
+                if isinstance(part, dict):
+                    values.update(part)
+                else:
+                    updates.append(part)
+            values.left = pickle.load(file)
+            _made.update({(directory.job, *key): kind for key, kind in context.made.items()})
+    except FileNotFoundError as error:
+        hint = "the job ended before this rank published them; look at its log"
+        raise DamagedJob(f"there are no results of rank {rank} in {error.filename or path}", hint) from error
+    except (EOFError, pickle.UnpicklingError, ValueError) as error:
+        raise DamagedJob(f"{path} cannot be read: {error}", "run the job again: %dist rerun") from error
+    values.notes = (*getattr(known, "notes", ()), *apply(updates, known))
+    return values
+
+
+def memo_of_job(directory: JobPaths, main_dict: dict[str, Any]) -> Memo:
+    """What the places of a job mean here, read from its bundle."""
+    try:
+        manifest = Manifest.from_json(codec.loads(directory.manifest.read_bytes()))
+    except (OSError, ValueError, KeyError) as error:
+        raise DamagedJob(f"{directory.manifest} cannot be read: {error}", "the job cannot be brought back") from error
+    return memo_from_bundle(manifest, Home(directory.root.parent.parent).blobs, main_dict)
+
+
+def _result_buffers(directory: JobPaths, rank: int) -> Iterator[Any]:
+    index = 0
+    while True:
+        path = directory.result_buffer(rank, index)
+        yield map_private(path, path.stat().st_size)
+        index += 1
+
+
+def _made_by(job: str) -> rebuild.Resolve:
+    """Classes this process already has from the job, by name and digest."""
+
+    def resolve(name: str, digest: str) -> Any:
+        return _made.get((job, name, digest))
+
+    return resolve
+
+
+def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[str, ...]:
+    """Put new states into the objects of the notebook; instances first, then the containers that may hash them."""
+    notes = []
+    containers = ("list", "dict", "OrderedDict", "set", "deque", "bytearray")
+    for place, state in sorted(updates, key=lambda update: update[1].kind in containers):
+        target = memo[place]
+        try:
+            put(target, state)
+        except Exception as error:  # the object's own __setstate__ may raise anything
+            notes.append(f"a {type(target).__name__} could not be updated: {type(error).__name__}: {error}")
+    return tuple(notes)
+
+
+class Reader(pickle.Unpickler):
+    """Reads captured objects as the notebook's own."""
+
+    def __init__(self, file: IO[bytes], memo: Mapping[int, Any], main_dict: dict[str, Any], **options: Any) -> None:
+        super().__init__(file, **options)
+        self._memo = memo
+        self._main = main_dict
+        self._current: dict[int, Any] = {}
+
+    def persistent_load(self, place: int) -> Any:
+        if place not in self._current:
+            if place not in self._memo:
+                raise pickle.UnpicklingError(f"captured object {place} is not known here")
+            self._current[place] = self._as_now(self._memo[place])
+        return self._current[place]
+
+    def _as_now(self, value: Any) -> Any:
+        """A function or class whose cell was run again without a change is the one of now."""
+        if not isinstance(value, (type, types.FunctionType)) or value.__module__ != "__main__":
+            return value
+        now = find_current(self._main, value.__qualname__)
+        return now if now is not None and now is not value and digest_of(now) == digest_of(value) else value

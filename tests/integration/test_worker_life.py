@@ -1,0 +1,204 @@
+"""A rank's life: prepared, run, ended well, failed, interrupted. Two real ranks each time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.protocol.process import start_ticks
+from tests.ranks import RankJob
+
+
+def test_a_plain_cell(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import torch, torch.distributed as dist\n"
+        "rank = dist.get_rank()\n"
+        "print('rank', rank, 'of', dist.get_world_size())\n"
+        "total = torch.tensor([scale * (rank + 1)])\n"
+        "dist.all_reduce(total)\n"
+        "total.item()\n",
+        names={"scale": 10},
+        bound=("torch", "dist", "rank", "total"),
+    ).run()
+    assert job.codes == {0: 0, 1: 0}, (job.err(0), job.err(1))
+    for rank in (0, 1):
+        assert job.out_text(rank) == f"rank {rank} of 2\n"
+        assert job.err(rank) == ""
+        assert [line["data"]["text/plain"] for line in job.display(rank)] == ["30"]
+    assert job.kinds(0) == ["rank.started", "rank.ready", "rank.result", "rank.done"]
+    assert job.kinds(1) == ["rank.started", "rank.ready", "rank.done"]
+    values = job.values()
+    assert values["rank"] == 0 and values["total"].tolist() == [30] and values["__torchdist_value__"] == 30
+    assert values["dist"].__name__ == "torch.distributed"
+
+
+def test_an_exception(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import torch.distributed as dist\n"
+        "def f(x):\n"
+        "    return 1 / x\n"
+        "rank = dist.get_rank()\n"
+        "if rank == 1:\n"
+        "    f(0)\n",
+        bound=("dist", "f", "rank"),
+    ).run()
+    assert job.codes == {0: 0, 1: 1}
+    error = job.error(1)
+    assert (error.type, error.message) == ("ZeroDivisionError", "division by zero")
+    assert error.frames == (("Cell In[12]", 7, "<module>", "f(0)"), ("Cell In[12]", 4, "f", "return 1 / x"))
+    assert job.err(1) == error.text
+    assert job.paths.error(1).exists()
+
+
+def test_exits_that_are_no_failures(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import sys, torch.distributed as dist\nrank = dist.get_rank()\nsys.exit(None if rank else 0)\n",
+        bound=("sys", "dist", "rank"),
+    ).run()
+    assert job.codes == {0: 0, 1: 0}
+    assert job.kinds(1)[-1] == "rank.done" and job.values()["rank"] == 0
+
+
+@pytest.mark.parametrize(("status", "message"), [("3", "3"), ("'no data'", "no data")])
+def test_an_exit_code_is_a_failure(tmp_path: Path, status: str, message: str) -> None:
+    job = RankJob(tmp_path, f"x = 1\nimport sys\nsys.exit({status})\n", world=1, bound=("x",)).run()
+    assert job.codes == {0: 1}
+    assert (job.error(0).type, job.error(0).message) == ("SystemExit", message)
+    assert job.values() == {"x": 1}
+
+
+def test_an_interrupt(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import time\ndone = []\nprint('here')\nwhile True:\n    done.append(1)\n    time.sleep(0.001)\n",
+        bound=("time", "done"),
+    ).start()
+    for rank in (0, 1):
+        job.until(lambda rank=rank: job.files.out(rank).exists() and "here" in job.out_text(rank))  # type: ignore[misc]
+        os.kill(job.pid(rank), signal.SIGINT)
+    job.wait()
+    assert job.codes == {0: 0, 1: 0}
+    assert job.kinds(0) == ["rank.started", "rank.ready", "rank.interrupted", "rank.result"]
+    assert job.kinds(1) == ["rank.started", "rank.ready", "rank.interrupted"]
+    assert len(job.values()["done"]) > 0
+    assert "KeyboardInterrupt" in job.err(1)
+
+
+def test_an_interrupt_the_code_handles_itself(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import time\ntry:\n    print('here')\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    saved = True\n",
+        world=1,
+        bound=("saved",),
+    ).start()
+    job.until(lambda: job.files.out(0).exists() and "here" in job.out_text(0))
+    os.kill(job.pid(0), signal.SIGINT)
+    job.wait()
+    assert job.kinds(0)[-2:] == ["rank.result", "rank.done"] and job.values() == {"saved": True}
+
+
+def test_a_keyboard_interrupt_without_a_signal_is_a_failure(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "raise KeyboardInterrupt('mine')\n", world=1).run()
+    assert job.codes == {0: 1}
+    assert job.error(0).type == "KeyboardInterrupt"
+
+
+def test_values_that_exist_come_back_after_a_failure(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "x = [1]\nraise ValueError('late')\ny = 2\n", world=1, bound=("x", "y")).run()
+    assert job.kinds(0) == ["rank.started", "rank.ready", "rank.failed", "rank.result"]
+    assert job.values() == {"x": [1]}
+
+
+def test_what_user_code_leaves_running(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import atexit, threading, time, tempfile\n"
+        "seen = []\n"
+        "folder = tempfile.TemporaryDirectory()\n"
+        "atexit.register(print, 'at exit')\n"
+        "def late():\n"
+        "    time.sleep(0.2)\n"
+        "    seen.append(1)\n"
+        "threading.Thread(target=late).start()\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "print(folder.name)\n",
+        world=1,
+        bound=("seen",),
+    ).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.values() == {"seen": [1]}
+    folder, at_exit = job.out_text(0).splitlines()
+    assert at_exit == "at exit" and not Path(folder).exists()
+
+
+def test_a_failed_rank_does_not_wait_for_its_own_clean_up(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import atexit, time, torch.utils.data as data, multiprocessing as mp\n"
+        "atexit.register(time.sleep, 600)\n"
+        "p = mp.Process(target=time.sleep, args=(600,), daemon=True)\n"
+        "p.start()\n"
+        "print(p.pid, flush=True)\n"
+        "1 / 0\n",
+        world=1,
+    ).run()
+    assert job.codes == {0: 1}
+    job.until(lambda: start_ticks(int(job.out_text(0))) == 0)
+
+
+def test_hard_ends(tmp_path: Path) -> None:
+    source = (
+        "import os, ctypes, torch.distributed as dist\n"
+        "print('last words')\n"
+        "os._exit(3) if dist.get_rank() else ctypes.string_at(0)\n"
+    )
+    job = RankJob(tmp_path, source).run()
+    assert job.codes == {0: -signal.SIGSEGV, 1: 3}
+    assert job.out_text(0) == job.out_text(1) == "last words\n"
+    assert "Segmentation fault" in job.err(0) and "Cell In[12]" in job.err(0)
+    assert job.kinds(0) == ["rank.started", "rank.ready"]
+
+
+def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "print('never')\n", world=1, names={"x": 1})
+    job.write()
+    for blob in job.blobs.iterdir():
+        blob.write_bytes(blob.read_bytes() + b"!")
+    job.write = lambda: None  # type: ignore[method-assign]
+    job.run()
+    assert job.codes == {0: 1}
+    assert job.error(0).type == "DamagedJob" and job.out_text(0) == ""
+
+
+def test_fresh_interpreters(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "import os\nprint(__name__, os.environ['RANK'])\nx = 5\n", fresh=True, bound=("x",)).run()
+    assert job.codes == {0: 0, 1: 0}, job.err(0)
+    assert job.out_text(1) == "__main__ 1\n" and job.values() == {"x": 5}
+
+
+def test_environment_of_a_rank(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path,
+        "import os, sys, torch, multiprocessing as mp, random, numpy, signal\n"
+        "facts = dict(threads=torch.get_num_threads(), argv=sys.argv, name=__name__, file='__file__' in globals(),\n"
+        "  mpl=os.environ['MPLBACKEND'], process=mp.current_process().name, parent=mp.parent_process(),\n"
+        "  torch=torch.initial_seed(), main=sys.modules['__main__'].__dict__ is globals(), stdin=sys.stdin.read(),\n"
+        "  term=signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, random=random.random(),\n"
+        "  numpy=numpy.random.random())\n",
+        env={"OMP_NUM_THREADS": "3", "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
+        bound=("facts",),
+        collect="all",
+    ).run()
+    facts = [job.values(rank)["facts"] for rank in (0, 1)]
+    drawn = [(each.pop("random"), each.pop("numpy")) for each in facts]
+    assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1]
+    assert facts[0] == facts[1] == {
+        "threads": 3, "argv": [""], "name": "__main__", "file": False, "mpl": "Agg", "process": "MainProcess",
+        "parent": None, "torch": 67280421310721, "main": True, "stdin": "", "term": True,
+    }  # fmt: skip

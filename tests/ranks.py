@@ -1,0 +1,184 @@
+"""Real ranks without driver, agent and zygote: a job directory made by hand, a process that forks the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jupyter_torchdist import marshal
+from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.bundle import Blob, Manifest
+from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
+from jupyter_torchdist.protocol.paths import JobPaths
+from jupyter_torchdist.protocol.plan import NodePlan, Plan
+from jupyter_torchdist.protocol.spec import JobSpec, Options
+
+NODE = "n0"
+
+
+@dataclass
+class RankJob:
+    """One job of ``world`` ranks on this machine. ``run`` starts it and waits; the rest reads what it left."""
+
+    root: Path
+    source: str
+    world: int = 2
+    kind: str = "cell"
+    names: dict[str, Any] = field(default_factory=dict)
+    bound: tuple[str, ...] = ()
+    out: tuple[str, ...] = ("auto",)
+    collect: str = "rank0"
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    flags: int = 0
+    label: str = "Cell In[12]"
+    fresh: bool = False
+    """New interpreters instead of forks."""
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.paths = JobPaths(self.root / "jobs" / "job-1")
+        self.blobs = self.root / "blobs"
+        self.files = self.paths.node(NODE)
+
+    def write(self) -> None:
+        """The job directory, as client and driver leave it."""
+        for directory in (self.files.root, self.paths.results, self.blobs):
+            directory.mkdir(parents=True, exist_ok=True)
+        spec = JobSpec("job-1", self.kind, self.source, self.label, 2, Options(), time.time(), self.argv)
+        node = NodePlan(NODE, tuple(range(self.world)))
+        plan = Plan("job-1", self.world, "gloo", (node,), 1, False, None, None, 5.0, self.collect, self.out)
+        stream, lines = self._blob(pickle.dumps(self.names, 5)), self._blob(b"{}")
+        manifest = Manifest("job-1", "", stream, (), tuple(self.names), (), lines, (), self.flags, self.bound)
+        for path, value in ((self.paths.spec, spec), (self.paths.plan, plan), (self.paths.manifest, manifest)):
+            path.write_text(codec.dumps(value.to_json()))
+
+    def _blob(self, data: bytes) -> Blob:
+        digest = sha256(data).hexdigest()
+        (self.blobs / digest).write_bytes(data)
+        return Blob(digest, len(data))
+
+    def start(self) -> RankJob:
+        self.write()
+        words = [sys.executable, "-m", "tests.ranks", str(self.paths.root), str(self.blobs), str(self.world), str(self.fresh)]
+        environ = {**os.environ, "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1", **self.env}
+        self.process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, start_new_session=True)
+        return self
+
+    def wait(self, timeout: float = 60) -> RankJob:
+        """Wait for the end; ``codes`` are the ranks' exit codes."""
+        assert self.process is not None
+        try:
+            output, _ = self.process.communicate(timeout=timeout)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.codes = {int(rank): code for rank, code in json.loads(output).items()}
+        return self
+
+    def run(self) -> RankJob:
+        return self.start().wait()
+
+    def events(self, rank: int) -> list[Event]:
+        path = self.files.rank_events(rank)
+        return parse_lines(path.read_bytes())[0] if path.exists() else []
+
+    def kinds(self, rank: int) -> list[str]:
+        return [event.kind for event in self.events(rank)]
+
+    def event(self, rank: int, kind: str) -> Event:
+        found = [event for event in self.events(rank) if event.kind == kind]
+        assert len(found) == 1, (kind, self.kinds(rank), self.err(rank))
+        return found[0]
+
+    def error(self, rank: int) -> ErrorRecord:
+        return ErrorRecord.from_json(self.event(rank, "rank.failed").data["error"])
+
+    def out_text(self, rank: int) -> str:
+        return self.files.out(rank).read_text()
+
+    def err(self, rank: int) -> str:
+        return self.files.err(rank).read_text()
+
+    def lines(self, path: Path) -> list[dict[str, Any]]:
+        return [codec.loads(line) for line in path.read_bytes().splitlines()]
+
+    def metrics(self, rank: int) -> list[dict[str, Any]]:
+        return self.lines(self.files.metrics(rank))
+
+    def display(self, rank: int) -> list[dict[str, Any]]:
+        return self.lines(self.files.display(rank))
+
+    def values(self, rank: int = 0) -> dict[str, Any]:
+        return marshal.load_results(self.paths, rank, {}, {"__name__": "__main__"})
+
+    def until(self, condition: Callable[[], bool], timeout: float = 30) -> None:
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, [(self.kinds(rank), self.err(rank)) for rank in range(self.world)]
+            time.sleep(0.005)
+
+    def pid(self, rank: int) -> int:
+        self.until(lambda: "rank.started" in self.kinds(rank))
+        return int(self.event(rank, "rank.started").data["process"]["pid"])
+
+    def with_(self, **changes: Any) -> RankJob:
+        return replace(self, **changes)
+
+
+def main(job_root: str, blobs: str, world: int, fresh: bool) -> None:
+    """Fork the ranks of a job, as torch elastic does, and print their exit codes."""
+    import socket
+
+    from torch.distributed import TCPStore
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1", port, None, True, wait_for_workers=False, multi_tenant=False, master_listen_fd=listener.detach()
+    )
+    shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in shared.items()}, MASTER_ADDR="127.0.0.1")
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0", GLOO_SOCKET_IFNAME="lo")
+    codes = {}
+    for rank in range(world):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        codes[rank] = _fresh_rank(job_root, blobs) if fresh else _forked_rank(job_root, blobs)
+    print(json.dumps({rank: code() for rank, code in codes.items()}), flush=True)
+    del store
+
+
+def _forked_rank(job_root: str, blobs: str) -> Callable[[], int | None]:
+    import multiprocessing
+
+    from jupyter_torchdist.runtime import worker
+
+    process = multiprocessing.get_context("fork").Process(target=worker.main, args=(job_root, blobs, NODE))
+    process.start()
+
+    def code() -> int | None:
+        process.join()
+        return process.exitcode
+
+    return code
+
+
+def _fresh_rank(job_root: str, blobs: str) -> Callable[[], int | None]:
+    process = subprocess.Popen([sys.executable, "-m", "jupyter_torchdist.runtime.worker", job_root, blobs, NODE])
+    return process.wait
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "True")

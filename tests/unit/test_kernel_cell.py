@@ -1,0 +1,98 @@
+"""What a cell is before it runs: text, label, first line, names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, magics_class
+
+from jupyter_torchdist.kernel import cell
+from jupyter_torchdist.kernel.magic import with_body
+
+
+@magics_class
+class Reader(Magics):
+    """Reads the cell under ``%%read``, as ``%%distribute`` does."""
+
+    seen: cell.Cell | None = None
+    names: dict[str, object] | None = None
+
+    @cell_magic
+    def read(self, line: str, body: str) -> None:
+        type(self).seen = cell.read(self.shell, body)
+        type(self).names = cell.namespace(self.shell)
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    shell.register_magics(Reader)
+    yield shell
+    shell.history_manager.end_session()
+    InteractiveShell.clear_instance()
+
+
+def read(shell: InteractiveShell, text: str) -> cell.Cell:
+    Reader.seen = None
+    result = shell.run_cell(text, store_history=True)
+    result.raise_error()
+    assert Reader.seen is not None
+    return Reader.seen
+
+
+@pytest.mark.parametrize(
+    ("text", "first_line"),
+    [
+        ("%%read\nx = 1\ny = 2", 2),
+        ("%%read --option\n\n\nx = 1\n", 2),
+        ("%%time\n%%read\nx = 1", 3),
+        ("\n\n%%read\nx = 1\n", 4),
+        ("%%time\n\n%%read\nx = 1\n\n\n", 4),
+    ],
+)
+def test_lines_are_counted_as_the_user_sees_them(shell: InteractiveShell, text: str, first_line: int) -> None:
+    found = read(shell, text)
+    assert found.first_line == first_line
+    assert found.source.lstrip().startswith("x = 1")
+
+
+def test_the_label_is_the_cells_number_and_other_cells_keep_theirs(shell: InteractiveShell) -> None:
+    shell.run_cell("def f(): pass", store_history=True)
+    found = read(shell, "%%read\nf()")
+    assert found.label == "Cell In[2]"
+    assert found.labels[shell.user_ns["f"].__code__.co_filename] == "Cell In[1]"
+
+
+def test_shell_commands_become_calls(shell: InteractiveShell) -> None:
+    source = read(shell, "%%read\n!ls {x}\nfiles = !ls\n%cd /\n").source
+    assert source.split("\n")[:3] == [
+        "get_ipython().system('ls {x}')",
+        "files = get_ipython().getoutput('ls')",
+        "get_ipython().run_line_magic('cd', '/')",
+    ]
+
+
+def test_future_imports_of_the_notebook_hold(shell: InteractiveShell) -> None:
+    shell.run_cell("from __future__ import annotations", store_history=True)
+    flags = read(shell, "%%read\nx = 1").flags
+    assert flags & 0x1000000
+
+
+def test_the_shells_own_names_are_not_the_notebooks(shell: InteractiveShell) -> None:
+    shell.run_cell("value = 3\nvalue", store_history=True)
+    shell.run_cell("exit = 'mine'\n_private = 1", store_history=True)
+    read(shell, "%%read\nx = 1")
+    names = Reader.names or {}
+    assert names["value"] == 3 and names["exit"] == "mine" and names["_private"] == 1
+    for hidden in ("In", "Out", "_i", "_i1", "_ih", "get_ipython", "quit", "open", "__name__", "__builtins__"):
+        assert hidden not in names
+    assert names["_1"] == 3, "an earlier cell's value is a value"
+
+
+def test_options_may_stand_alone() -> None:
+    assert with_body(["%%distribute --help\n"]) == ["%%distribute --help\n", "\n"]
+    assert with_body(["%%distribute\n", "x\n"]) == ["%%distribute\n", "x\n"]
+    assert with_body(["x = 1\n"]) == ["x = 1\n"]

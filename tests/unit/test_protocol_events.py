@@ -1,0 +1,209 @@
+"""Events and the state they fold to; the golden journal that every fold must agree on."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
+from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, apply, fold
+
+GOLDEN = Path(__file__).parent / "golden"
+
+WORDS = st.text(max_size=12)
+DATA = st.dictionaries(
+    WORDS.filter(lambda key: key not in ("kind", "t", "node", "rank", "seq")),
+    st.none() | st.integers() | st.floats(allow_nan=False) | WORDS,
+    max_size=4,
+)
+EVENTS = st.builds(
+    Event,
+    kind=st.sampled_from(["job.note", "rank.ready", "rank.done", "a.kind.of.tomorrow"]) | WORDS.filter(bool),
+    t=st.floats(0, 1e12),
+    node=st.none() | WORDS,
+    rank=st.none() | st.integers(0, 5),
+    seq=st.integers(0, 2**60),
+    data=DATA,
+)
+
+
+@given(st.lists(EVENTS, max_size=8), st.integers(0, 2000))
+def test_lines_come_back_as_far_as_they_are_whole(events: list[Event], cut: int) -> None:
+    lines = [event.to_line() for event in events]
+    data = b"".join(lines)
+    assert parse_lines(data) == (events, len(data))
+    found, used = parse_lines(data[:cut])
+    assert found == events[: len(found)]
+    assert used == sum(map(len, lines[: len(found)]))
+
+
+@given(st.lists(EVENTS, max_size=5), st.binary(max_size=40).filter(lambda data: b"\n" not in data), st.integers(0, 5))
+def test_garbage_between_lines_costs_nothing_else(events: list[Event], garbage: bytes, at: int) -> None:
+    lines = [event.to_line() for event in events]
+    lines.insert(at, garbage + b"\n")
+    found, used = parse_lines(b"".join(lines))
+    assert [event for event in found if event in events] == events
+    assert used == len(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"null", b"[]", b"3", b"{}", b'{"kind":"x","seq":[1]}', b'{"kind":"x","t":"soon"}', b'{"kind":"x","t":{"a":1}}'],
+)
+def test_json_that_is_no_event_is_skipped(line: bytes) -> None:
+    assert parse_lines(line + b"\n") == ([], len(line) + 1)
+
+
+Row = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
+
+
+def a_fold(*rows: Row, start: JobState | None = None) -> JobState:
+    """The state after rows of (kind, data) or (kind, data, rank): the n-th has number n and time 100 + n."""
+    events = [
+        Event(row[0], 100.0 + number, "node0", row[2] if len(row) == 3 else None, number, row[1])
+        for number, row in enumerate(rows, 1)
+    ]
+    return fold(events, start)
+
+
+def test_a_job_that_succeeds() -> None:
+    state = a_fold(
+        ("job.submitted", {"job": "j", "name": "n", "label": "Cell In[1]", "world_size": 1}),
+        ("job.driver", {"process": {"pid": 7}}),
+        ("job.starting", {"attempt": 1}),
+        ("rank.started", {"process": {"host": "h", "pid": 8}}, 0),
+        ("rank.ready", {}, 0),
+        ("job.running", {}),
+        ("job.note", {"text": "one"}),
+        ("rank.result", {"names": ["model"], "left": [["loader", "a generator"]]}, 0),
+        ("rank.done", {}, 0),
+        ("rank.exited", {"code": 0}, 0),
+        ("job.ended", {"state": "succeeded", "reason": "", "first_failure": None}),
+    )
+    assert (state.job, state.name, state.state, state.submitted, state.ended, state.seq) == (
+        "j",
+        "n",
+        "succeeded",
+        101.0,
+        111.0,
+        11,
+    )
+    assert state.notes == ("one",)
+    assert state.final
+    assert state.failures() == []
+    assert state.ranks[0] == RankState(
+        0, "node0", "h", 8, "done", 104.0, 105.0, 109.0, None, 0, "", ("model",), (("loader", "a generator"),)
+    )
+
+
+def test_the_first_failure_comes_first_and_stopped_ranks_are_none() -> None:
+    late = ErrorRecord("ValueError", "builtins", "late", "text", t=9.0)
+    early = replace(late, message="early", t=3.0)
+    state = a_fold(
+        ("job.starting", {}),
+        ("rank.failed", {"error": late.to_json()}, 0),
+        ("rank.interrupted", {}, 1),
+        ("rank.failed", {"error": early.to_json()}, 2),
+        ("rank.exited", {"code": -9, "why": "was killed (SIGKILL)"}, 3),
+        ("rank.exited", {"code": 1}, 2),
+    )
+    assert [rank.rank for rank in state.failures()] == [2, 0, 3]
+    assert state.ranks[2].state == "failed"
+    assert state.ranks[2].code == 1
+    assert state.ranks[3].why == "was killed (SIGKILL)"
+
+
+def test_a_second_attempt_forgets_the_first_ones_ranks() -> None:
+    state = a_fold(("job.starting", {"attempt": 1}), ("rank.ready", {}, 0), ("job.starting", {"attempt": 2}))
+    assert (state.attempt, state.ranks) == (2, {})
+
+
+@pytest.mark.parametrize("final", FINAL_STATES)
+def test_a_final_state_is_final(final: str) -> None:
+    state = a_fold(("job.ended", {"state": final}))
+    after = a_fold(
+        ("job.running", {}), ("rank.failed", {"error": {}}, 0), ("job.ended", {"state": "lost"}), start=state
+    )
+    assert replace(after, seq=state.seq) == state
+
+
+@given(st.lists(EVENTS, max_size=10))
+def test_unknown_kinds_pass_through(events: list[Event]) -> None:
+    known = [event for event in events if event.kind.startswith(("job.", "rank."))]
+    assert replace(fold(events), seq=0) == replace(fold(known), seq=0)
+
+
+@given(st.lists(EVENTS, max_size=10), st.integers(0, 10))
+def test_a_fold_can_be_taken_up_anywhere(events: list[Event], at: int) -> None:
+    assert fold(events[at:], fold(events[:at])) == fold(events)
+    assert JobState.from_json(codec.loads(codec.dumps(fold(events).to_json()))) == fold(events)
+
+
+def test_a_state_of_another_version_is_read_as_far_as_it_goes() -> None:
+    state = a_fold(("job.starting", {}), ("rank.failed", {"error": ErrorRecord("E", "m", "x", "t").to_json()}, 0))
+    assert JobState.from_json(codec.loads(codec.dumps(state.to_json()))) == state
+
+
+@given(
+    st.builds(
+        ErrorRecord,
+        type=WORDS,
+        module=WORDS,
+        message=st.text(st.characters(), max_size=20),
+        text=st.text(st.characters(), max_size=20),
+        frames=st.lists(st.tuples(WORDS, st.integers(), WORDS, WORDS), max_size=3).map(tuple),
+        t=st.floats(0, 1e12),
+    )
+)
+def test_error_records_come_back(record: ErrorRecord) -> None:
+    assert ErrorRecord.from_json(codec.loads(codec.dumps(record.to_json()))) == record
+
+
+def test_an_errors_title() -> None:
+    assert ErrorRecord("ValueError", "builtins", "no good", "").title == "ValueError: no good"
+    assert ErrorRecord("KeyboardInterrupt", "builtins", "", "").title == "KeyboardInterrupt"
+
+
+def test_the_golden_journal_folds_to_the_golden_state() -> None:
+    """``labextension`` folds the same file: a change of either golden file is a change of the protocol."""
+    events, used = parse_lines((GOLDEN / "journal.jsonl").read_bytes())
+    assert used == (GOLDEN / "journal.jsonl").stat().st_size
+    state = fold(events)
+    expected = codec.loads((GOLDEN / "state.json").read_text())
+    assert json.loads(codec.dumps(state.to_json())) == json.loads(codec.dumps(expected))
+    assert JobState.from_json(expected).final
+
+
+def test_the_golden_journal_has_the_hard_cases() -> None:
+    data = (GOLDEN / "journal.jsonl").read_bytes()
+    events, _ = parse_lines(data)
+    values = [value for event in events for value in event.data.values()]
+    assert any(isinstance(value, float) and math.isnan(value) for value in values)
+    assert any(type(value) is int and abs(value) > 2**53 for value in values)
+    assert any(isinstance(value, str) and "\udc80" in value for value in values)
+    assert any(isinstance(value, str) and value.startswith("@") for value in values)
+    assert len(data.splitlines()) > len(events)
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"error": 3}, {"error": {"type": 1}}, {"process": 5}, {"left": [1]}, {"names": 4}]
+)
+@pytest.mark.parametrize("kind", ["rank.failed", "rank.started", "rank.result", "job.submitted", "job.ended"])
+def test_a_known_kind_with_damaged_data_never_stops_a_reader(kind: str, data: dict[str, Any]) -> None:
+    state = a_fold(("job.starting", {}), (kind, data, 0), ("job.note", {"text": "after"}))
+    assert state.final or state.notes == ("after",)
+
+
+def test_apply_is_pure() -> None:
+    before = fold([Event("job.starting", 1.0, seq=1)])
+    ranks = dict(before.ranks)
+    apply(before, Event("rank.ready", 2.0, rank=0, seq=2))
+    assert before.ranks == ranks

@@ -1,0 +1,134 @@
+"""Options: every mistake names what was meant; specifications survive JSON without the environment's values."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
+from jupyter_torchdist.protocol.spec import OPTIONS, JobSpec, Options, options_help, parse_options
+
+LINE = (
+    "--ranks 3 --backend gloo --numa-binding node --out a,b --collect all --exclude big --exclude x,y --background "
+    "--name 'my run' --timeout 2h --grace=1.5s --env A=1 --env B --fresh --replace --plan --watch off"
+)
+ALL = Options(
+    ranks=3,
+    backend="gloo",
+    numa_binding="node",
+    out=("a", "b"),
+    collect="all",
+    exclude=("big", "x", "y"),
+    background=True,
+    name="my run",
+    timeout=7200.0,
+    grace=1.5,
+    env=("A=1", "B"),
+    fresh=True,
+    replace=True,
+    plan=True,
+    watch="off",
+)
+
+
+def test_every_option_can_be_given() -> None:
+    assert parse_options(LINE) == ALL
+    assert parse_options(shlex.split(LINE)) == ALL
+    given_flags = {word.partition("=")[0] for word in shlex.split(LINE) if word.startswith("--")}
+    assert given_flags | {"--gpus"} == {option.flag for option in OPTIONS}
+
+
+def test_defaults_stand_until_they_are_overridden() -> None:
+    defaults = Options(ranks=4, name="mine", exclude=("a",))
+    assert parse_options("", defaults) == defaults
+    assert parse_options("--ranks 2 --exclude b", defaults) == replace(defaults, ranks=2, exclude=("b",))
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("--ranks 0", "at least 1", "--ranks N"),
+        ("--ranks -1", "at least 1", "--ranks N"),
+        ("--ranks x", "a whole number", "--ranks N"),
+        ("--ranks 2.5", "a whole number", "--ranks N"),
+        ("--ranks ²", "a whole number", "--ranks N"),
+        ("--ranks", "needs a value", "--ranks N"),
+        ("--ranks --fresh", "needs a value", "--ranks N"),
+        ("--rank 2", "no option --rank", "did you mean --ranks?"),
+        ("--gpu 2", "no option --gpu", "did you mean --gpus?"),
+        ("--backgruond", "no option --backgruond", "did you mean --background?"),
+        ("--zzzz", "no option --zzzz", "--help"),
+        ("2", "'2' is not an option", "begin with --"),
+        ("--fresh=1", "takes no value", "--fresh alone"),
+        ("--collect rank1", "one of rank0, all; did you mean rank0?", "--collect"),
+        ("--backend mpi", "one of nccl, gloo", "--backend"),
+        ("--timeout soon", "a time such as", "--timeout TIME"),
+        ("--timeout 0", "more than 0", "--timeout TIME"),
+        ("--timeout 1e3", "a time such as", "--timeout TIME"),
+        ("--out a-b", "names separated by commas", "--out"),
+        ("--out ,", "at least one name", "--out"),
+        ("--env 1A=2", "NAME or NAME=VALUE", "--env"),
+        ("--name ''", "1 to 100 printable", "--name"),
+        ("--name 'open", "cannot be read", "close the quotation mark"),
+        ("--gpus 1 --ranks 1", "exclude each other", "--gpus N for GPU ranks"),
+        ("--ranks 2 --backend nccl", "NCCL needs GPUs", "--gpus N"),
+    ],
+)
+def test_mistakes_name_what_was_meant(line: str, message: str, hint: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(line)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@given(st.text(max_size=40))
+def test_any_line_gives_options_or_an_option_error(line: str) -> None:
+    try:
+        assert isinstance(parse_options(line), Options)
+    except OptionError as error:
+        assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("30s", 30.0), ("10m", 600.0), ("1.5h", 5400.0), ("1d", 86400.0), (".5", 0.5)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_options(f"--timeout {text}").timeout == seconds
+
+
+def test_help_has_every_option_within_a_screen() -> None:
+    text = options_help()
+    assert all(option.flag in text and option.help in text for option in OPTIONS)
+
+
+def a_spec(options: Options) -> JobSpec:
+    return JobSpec("j", "cell", "x = 1", "Cell In[1]", 2, options, 1.5, ("--lr", "1"), "n.ipynb")
+
+
+def test_a_specification_without_the_environments_values() -> None:
+    text = codec.dumps(a_spec(ALL).to_json())
+    assert JobSpec.from_json(codec.loads(text)) == a_spec(replace(ALL, env=("A", "B")))
+
+
+def test_options_of_a_later_version_are_left_out() -> None:
+    value = codec.loads(codec.dumps(a_spec(Options(ranks=2)).to_json()))
+    value["options"]["of_tomorrow"] = 1
+    assert JobSpec.from_json(value) == a_spec(Options(ranks=2))
+
+
+def test_plans_and_inventories_come_back() -> None:
+    gpu = Gpu("GPU-1", 0, "H200", 2**37, 5, (7, 8))
+    inventory = Inventory("h", 2, 2**40, (gpu,), "3.11", "2.13")
+    node = NodePlan("node0", (0, 1), ("GPU-1", "GPU-2"), "10.0.0.1", "eth0")
+    plan = Plan("j", 2, "nccl", (node,), 1, True, "node", 5.0, 1.0, "all", ("a",), ("E",))
+    assert Inventory.from_json(codec.loads(codec.dumps(inventory.to_json()))) == inventory
+    assert Plan.from_json(codec.loads(codec.dumps(plan.to_json()))) == plan
+    assert plan.node_of(1) is node
+    with pytest.raises(KeyError):
+        plan.node_of(2)

@@ -1,0 +1,147 @@
+"""Rich output without IPython."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib
+import pandas
+import pytest
+
+from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.runtime.afterimport import after_import
+from jupyter_torchdist.runtime.display import Display, Frontend
+from jupyter_torchdist.runtime.mimebundle import TEXT_LIMIT, mimebundle
+
+
+class Rich:
+    def __repr__(self) -> str:
+        return "Rich()"
+
+    def _repr_html_(self) -> str:
+        return "<b>rich</b>"
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return b"png", {"width": 3}
+
+    def _repr_svg_(self) -> str:
+        raise ValueError("broken")
+
+    def _repr_latex_(self) -> None:
+        return None
+
+
+class Whole:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"text/html": "<i>whole</i>", "application/json": {"a": 1}}, {"text/html": {"isolated": True}}
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise OSError
+
+
+def test_representations() -> None:
+    data, metadata = mimebundle(Rich())
+    assert data == {
+        "text/html": "<b>rich</b>",
+        "image/png": base64.b64encode(b"png").decode(),
+        "text/plain": "Rich()",
+    }
+    assert metadata == {"image/png": {"width": 3}}
+    data, metadata = mimebundle(Whole())
+    assert data["text/html"] == "<i>whole</i>" and metadata == {"text/html": {"isolated": True}}
+    assert set(mimebundle(Rich)[0]) == {"text/plain"}
+    assert mimebundle(Broken())[0] == {"text/plain": "<Broken whose repr raised OSError>"}
+
+
+def test_a_long_repr_is_bounded() -> None:
+    text = mimebundle("x" * 10**6)[0]["text/plain"]
+    assert len(text) < TEXT_LIMIT + 100 and "characters left out" in text
+
+
+def test_a_table_and_a_figure() -> None:
+    assert "<table" in mimebundle(pandas.DataFrame({"a": [1]}))[0]["text/html"]
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    assert base64.b64decode(mimebundle(figure)[0]["image/png"]).startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> tuple[Display, Any]:
+    path = tmp_path / "display"
+    display = Display(path)
+    return display, lambda: [codec.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_display_update_and_clear(shown: tuple[Display, Any]) -> None:
+    display, lines = shown
+    frontend = Frontend(display)
+    assert frontend.display(1, "two") is None
+    handle = frontend.display(Rich(), display_id=True)
+    assert handle is not None
+    handle.update("new")
+    frontend.update_display("newer", display_id="mine")
+    frontend.display({"text/plain": "raw"}, raw=True, display_id="r", metadata={"m": 1})
+    frontend.clear_output(wait=True)
+    found = lines()
+    assert [line["kind"] for line in found] == ["display", "display", "display", "update", "update", "display", "clear"]
+    assert found[0]["data"] == {"text/plain": "1"} and found[0]["id"] is None
+    assert found[2]["id"] == found[3]["id"] == handle.display_id
+    assert found[4]["id"] == "mine" and found[5]["data"] == {"text/plain": "raw"} and found[6]["wait"] is True
+
+
+def test_what_has_no_json_form_is_left_out(shown: tuple[Display, Any]) -> None:
+    display, lines = shown
+    display.write("display", {"application/json": object(), "text/plain": "x"}, {})
+    assert lines()[0]["data"] == {"text/plain": "x"}
+
+
+def test_open_figures_are_shown_and_closed(shown: tuple[Display, Any]) -> None:
+    display, lines = shown
+    matplotlib.use("Agg", force=True)
+    from matplotlib import pyplot
+
+    result = pyplot.figure()
+    display.publish(result, "result")
+    pyplot.figure()
+    display.figures()
+    assert pyplot.get_fignums() == []
+    assert [line["kind"] for line in lines()] == ["result", "display"]
+    assert all("image/png" in line["data"] for line in lines())
+
+
+@pytest.fixture
+def fresh_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = "tdx_imported_later"
+    (tmp_path / f"{name}.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_after_import_waits_for_the_import(fresh_module: str) -> None:
+    def change(module: ModuleType) -> None:
+        module.value += 1  # type: ignore[attr-defined]
+
+    after_import({fresh_module: change})
+    assert fresh_module not in sys.modules
+    module: Any = __import__(fresh_module)
+    assert module.value == 2 and "afterimport" not in type(module.__loader__).__module__
+    after_import({fresh_module: change})
+    assert module.value == 3
+
+
+def test_after_import_of_a_missing_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    after_import({"tdx_no_such_module": lambda module: None})
+    with pytest.raises(ImportError):
+        __import__("tdx_no_such_module")

@@ -1,0 +1,95 @@
+"""Compiling and running a cell as IPython would."""
+
+from __future__ import annotations
+
+import __future__
+
+import linecache
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist.runtime import execution
+from jupyter_torchdist.runtime.execution import CALL, VALUE
+
+
+def run(source: str, flags: int = 0) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    execution.run_cell(execution.compile_cell(source, "Cell In[1]", 2, flags), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("x = 1\nx + 1", 2),
+        ("1\n2\n", 2),
+        ("'text'", "text"),
+        ("x = 5\n(x\n + 1)  # a comment", 6),
+        ("[i for i in range(3)]", [0, 1, 2]),
+        ("';'", ";"),
+        ("x = 3\nx #;", 3),
+    ],
+)
+def test_the_last_value(source: str, value: Any) -> None:
+    assert run(source)[VALUE] == value
+
+
+@pytest.mark.parametrize("source", ["x = 1", "1;", "1 ;  # quiet", "for i in range(2):\n    i", "", "# nothing\n"])
+def test_no_last_value(source: str) -> None:
+    assert VALUE not in run(source)
+
+
+def test_top_level_await() -> None:
+    names = run("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 7\ny = await f()\nawait f()")
+    assert (names["y"], names[VALUE]) == (7, 7)
+
+
+def test_flags_of_future_imports() -> None:
+    annotations = __future__.annotations.compiler_flag
+    assert run("def f(x: undefined_name): pass", annotations)["f"].__annotations__ == {"x": "undefined_name"}
+    with pytest.raises(NameError):
+        run("def f(x: undefined_name): pass")
+
+
+def test_a_future_import_in_the_cell() -> None:
+    assert run("from __future__ import annotations\ndef f(x: nope): pass")["f"].__annotations__ == {"x": "nope"}
+
+
+def test_lines_are_the_users() -> None:
+    assert execution.compile_cell("x = 1\n", "c", 2).co_firstlineno in (1, 2)
+    with pytest.raises(SyntaxError) as caught:
+        execution.compile_cell("x = 1\nreturn 2", "Cell In[3]", 2)
+    assert (caught.value.filename, caught.value.lineno) == ("Cell In[3]", 3)
+    execution.remember_cell("a\nb\n", "Cell In[99]", 3)
+    assert linecache.getlines("Cell In[99]") == ["\n", "%%distribute\n", "a\n", "b\n"]
+    linecache.checkcache()
+    assert linecache.getline("Cell In[99]", 4) == "b\n"
+
+
+def test_a_call() -> None:
+    names: dict[str, Any] = {CALL: (lambda a, *, b: a + b, (1,), {"b": 2})}
+    execution.run_call(names)
+    assert names[VALUE] == 3
+
+    async def later(x: int) -> int:
+        return x
+
+    names = {CALL: (later, (4,), {})}
+    execution.run_call(names)
+    assert names[VALUE] == 4
+
+
+def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_the_script_tdx.py").write_text("VALUE = 5\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, beside_the_script_tdx\nargs = sys.argv\nname = __name__\nvalue = beside_the_script_tdx.VALUE\n"
+    )
+    names = execution.run_script(str(script), ("--lr", "1"))
+    assert (names["args"], names["name"], names["value"]) == ([str(script), "--lr", "1"], "__main__", 5)
+    monkeypatch.delitem(sys.modules, "beside_the_script_tdx")

@@ -1,0 +1,103 @@
+"""Labelled lines: each once, none torn."""
+
+from __future__ import annotations
+
+import io
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jupyter_torchdist.protocol.state import JobState
+from jupyter_torchdist.store import journal
+from jupyter_torchdist.store.logs import LINE_LIMIT
+from jupyter_torchdist.testing import FakeJob
+from jupyter_torchdist.verbs.stream import Console, Lines, _split, labelled
+
+
+def test_lines_carry_their_rank() -> None:
+    assert labelled(3, "a\nb\n") == "[rank 3] a\n[rank 3] b\n"
+    assert labelled(0, "\n") == "[rank 0] \n"
+
+
+def test_a_line_waits_for_its_end_and_comes_once() -> None:
+    with FakeJob() as job:
+        lines = Lines(job.paths)
+        job.rank(0).prints("whole\nhal")
+        assert [(file.rank, text) for file, text in lines.poll()] == [(0, "whole\n")]
+        assert list(lines.poll()) == []
+        job.rank(0).prints("f\n")
+        assert [text for _, text in lines.poll()] == ["half\n"]
+        job.rank(1).prints("no end", "err")
+        assert list(lines.poll()) == []
+        assert [(file.rank, file.stream, text) for file, text in lines.drain()] == [(1, "err", "no end\n")]
+        assert list(lines.drain()) == []
+
+
+def test_a_character_cut_in_two_is_put_together() -> None:
+    with FakeJob() as job:
+        lines = Lines(job.paths)
+        job.rank(0).prints("é".encode()[:1])
+        assert list(lines.poll()) == []
+        job.rank(0).prints("é".encode()[1:] + b"\n")
+        assert [text for _, text in lines.poll()] == ["é\n"]
+
+
+@given(st.lists(st.text(st.sampled_from("ab\n\r"), max_size=8), max_size=8))
+def test_no_split_loses_or_doubles_a_byte(pieces: list[str]) -> None:
+    rest, whole = "", ""
+    for piece in pieces:
+        lines, rest = _split(rest + piece)
+        assert lines == "" or lines.endswith("\n")
+        whole += lines
+    assert whole + rest == "".join(pieces)
+
+
+def test_a_line_without_end_takes_no_memory() -> None:
+    bar = "\r".join(f"{number:>80}%" for number in range(3 * LINE_LIMIT // 80))
+    lines, rest = _split(bar)
+    assert lines == "" and rest.endswith("%") and len(rest) < 100
+    lines, rest = _split("x" * (LINE_LIMIT + 1))
+    assert rest == "" and lines.endswith("x\n")
+
+
+def test_the_console_keeps_the_streams_apart_and_tells_how_it_ended() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    job = FakeJob().running()
+    console = Console(job.paths, out, err)
+    job.rank(0).prints("hello\n")
+    job.rank(1).prints("oh\x1b[2J\n", "err")
+    job.tell("job.note", text="mind")
+    state = _state(job)
+    console.tick(state)
+    assert out.getvalue() == "[rank 0] hello\n"
+    assert err.getvalue() == "note: mind\n[rank 1] oh\n"
+    job.rank(0).prints("last")
+    job.ended("failed", "rank 1 failed", 1)
+    console.tick(_state(job))
+    console.finish(_state(job), job.now + 2)
+    assert out.getvalue().endswith("[rank 0] last\n")
+    assert "✗ failed" in err.getvalue() and "rank 1 failed" in err.getvalue()
+    assert err.getvalue().count("mind") == 1
+
+
+def test_a_notebook_is_not_flooded() -> None:
+    out = io.StringIO()
+    with FakeJob() as job:
+        console = Console(job.paths, out, out, limit=100)
+        for _ in range(5):
+            job.rank(0).prints("x" * 59 + "\n")
+            console.tick(_state(job))
+        assert out.getvalue().count("x" * 59) == 2
+        assert out.getvalue().count("more is not shown here") == 1
+
+
+def test_following_may_begin_near_the_end() -> None:
+    with FakeJob() as job:
+        job.rank(0).prints("".join(f"line {number}\n" for number in range(1000)))
+        ((_, text),) = Lines(job.paths, keep=100).poll()
+        assert text.endswith("line 999\n") and len(text) <= 100
+        assert text.startswith("line ")
+
+
+def _state(job: FakeJob) -> JobState:
+    return journal.state(job.paths)

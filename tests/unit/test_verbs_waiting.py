@@ -1,0 +1,146 @@
+"""Waiting for a job while somebody presses ■."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from jupyter_torchdist.protocol.state import JobState
+from jupyter_torchdist.verbs.waiting import Interrupts, wait
+
+
+class Asked:
+    """A job that ends so many polls after it was asked to, and notes what it was asked."""
+
+    def __init__(self, obeys: str = "interrupt", polls: int = 3) -> None:
+        self.requests: list[str] = []
+        self.revived = 0
+        self._obeys, self._left = obeys, polls
+        self._state = JobState("j", state="running")
+
+    @property
+    def state(self) -> JobState:
+        if self._obeys in self.requests or self._obeys == "nothing":
+            self._left -= 1
+        if self._left <= 0:
+            self._state = replace(self._state, state="cancelled")
+        return self._state
+
+    def interrupt(self) -> None:
+        self.requests.append("interrupt")
+
+    def kill(self) -> None:
+        self.requests.append("kill")
+
+    def revive(self) -> None:
+        self.revived += 1
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def presser(times: int) -> object:
+    """A tick that presses ■ on its first calls."""
+    calls = iter(range(times))
+
+    def tick(_state: JobState) -> None:
+        if next(calls, None) is not None:
+            press()
+
+    return tick
+
+
+def test_a_job_that_ends_by_itself_is_asked_nothing() -> None:
+    job = Asked("nothing")
+    seen: list[str] = []
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, lambda state: seen.append(state.state))
+    assert (state.state, job.requests) == ("cancelled", [])
+    assert seen == ["running", "running", "cancelled"]
+    assert job.revived == 2
+
+
+@pytest.mark.parametrize(("presses", "obeys", "asked"), [(1, "interrupt", 1), (2, "kill", 2)])
+def test_the_first_interrupt_asks_and_the_second_kills(presses: int, obeys: str, asked: int) -> None:
+    job = Asked(obeys)
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, presser(presses))  # type: ignore[arg-type]
+    assert state.final
+    assert job.requests == ["interrupt", "kill"][:asked]
+
+
+def test_the_third_interrupt_gives_the_cell_back() -> None:
+    job = Asked("never")
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, presser(3))  # type: ignore[arg-type]
+    assert state.state == "running"
+    assert job.requests == ["interrupt", "kill"]
+
+
+def test_whoever_only_looks_asks_nothing() -> None:
+    job = Asked("never")
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        assert wait(job, interrupts, presser(1), detach=True).state == "running"  # type: ignore[arg-type]
+    assert job.requests == []
+
+
+def test_interrupts_raise_until_they_are_held_and_after_they_are_released() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        interrupts.hold()
+        press()
+        press()
+        interrupts.release()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert interrupts.count == 2
+
+
+def test_the_handler_that_was_there_is_put_back() -> None:
+    def mine(*_: object) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        with Interrupts():
+            pass
+        assert signal.getsignal(signal.SIGINT) is mine
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with Interrupts():
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_leaves_the_handler_alone_and_takes_an_exception_for_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    job = Asked("interrupt")
+    raised = iter([True])
+    result: list[JobState] = []
+
+    def tick(_state: JobState) -> None:
+        if next(raised, False):
+            raise KeyboardInterrupt
+
+    def body() -> None:
+        with Interrupts() as interrupts:
+            interrupts.hold()
+            assert signal.getsignal(signal.SIGINT) is before
+            result.append(wait(job, interrupts, tick))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert job.requests == ["interrupt"]
+    assert result[0].final

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .client.functions import launch as launch
     from .client.job import Job as Job
     from .client.job import attach as attach
-    from .client.job import jobs as jobs
     from .runtime.api import barrier as barrier
     from .runtime.api import device as device
     from .runtime.api import gather as gather
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from .runtime.api import progress as progress
     from .runtime.api import rank as rank
     from .runtime.api import world_size as world_size
+    from .store.catalog import jobs as jobs
 
     last: Job | None
 
@@ -36,7 +36,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     **dict.fromkeys(("distributed", "launch"), ".client.functions"),
-    **dict.fromkeys(("Job", "attach", "jobs"), ".client.job"),
+    **dict.fromkeys(("Job", "attach"), ".client.job"),
+    "jobs": ".store.catalog",
     "last": ".kernel.session",
     **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".runtime.api"),
     **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),

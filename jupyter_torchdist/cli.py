@@ -10,13 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from . import __version__, views
 from .client.drivers import pool
 from .client.job import Job, attach
-from .client.rerun import rerun
-from .client.submit import Request, prepare, submit
+from .client.submit import Request, prepare, rerun, submit
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
 from .protocol.spec import BY_FLAG, options_help
 from .protocol.state import JobState
@@ -142,25 +142,23 @@ def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
     if program[0] == "-m":
         if len(program) < 2:
             raise OptionError("-m needs a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
-        label, source, rest = f"-m {program[1]}", _RUN_MODULE.format(program[1]), program[2:]
-    elif program[0].startswith("-"):
+        source = _RUN_MODULE.format(os.getcwd(), program[1], _without_dashes(program[2:]))
+        return Request(source=source, label=f"-m {program[1]}", options=replace(chosen, out=("none",)), cwd=Path.cwd())
+    if program[0].startswith("-"):
         raise OptionError(f"there is no option {program[0]}", f"`{PROGRAM} run --help` lists the options")
-    else:
-        path = Path(program[0])
-        label, source, rest = str(path.absolute()), _read(path), program[1:]
-    argv = tuple(_without_dashes(rest))
-    return Request(source=source, label=label, options=chosen, kind="script", argv=argv, cwd=Path.cwd())
+    path = Path(program[0]).absolute()
+    if not os.access(path, os.R_OK) or path.is_dir():
+        raise OptionError(f"{path} cannot be read", "give the path of a Python script")
+    argv = tuple(_without_dashes(program[1:]))
+    return Request(source=str(path), label=str(path), options=chosen, kind="script", argv=argv, cwd=Path.cwd())
 
 
-_RUN_MODULE = "import runpy\nrunpy.run_module({0!r}, run_name='__main__', alter_sys=True)\n"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise OptionError(f"{path} cannot be read: {reason}", "give the path of a Python script") from error
+_RUN_MODULE = """\
+import runpy, sys
+sys.path.insert(0, {0!r})
+sys.argv[1:] = {2!r}
+runpy.run_module({1!r}, run_name="__main__", alter_sys=True)
+"""
 
 
 def _without_dashes(words: Sequence[str]) -> list[str]:

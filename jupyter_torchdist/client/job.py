@@ -289,7 +289,8 @@ def _text(file: logs.LogFile, tail: int | None, grep: str | None) -> str:
 
 
 def _labelled(rank: int, text: str) -> str:
-    return "".join(f"[rank {rank}] {line}\n" for line in text.split("\n")[: -1 if text.endswith("\n") else None])
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return "".join(f"[rank {rank}] {line}\n" for line in lines)
 
 
 def attach_to(paths: JobPaths, home: Home, pool: DriverPool | None = None) -> Job:

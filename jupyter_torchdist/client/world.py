@@ -39,7 +39,7 @@ def chosen_variables(options: Options) -> dict[str, str]:
 
 def sys_path(cwd: Path) -> list[str]:
     """``sys.path`` with what is relative in it made absolute: ranks may change their directory."""
-    return [entry if entry.endswith(".zip") or os.path.isabs(entry) else str(cwd / entry) for entry in sys.path]
+    return [str(cwd / entry) for entry in sys.path]
 
 
 def umask() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..client.job import attach
-from ..client.rerun import rerun
+from ..client.submit import rerun
 from ..verbs import parse
 from ..verbs.perform import perform as perform_text
 from . import run

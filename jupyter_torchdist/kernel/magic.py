@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.displayhook import DisplayHook
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, output_can_be_silenced
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ..client.submit import Request
 from ..protocol.errors import TorchDistError, UserError
@@ -39,7 +39,6 @@ class TorchDistMagics(Magics):
 
     shell: InteractiveShell
 
-    @output_can_be_silenced
     @cell_magic
     def distribute(self, line: str, cell: str) -> Any:
         """Run this cell on every rank; ``%%distribute --help`` lists the options."""

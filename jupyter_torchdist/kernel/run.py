@@ -32,7 +32,7 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
         interrupts.hold()
         session.last = job
         if request.options.background:
-            return job
+            return None if quiet else job
         return _foreground(ip, job, interrupts, quiet)
 
 

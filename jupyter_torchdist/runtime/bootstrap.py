@@ -65,9 +65,10 @@ def default_signals(stacks: Path) -> None:
 
 
 def forget_the_parent() -> None:
-    """What a fork inherits and a new interpreter would not have: exit handlers, a process name, numpy's seed.
+    """What a fork inherits and a new interpreter would not have: exit handlers, a process name, seeds.
 
-    ``random`` seeds itself anew after a fork; torch's seed is the same constant in every new process.
+    ``random`` seeds itself anew after a fork. torch's generator of the CPU takes a random seed when torch is
+    imported; those of GPUs begin with the same constant in every process.
     """
     if multiprocessing.parent_process() is None:
         return
@@ -80,6 +81,8 @@ def forget_the_parent() -> None:
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
 
 
 def use_threads() -> None:

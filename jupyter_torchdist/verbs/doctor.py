@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .. import views
-from ..protocol.connect import connect_agent
 from ..protocol.channel import Channel
+from ..protocol.connect import connect_agent
 from ..protocol.errors import TorchDistError
 from ..protocol.inventory import local_inventory
 from ..protocol.paths import home, make_private, runtime_dir

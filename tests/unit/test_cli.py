@@ -32,14 +32,14 @@ def test_a_script_is_a_request(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('hello')\n")
     request = cli.request_of(["--ranks", "2"], [str(script), "--", "--lr", "1"])
-    assert (request.kind, request.source, request.label) == ("script", "print('hello')\n", str(script))
+    assert (request.kind, request.source, request.label) == ("script", str(script), str(script))
     assert (request.argv, request.options.ranks, request.first_line) == (("--lr", "1"), 2, 1)
 
 
 def test_a_module_is_a_request() -> None:
     request = cli.request_of(["--ranks", "2"], ["-m", "pkg.train", "x"])
-    assert "run_module('pkg.train'" in request.source
-    assert request.argv == ("x",)
+    assert "run_module('pkg.train', run_name=\"__main__\"" in request.source
+    assert "sys.argv[1:] = ['x']" in request.source and request.options.out == ("none",)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_a_module_is_a_request() -> None:
         (["--rank", "2"], ["x.py"], "no option --rank"),
         ([], ["-m"], "needs a module"),
         ([], ["-x"], "no option -x"),
-        ([], ["nowhere.py"], "No such file"),
-        ([], ["/"], "directory"),
+        ([], ["nowhere.py"], "cannot be read"),
+        ([], ["/"], "cannot be read"),
     ],
 )
 def test_mistakes(options: list[str], program: list[str], message: str) -> None:

@@ -147,7 +147,7 @@ def test_requests_are_files_in_order(fake: FakeJob) -> None:
 def test_logs(fake: FakeJob) -> None:
     job = owner(fake)
     fake.rank(0).prints("a\nb\nc\n").prints("oh", "err")
-    fake.rank(2).prints("x\ny")
+    fake.rank(2).prints("x\ny").prints("", "err")
     assert job.logs(0) == "a\nb\nc\noh"
     assert job.logs(0, "out") == "a\nb\nc\n"
     assert job.logs(0, "out", tail=2) == "b\nc\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -21,24 +22,23 @@ class Reader(Magics):
 
     @cell_magic
     def read(self, line: str, body: str) -> None:
-        type(self).seen = cell.read(self.shell, body)
-        type(self).names = cell.namespace(self.shell)
+        shell: Any = self.shell
+        type(self).seen = cell.read(shell, body)
+        type(self).names = cell.namespace(shell)
 
 
 @pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
+def shell() -> Iterator[Any]:
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
+    shell: Any = InteractiveShell.instance()
     shell.register_magics(Reader)
     yield shell
     shell.history_manager.end_session()
     InteractiveShell.clear_instance()
 
 
-def read(shell: InteractiveShell, text: str) -> cell.Cell:
-    Reader.seen = None
-    result = shell.run_cell(text, store_history=True)
-    result.raise_error()
+def read(shell: Any, text: str) -> cell.Cell:
+    shell.run_cell(text, store_history=True).raise_error()
     assert Reader.seen is not None
     return Reader.seen
 
@@ -53,20 +53,20 @@ def read(shell: InteractiveShell, text: str) -> cell.Cell:
         ("%%time\n\n%%read\nx = 1\n\n\n", 4),
     ],
 )
-def test_lines_are_counted_as_the_user_sees_them(shell: InteractiveShell, text: str, first_line: int) -> None:
+def test_lines_are_counted_as_the_user_sees_them(shell: Any, text: str, first_line: int) -> None:
     found = read(shell, text)
     assert found.first_line == first_line
     assert found.source.lstrip().startswith("x = 1")
 
 
-def test_the_label_is_the_cells_number_and_other_cells_keep_theirs(shell: InteractiveShell) -> None:
+def test_the_label_is_the_cells_number_and_other_cells_keep_theirs(shell: Any) -> None:
     shell.run_cell("def f(): pass", store_history=True)
     found = read(shell, "%%read\nf()")
     assert found.label == "Cell In[2]"
     assert found.labels[shell.user_ns["f"].__code__.co_filename] == "Cell In[1]"
 
 
-def test_shell_commands_become_calls(shell: InteractiveShell) -> None:
+def test_shell_commands_become_calls(shell: Any) -> None:
     source = read(shell, "%%read\n!ls {x}\nfiles = !ls\n%cd /\n").source
     assert source.split("\n")[:3] == [
         "get_ipython().system('ls {x}')",
@@ -75,13 +75,13 @@ def test_shell_commands_become_calls(shell: InteractiveShell) -> None:
     ]
 
 
-def test_future_imports_of_the_notebook_hold(shell: InteractiveShell) -> None:
+def test_future_imports_of_the_notebook_hold(shell: Any) -> None:
     shell.run_cell("from __future__ import annotations", store_history=True)
     flags = read(shell, "%%read\nx = 1").flags
     assert flags & 0x1000000
 
 
-def test_the_shells_own_names_are_not_the_notebooks(shell: InteractiveShell) -> None:
+def test_the_shells_own_names_are_not_the_notebooks(shell: Any) -> None:
     shell.run_cell("value = 3\nvalue", store_history=True)
     shell.run_cell("exit = 'mine'\n_private = 1", store_history=True)
     read(shell, "%%read\nx = 1")

@@ -104,19 +104,19 @@ def test_any_exception_takes_a_rendering(error: BaseException) -> None:
 def test_a_rendering_survives_copies() -> None:
     error = failure.attach(ValueError("x"), ["as told"])
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert other._render_traceback_() == ["as told"]
+        assert other._render_traceback_() == ["as told"]  # type: ignore[union-attr]
 
 
 @pytest.fixture
-def shell(capsys: Any) -> Iterator[InteractiveShell]:
+def shell(capsys: Any) -> Iterator[Any]:
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
+    shell: Any = InteractiveShell.instance()
     yield shell
     shell.history_manager.end_session()
     InteractiveShell.clear_instance()
 
 
-def errors(shell: InteractiveShell, code: str, capsys: Any) -> str:
+def errors(shell: Any, code: str, capsys: Any) -> str:
     shell.run_cell(code)
     captured = capsys.readouterr()
     return bare([captured.out + captured.err])
@@ -126,14 +126,14 @@ RAISE = "from jupyter_torchdist.kernel import failure as _f\nraise _f.attach({},
 
 
 @pytest.mark.parametrize("error", ["ValueError('x')", "SyntaxError('x')", "KeyboardInterrupt()"])
-def test_ipython_shows_the_rendering(shell: InteractiveShell, error: str, capsys: Any) -> None:
+def test_ipython_shows_the_rendering(shell: Any, error: str, capsys: Any) -> None:
     uninstall = failure.install(shell)
     text = errors(shell, RAISE.format(error), capsys)
     assert "AS TOLD" in text and "Traceback" not in text and "line" not in text
     uninstall()
 
 
-def test_other_syntax_errors_are_shown_as_ever(shell: InteractiveShell, capsys: Any) -> None:
+def test_other_syntax_errors_are_shown_as_ever(shell: Any, capsys: Any) -> None:
     code = "exec('1 +')"
     before = errors(shell, code, capsys)
     uninstall = failure.install(shell)
@@ -143,7 +143,7 @@ def test_other_syntax_errors_are_shown_as_ever(shell: InteractiveShell, capsys: 
     assert "invalid syntax" in before
 
 
-def test_somebody_elses_handler_goes_on(shell: InteractiveShell, capsys: Any) -> None:
+def test_somebody_elses_handler_goes_on(shell: Any, capsys: Any) -> None:
     seen: list[str] = []
     shell.set_custom_exc((KeyError,), lambda self, kind, error, trace, tb_offset=None: seen.append(kind.__name__))
     uninstall = failure.install(shell)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.verbs import defaults
 
 
@@ -27,7 +28,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_without_files_nothing_is_set(project: Path) -> None:
-    assert defaults.load(project) == defaults.Options()
+    assert defaults.load(project) == Options()
 
 
 def test_the_nearest_file_wins(project: Path) -> None:

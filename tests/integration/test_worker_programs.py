@@ -1,0 +1,222 @@
+"""What user code of many kinds finds in a rank: its own process group, children, displays, curves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import RankJob
+
+DATASET = """
+import torch, dataclasses, typing
+from torch.utils.data import DataLoader, Dataset
+import torch.distributed as dist
+
+class Item(typing.NamedTuple):
+    x: torch.Tensor
+    label: int
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    labels: list
+
+factor = 3
+table = torch.arange(10.0)
+
+def scaled(i):
+    return Item(table[i] * factor, other(i))
+
+def other(i):
+    return -i if i < 5 else scaled(i - 5).label - 5
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 10
+    def __getitem__(self, i):
+        return scaled(i)
+
+def collate(items):
+    return Batch(torch.stack([item.x for item in items]), [item.label for item in items])
+
+seen = []
+for method in METHODS:
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context=method, collate_fn=collate)
+    batches = list(loader)
+    seen.append((method, all(type(b) is Batch for b in batches),
+                 torch.cat([b.x for b in batches]).tolist(), sum((b.labels for b in batches), [])))
+"""
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_data_loader_workers_under_every_start_method(tmp_path: Path, world: int) -> None:
+    methods = ("fork", "spawn", "forkserver") if world == 1 else ("fork",)
+    job = RankJob(tmp_path, DATASET.replace("METHODS", repr(methods)), world=world, bound=("seen",)).run()
+    assert job.codes == dict.fromkeys(range(world), 0), job.err(0)
+    numbers, labels = [3.0 * i for i in range(10)], [-i for i in range(10)]
+    assert job.values()["seen"] == [(method, True, numbers, labels) for method in methods]
+
+
+def test_pools_of_children(tmp_path: Path) -> None:
+    source = """
+import concurrent.futures, multiprocessing as mp
+class Answer:
+    def __init__(self, n): self.n = n
+base = 10
+def work(n):
+    return Answer(n + base)
+results = {}
+for method in ("spawn", "forkserver"):
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=mp.get_context(method)) as pool:
+        answers = list(pool.map(work, range(3)))
+    results[method] = [a.n for a in answers if type(a) is Answer]
+results
+"""
+    job = RankJob(tmp_path, source, world=1, bound=("results",)).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.values()["results"] == {"spawn": [10, 11, 12], "forkserver": [10, 11, 12]}
+
+
+def test_code_that_makes_its_own_group(tmp_path: Path) -> None:
+    source = """
+import datetime, torch, torch.distributed as dist
+from torch.distributed import init_process_group
+init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+x = torch.ones(1)
+dist.all_reduce(x)
+dist.destroy_process_group()
+init_process_group("gloo", init_method="env://") if False else None
+x.item()
+"""
+    job = RankJob(tmp_path, source, bound=("x", "init_process_group")).run()
+    assert job.codes == {0: 0, 1: 0}, job.err(0)
+    assert job.values()["x"].item() == 2
+    assert job.values()["init_process_group"].__module__ == "torch.distributed.distributed_c10d"
+
+
+def test_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, os\n"
+        "import torch.distributed as dist\n"
+        "if __name__ == '__main__':\n"
+        "    dist.init_process_group('gloo')\n"
+        "    print(sys.argv[1:], dist.get_rank(), os.path.basename(__file__))\n"
+        "    dist.barrier()\n"
+        "    dist.destroy_process_group()\n"
+    )
+    job = RankJob(tmp_path, str(script), kind="script", argv=("--lr", "1"), out=("none",), label=str(script)).run()
+    assert job.codes == {0: 0, 1: 0}, job.err(0)
+    assert job.out_text(1) == "['--lr', '1'] 1 train.py\n"
+
+
+def test_a_captured_call(tmp_path: Path) -> None:
+    names = {"__torchdist_call__": (sorted, ([3, 1, 2],), {"reverse": True})}
+    job = RankJob(tmp_path, "", kind="function", names=names, collect="all").run()
+    assert [job.values(rank) for rank in (0, 1)] == [{"__torchdist_value__": [3, 2, 1]}] * 2
+
+
+def test_names_that_are_asked_for(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "a, b, c = 1, 2, 3\nc", world=1, bound=("a", "b", "c"), out=("a", "zzz")).run()
+    assert job.values() == {"a": 1, "__torchdist_value__": 3}
+    assert [name for name, _ in job.event(0, "rank.result").data["left"]] == ["zzz"]
+    job = RankJob(tmp_path / "none", "a = 1\na", world=1, bound=("a",), out=("none",)).run()
+    assert job.values() == {"__torchdist_value__": 1}
+
+
+def test_what_cannot_be_pickled_stays_and_still_shows(tmp_path: Path) -> None:
+    job = RankJob(
+        tmp_path, "import threading\nok = 1\nlock = threading.Lock()\n(i for i in [1])", world=1, bound=("ok", "lock")
+    ).run()
+    assert job.codes == {0: 0}
+    assert job.values() == {"ok": 1}
+    assert {name for name, _ in job.event(0, "rank.result").data["left"]} == {"lock", "__torchdist_value__"}
+    assert "generator object" in job.display(0)[-1]["data"]["text/plain"]
+
+
+def test_commands_and_keyboards(tmp_path: Path) -> None:
+    source = """
+get_ipython().system('echo from the shell')
+text = get_ipython().getoutput('echo one; echo two')
+words = []
+for ask in (lambda: input('? '), breakpoint, lambda: get_ipython().run_line_magic('time', 'x')):
+    try:
+        ask()
+    except Exception as error:
+        words.append(str(error))
+"""
+    job = RankJob(tmp_path, source, world=1, bound=("text", "words")).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.out_text(0) == "from the shell\n"
+    values = job.values()
+    assert values["text"] == ["one", "two"]
+    assert [re.match(r"[%\w()]+ cannot", word) is not None for word in values["words"]] == [True] * 3
+
+
+def test_rich_output(tmp_path: Path) -> None:
+    source = """
+import pandas
+from IPython.display import HTML, clear_output, display
+import matplotlib.pyplot as plt
+display(HTML('<b>bold</b>'))
+clear_output(wait=True)
+plt.plot([1, 2]); plt.show()
+plt.plot([2, 1])
+pandas.DataFrame({'a': [1]})
+"""
+    job = RankJob(tmp_path, source, world=1).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.err(0) == ""
+    lines = job.display(0)
+    assert [line["kind"] for line in lines] == ["display", "clear", "display", "result", "display"]
+    assert lines[0]["data"]["text/html"] == "<b>bold</b>"
+    assert "image/png" in lines[2]["data"] and "image/png" in lines[4]["data"]
+    assert "<table" in lines[3]["data"]["text/html"]
+
+
+def test_display_is_there_without_an_import(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "display('x')\nfrom tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass", world=1).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.display(0)[0]["data"] == {"text/plain": "'x'"}
+    assert "3/3" in job.err(0)
+
+
+def test_curves(tmp_path: Path) -> None:
+    source = """
+import torch, jupyter_torchdist.runtime.api as td
+from torch.nn.functional import mse_loss
+w = torch.nn.Parameter(torch.ones(2))
+scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)
+for step in range(3):
+    d_loss = (w ** 2).sum()
+    d_loss.backward()
+    g_loss = mse_loss(w, torch.zeros(2))
+    scaler.scale(g_loss).backward()
+    (w.sum() / 4).backward()
+    (w * 2).backward(torch.ones(2))
+    td.log(lr=0.1, w=w.detach().sum(), step=step)
+for i in td.progress(range(5), desc='eval'):
+    td.print('main only', i) if i == 4 else None
+td.print('everyone', all=True)
+facts = td.rank, td.world_size, td.local_rank, td.is_main, td.device.type, td.gather(td.rank)
+"""
+    job = RankJob(tmp_path, source, bound=("facts",), collect="all").run()
+    assert job.codes == {0: 0, 1: 0}, job.err(0)
+    assert job.values(1)["facts"] == (1, 2, 1, False, "cpu", [0, 1])
+    assert job.out_text(0) == "main only 4\n[rank 0] everyone\n" and job.out_text(1) == "[rank 1] everyone\n"
+    lines = job.metrics(1)
+    auto = [line for line in lines if line.get("auto")]
+    assert [(name, line["step"]) for line in auto for name in line["v"]][:4] == [
+        ("d_loss", 1), ("g_loss", 1), ("w.sum() / 4", 1), ("d_loss", 2),
+    ]  # fmt: skip
+    assert auto[1]["v"] == {"g_loss": 1.0} and len(auto) == 9
+    logged = [line for line in lines if line["k"] == "log" and not line.get("auto")]
+    assert [(line["step"], line["v"]) for line in logged] == [(i, {"lr": 0.1, "w": 2.0}) for i in range(3)]
+    assert [line for line in lines if line["k"] == "progress"][-1]["n"] == 5
+
+
+def test_top_level_await_on_a_rank(tmp_path: Path) -> None:
+    job = RankJob(tmp_path, "import asyncio\nx = await asyncio.sleep(0, 5)\nx", world=1, bound=("x",)).run()
+    assert job.values() == {"x": 5, "__torchdist_value__": 5}

@@ -71,8 +71,9 @@ class RankJob:
 
     def start(self) -> RankJob:
         self.write()
-        words = [sys.executable, "-m", "tests.ranks", str(self.paths.root), str(self.blobs), str(self.world), str(self.fresh)]
-        environ = {**os.environ, "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1", **self.env}
+        words = [str(word) for word in (self.paths.root, self.blobs, self.world, self.fresh)]
+        words = [sys.executable, "-m", "tests.ranks", *words]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", **self.env}
         self.process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, start_new_session=True)
         return self
 
@@ -142,7 +143,7 @@ def main(job_root: str, blobs: str, world: int, fresh: bool) -> None:
     """Fork the ranks of a job, as torch elastic does, and print their exit codes."""
     import socket
 
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]

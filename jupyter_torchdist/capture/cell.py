@@ -91,12 +91,12 @@ def capture_call(
     labels: Mapping[str, str] | None = None,
 ) -> Capture:
     """A call of a function, as the captured name ``CALL``. Raises ``CaptureError``."""
-    main = vars(sys.modules["__main__"])
     inner = getattr(function, "__func__", function)
-    found = getattr(inner, "__globals__", main)
-    scope = dict(found if found.get("__name__") == "__main__" else main)
-    wanted = Wanted(scope, {CALL: getattr(function, "__qualname__", "the call")}, labels=labels or {})
-    wanted.namespace[CALL] = (function, tuple(args), dict(kwargs))
+    scope = getattr(inner, "__globals__", {})
+    if scope.get("__name__") != "__main__":
+        scope = vars(sys.modules["__main__"])
+    user = f"the call of {getattr(function, '__qualname__', type(function).__name__)}"
+    wanted = Wanted(scope, {CALL: user}, labels=labels or {}, own={CALL: (function, tuple(args), dict(kwargs))})
     return _capture(wanted, [], {}, cwd, (), 0, {})
 
 
@@ -110,7 +110,7 @@ def _capture(
     lines: dict[str, str],
 ) -> Capture:
     closure, more = close(wanted)
-    sources, module_notes = modules.local_sources({**closure.modules, **{name: "" for name in imports}}, cwd)
+    sources, module_notes = modules.local_sources((*closure.modules, *imports), cwd)
     return Capture(
         names=tuple(item.name for item in closure.receipt),
         receipt=tuple(closure.receipt),

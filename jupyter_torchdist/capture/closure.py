@@ -6,8 +6,8 @@ import io
 import pickle
 import types
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..marshal import codes
@@ -25,7 +25,6 @@ PROVIDED = frozenset({
 """Names every rank has by itself."""
 
 _HISTORY = frozenset({"In", "Out", "_ih", "_oh", "_dh"})
-_LEAVE = Leave()
 
 
 @dataclass
@@ -60,11 +59,11 @@ class NamespacePickler(Pickler):
         references = codes.references(function.__code__)
         place = self._wanted.place_of(function)
         for magic, line in references.magics.items():
-            raise refused_magic(magic, f"{place}, line {line}")
+            raise refused_magic(magic, f"{place}, line {line})")
         for name, line in references.loads.items():
             if self._wanted.takes(name) and name not in self.found:
-                self.found[name] = f"{place}, line {line})" if "(" not in place else f"{place[:-1]}, line {line})"
-                yield Enter(name, self.found[name]), self._wanted.namespace[name], _LEAVE
+                self.found[name] = f"{place}, line {line})"
+                yield Enter(name, self.found[name]), self._wanted.namespace[name], Leave()
 
     def entered(self, name: str, user: str) -> None:
         self.open.append((name, self._written(), 0))
@@ -96,16 +95,21 @@ class Wanted:
     names: Mapping[str, str]
     soft: frozenset[str] = frozenset()
     exclude: frozenset[str] = frozenset()
-    labels: Mapping[str, str] = frozenset()  # type: ignore[assignment]
+    labels: Mapping[str, str] = field(default_factory=dict)
     attributes: frozenset[str] = frozenset()
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Values that are no names of the notebook but travel as names."""
+
+    def value(self, name: str) -> Any:
+        return self.own[name] if name in self.own else self.namespace[name]
 
     def takes(self, name: str) -> bool:
-        return name in self.namespace and name not in PROVIDED and name not in self.exclude
+        return (name in self.own or name in self.namespace) and name not in PROVIDED and name not in self.exclude
 
     def place_of(self, function: types.FunctionType) -> str:
-        """Such as ``function evaluate (Cell In[3])``."""
+        """Such as ``function evaluate (Cell In[3]``, without the line and the closing parenthesis."""
         file = function.__code__.co_filename
-        return f"function {function.__qualname__} ({self.labels.get(file, file)})"
+        return f"function {function.__qualname__} ({self.labels.get(file, file)}"
 
 
 def close(wanted: Wanted) -> tuple[Closure, list[str]]:
@@ -117,7 +121,7 @@ def close(wanted: Wanted) -> tuple[Closure, list[str]]:
     extents: dict[int, tuple[int, int]] = {}
     left: set[str] = set()
     while True:
-        trial = Wanted(**{**vars(wanted), "exclude": wanted.exclude | left})
+        trial = replace(wanted, exclude=wanted.exclude | left)
         pickler = NamespacePickler(stream := io.BytesIO(), trial, extents)
         failed = _write(pickler, trial)
         if failed is not None:
@@ -126,20 +130,20 @@ def close(wanted: Wanted) -> tuple[Closure, list[str]]:
         elif narrower := pickler.storages.narrow():
             extents.update(narrower)
         else:
-            return _finish(pickler, stream), notes
+            return _finish(pickler, trial, stream), notes
 
 
 def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
-    names = sorted((name for name in wanted.names if wanted.takes(name)), key=lambda n: _rank(wanted.namespace[n]))
-    modules = [wanted.namespace[name] for name in names if isinstance(wanted.namespace[name], types.ModuleType)]
+    names = sorted((name for name in wanted.names if wanted.takes(name)), key=lambda name: _rank(wanted.value(name)))
+    modules = [value for name in names if isinstance(value := wanted.value(name), types.ModuleType)]
     try:
         pickler.dump({"": loaded_submodules(modules, set(wanted.attributes))})
         for name in names:
             if name not in pickler.found:
-                pickler.top(name, wanted.names[name], wanted.namespace[name])
+                pickler.top(name, wanted.names[name], wanted.value(name))
     except CaptureError:
         raise
-    except Exception as error:  # pickling runs the user's own reducers, which may raise anything
+    except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
         return _give_up(pickler, wanted, error)
     return None
 
@@ -154,8 +158,9 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
     user = pickler.found.get(name, "")
     if name in _HISTORY:
         hint = "copy what you need of it into a variable of its own"
-        raise CaptureError(f"{name} is the notebook's history and stays there (needed by {user})", hint, path=name, line=user)
-    culprit = explain(wanted.namespace[name], name, error)
+        message = f"{name} is the notebook's history and stays there (needed by {user})"
+        raise CaptureError(message, hint, path=name, line=user)
+    culprit = explain(wanted.value(name), name, error)
     if name in wanted.soft:
         return name, f"{name} was left behind, the cell binds it itself ({culprit.sentence})"
     hint = f"create it inside the cell, or leave it behind with --exclude {name}"
@@ -163,17 +168,16 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
     raise CaptureError(message, hint, path=culprit.path, line=user) from error
 
 
-def _finish(pickler: NamespacePickler, stream: io.BytesIO) -> Closure:
-    namespace = pickler.main
+def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Closure:
     receipt = []
     for name, user in pickler.found.items():
-        kind, what = describe(namespace[name])
+        kind, what = describe(wanted.value(name))
         receipt.append(Captured(name, kind, what, pickler.sizes.get(name, 0), user))
-    memo = {place: value for place, value in pickler.memo.copy().values()}
+    memo = dict(pickler.memo.copy().values())
     pickler.clear_memo()
     places = set(memo)
     shared = keep_shared(memo)
-    passing = array("Q", sorted(place for place in places - shared.keys()))
+    passing = array("Q", sorted(places - shared.keys()))
     content = stream.getvalue() + pickle.dumps({"": passing.tobytes()})
     return Closure(
         content, pickler.buffers, receipt, shared, list(pickler.files), dict(pickler.modules), pickler.storages.moved

@@ -74,7 +74,7 @@ def _data(value: Any) -> str:
     if isinstance(value, Sized):
         try:
             return f"{name} of {len(value):,}"
-        except Exception:  # the user's own __len__ may raise anything
+        except Exception:  # noqa: BLE001  # the user's own __len__ may raise anything
             return name
     return name
 

@@ -1,10 +1,144 @@
-"""Modules of the user's own project: which ones the captured code reaches, and their source files."""
+"""Modules of the user's own project: which ones the captured code reaches, and their source files.
+
+Local is what is neither in the standard library nor in a site-packages directory: a file beside the notebook, a
+package on ``sys.path``, a project installed in editable mode. It travels as source, a package as its whole
+directory, so that the ranks run what the notebook ran even when the files are edited meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+import functools
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from .describe import human
+
+FILE_LIMIT = 10_000_000
+"""Bytes; larger files of a package stay behind."""
+PACKAGE_LIMIT = 200_000_000
+"""Bytes of one package; beyond it only its Python files travel."""
+
+_OWN = __name__.partition(".")[0]
+_MODULE_SUFFIXES = (".py", ".so", ".pyd", ".pyi")
 
 
 def local_sources(names: Iterable[str], cwd: Path) -> tuple[dict[str, Path], list[str]]:
-    return {}, []
+    """Source files of the local modules among ``names`` and of those they import.
+
+    Keys are paths below the ranks' source directory; the second value are notes on what stayed behind.
+    """
+    found: dict[str, Path] = {}
+    notes: list[str] = []
+    waiting = list(names)
+    seen: set[str] = set()
+    while waiting:
+        top = waiting.pop().partition(".")[0]
+        if top in seen or top in ("", "__main__", "__mp_main__", _OWN) or top in sys.builtin_module_names:
+            continue
+        seen.add(top)
+        files = _files(top, cwd, notes)
+        found.update(files)
+        for file in files.values():
+            if file.suffix == ".py":
+                status = file.stat()
+                waiting.extend(_imported(file, status.st_mtime_ns, status.st_size) - seen)
+    return found, notes
+
+
+def is_local(file: str) -> bool:
+    """Whether the module file belongs to the user, not to Python or an installed distribution."""
+    path = os.path.realpath(file)
+    if any(part in ("site-packages", "dist-packages") for part in Path(path).parts):
+        return False
+    return not any(path.startswith(directory + os.sep) for directory in _installed())
+
+
+@functools.lru_cache(maxsize=1)
+def _installed() -> tuple[str, ...]:
+    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    return tuple(os.path.realpath(path) for path in paths if path)
+
+
+def _files(top: str, cwd: Path, notes: list[str]) -> dict[str, Path]:
+    origin, directories = _locate(top, cwd)
+    if directories:
+        found: dict[str, Path] = {}
+        for directory in directories:
+            if is_local(os.path.join(directory, "x")):
+                found.update(_package(top, Path(directory), notes))
+        return found
+    if origin and origin.endswith(_MODULE_SUFFIXES) and is_local(origin) and os.path.isfile(origin):
+        return {os.path.basename(origin): Path(origin)}
+    return {}
+
+
+def _locate(top: str, cwd: Path) -> tuple[str | None, list[str]]:
+    """(file, package directories) of a top-level module, loaded or not; nothing is imported."""
+    module = sys.modules.get(top)
+    if module is not None:
+        path = getattr(module, "__path__", None)
+        file = getattr(module, "__file__", None)
+        return (os.path.abspath(file) if file else None), [os.path.abspath(item) for item in path or ()]
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return None, []
+    if spec is None:
+        return _beside(top, cwd)
+    origin = spec.origin if spec.has_location else None
+    return origin, [os.path.abspath(item) for item in spec.submodule_search_locations or ()]
+
+
+def _beside(top: str, cwd: Path) -> tuple[str | None, list[str]]:
+    """A module beside the notebook that ``sys.path`` does not lead to."""
+    if (cwd / top / "__init__.py").is_file():
+        return None, [str(cwd / top)]
+    file = cwd / f"{top}.py"
+    return (str(file) if file.is_file() else None), []
+
+
+def _package(top: str, directory: Path, notes: list[str]) -> dict[str, Path]:
+    files = dict(_walk(directory))
+    large = [name for name, path in files.items() if path.stat().st_size > FILE_LIMIT]
+    for name in large:
+        del files[name]
+    if large:
+        notes.append(f"files of {top} over {human(FILE_LIMIT)} stay behind: {', '.join(sorted(large)[:3])}")
+    if sum(path.stat().st_size for path in files.values()) > PACKAGE_LIMIT:
+        files = {name: path for name, path in files.items() if path.suffix in _MODULE_SUFFIXES}
+        notes.append(f"the package {top} is over {human(PACKAGE_LIMIT)}: only its Python files travel")
+    return {f"{top}/{name}": path for name, path in files.items()}
+
+
+def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
+    for root, folders, files in os.walk(directory):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(root) / name
+            if not name.startswith(".") and path.is_file():
+                yield path.relative_to(directory).as_posix(), path
+
+
+@functools.lru_cache(maxsize=4096)
+def _imported(file: Path, modified: int, size: int) -> frozenset[str]:
+    """Top-level names of the absolute imports anywhere in a source file."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return frozenset(names)
+
+

@@ -6,7 +6,6 @@ defines count where the function is first used, because that is when they can ru
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -158,8 +157,8 @@ class _Flow(ast.NodeVisitor):
     def _inner(self, node: ast.AST, name: str | None) -> None:
         """The body of a function, lambda or comprehension, as the compiler resolves its names."""
         for references in self._compiled(node):
-            self.names.imports.update({key: at for key, at in references.imports.items() if key not in self.names.imports})
-            self.names.magics.update({key: at for key, at in references.magics.items() if key not in self.names.magics})
+            self.names.imports = {**references.imports, **self.names.imports}
+            self.names.magics = {**references.magics, **self.names.magics}
             self.names.attributes |= references.attributes
             for stored, line in references.stores.items():
                 self.names.binds.setdefault(stored, line)

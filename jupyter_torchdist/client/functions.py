@@ -44,6 +44,8 @@ def _texts(value: Any, repeatable: bool) -> Iterable[str]:
 class Distributed(Generic[P, R]):
     """A function that runs plainly when called, and on ranks through ``distributed`` and ``submit``."""
 
+    __name__: str
+
     def __init__(self, function: Callable[P, R], options: Options) -> None:
         functools.update_wrapper(self, function)
         self.function, self.options = function, options

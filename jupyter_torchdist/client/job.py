@@ -227,6 +227,7 @@ class Job:
             # The notebook's objects can hold the values of one rank only: other ranks' go into copies.
             memo = self.memo if rank == 0 else None
             self._results[rank] = marshal.load_results(self.paths, rank, memo, _main())
+            self._release()
         return self._results[rank]
 
     def _without_result(self, rank: int) -> BaseException:
@@ -268,7 +269,14 @@ class Job:
         """What the job should raise here: None after success or while it runs, else the first failing rank's own."""
         if self.done and self._error is None:
             self._error = failures.exception(self.paths, self.state, self.memo, _main())
+            self._release()
         return self._error
+
+    def _release(self) -> None:
+        """Let go of the notebook's objects, which the memo keeps alive, when nothing can need it any more."""
+        brought = 0 in self._results or (self.done and not self.paths.result(0).exists())
+        if brought and (self._error is not None or self.state.state == "succeeded"):
+            self.memo = None
 
     def raise_for_state(self) -> None:
         """Raise ``exception()`` if there is one."""

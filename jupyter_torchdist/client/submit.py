@@ -168,7 +168,7 @@ def new_job_id() -> str:
 
 def _capture(request: Request, cwd: Path) -> Capture:
     if request.kind == "function":
-        return capturing.capture_call(request.function, request.args, dict(request.kwargs), cwd=cwd)
+        return capturing.capture_call(request.function, request.args, request.kwargs, cwd=cwd, labels=request.labels)
     script = request.kind == "script"  # a rank runs the file itself: nothing of it is in this process
     return capturing.capture_cell(
         "" if script else request.source,
@@ -178,6 +178,7 @@ def _capture(request: Request, cwd: Path) -> Capture:
         exclude=request.options.exclude,
         flags=request.flags,
         cwd=cwd,
+        labels=request.labels,
     )
 
 

@@ -32,7 +32,9 @@ def chosen_variables(options: Options) -> dict[str, str]:
     for item in options.env:
         name, given, value = item.partition("=")
         if not given and name not in os.environ:
-            raise OptionError(f"--env {name}: there is no such variable here", f"write --env {name}=VALUE")
+            # A rerun comes here too: no value of the environment is ever written down.
+            hint = f"write --env {name}=VALUE, or set it here before: os.environ[{name!r}] = …"
+            raise OptionError(f"--env {name}: there is no such variable here", hint)
         chosen[name] = value if given else os.environ[name]
     return chosen
 

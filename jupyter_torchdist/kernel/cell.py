@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _INPUTS = re.compile(r"_i+|_i\d+|__\w+__")
 """Names the shell renews with every cell, so that their values are not among its hidden ones."""
+_OUTPUTS = re.compile(r"_|__|___|_\d+")
+"""Hidden by the shell, and yet values of the notebook: what earlier cells showed."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def read(ip: InteractiveShell, body: str) -> Cell:
     """The cell that runs now, whose text below the magic is ``body``. Raises ``CellSyntaxError``."""
     first_line = _first_line(ip, body)
     transform: Any = ip.transform_cell
-    label = f"Cell In[{ip.execution_count}]"
+    label = f"Cell In[{_number(ip)}]"
     try:
         source: str = transform(body)
     except SyntaxError as error:
@@ -61,8 +63,14 @@ def namespace(ip: InteractiveShell) -> dict[str, Any]:
     return {
         name: value
         for name, value in ip.user_ns.items()
-        if not _INPUTS.fullmatch(name) and not (name in hidden and hidden[name] is value)
+        if _OUTPUTS.fullmatch(name)
+        or not (_INPUTS.fullmatch(name) or (name in hidden and hidden[name] is value))
     }
+
+
+def _number(ip: InteractiveShell) -> int:
+    """The running cell's number: newer versions of IPython raise ``execution_count`` before the cell runs."""
+    return len(ip.history_manager.input_hist_parsed) - 1 if ip.history_manager else ip.execution_count
 
 
 def _first_line(ip: InteractiveShell, body: str) -> int:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import TorchDistError
 from ..protocol.spec import BY_FLAG
-from ..store import catalog
 from ..verbs import parse
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ def dist(words: list[str]) -> list[str]:
         return parse.flags(words[0])
     if words[0] not in parse.OF_A_JOB:
         return []
+    from ..store import catalog  # sqlite3 and all: not before it is needed
+
     try:
         jobs = catalog.jobs()
     except TorchDistError:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from . import completer, failure
+from .magic import TorchDistMagics, with_body
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -21,14 +26,9 @@ def load(ip: InteractiveShell) -> None:
         return
     if id(ip) in _loaded:
         return
-    from ..client.drivers import pool
-    from ..protocol.errors import TorchDistError
-    from . import completer, failure
-    from .magic import TorchDistMagics, with_body
-
     ip.register_magics(TorchDistMagics)
     ip.input_transformers_cleanup.append(with_body)
-    undo = [failure.install(ip), completer.install(ip)]
+    undo = [failure.install(ip), completer.install(ip), _when_idle(warm)]
 
     def unload_all() -> None:
         for action in undo:
@@ -36,20 +36,41 @@ def load(ip: InteractiveShell) -> None:
         with contextlib.suppress(ValueError):
             ip.input_transformers_cleanup.remove(with_body)
         _forget(ip.magics_manager.magics)
-        pool().close()
+        _drivers().pool().close()
 
     _loaded[id(ip)] = unload_all
-    try:
-        pool().warm()
-    except TorchDistError as error:
-        # The extension is of use without a spare: the first cell starts its own driver, or says why it cannot.
-        print(f"no warm start: {error}", file=sys.stderr)
 
 
 def unload(ip: InteractiveShell) -> None:
     """Take everything back; jobs go on."""
     if undo := _loaded.pop(id(ip), None):
         undo()
+
+
+def warm() -> None:
+    """Start the spare driver, and import what a cell needs."""
+    from ..protocol.errors import TorchDistError
+
+    with contextlib.suppress(TorchDistError):  # the first cell starts its own driver, or says why it cannot
+        _drivers().pool().warm()
+    importlib.import_module("jupyter_torchdist.kernel.run")
+
+
+def _when_idle(action: Callable[[], None]) -> Callable[[], None]:
+    """Do it as soon as the kernel's loop is free, else (a terminal) now; the function returned calls it off.
+
+    Not in a thread: a module that two threads import at once may be seen half made.
+    """
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        action()
+        return lambda: None
+    return loop.call_later(0.001, action).cancel
+
+
+def _drivers() -> Any:
+    return importlib.import_module("jupyter_torchdist.client.drivers")
 
 
 def _forget(magics: dict[str, dict[str, Any]]) -> None:

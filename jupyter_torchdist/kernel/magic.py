@@ -1,4 +1,7 @@
-"""``%%distribute`` and ``%dist``: from IPython's words to ours."""
+"""``%%distribute`` and ``%dist``: from IPython's words to ours.
+
+What runs a cell is imported by the first cell, or before it when the kernel is idle: ``%load_ext`` should be instant.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.displayhook import DisplayHook
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
-from ..client.submit import Request
 from ..protocol.errors import TorchDistError, UserError
 from ..protocol.spec import options_help
-from ..verbs import defaults
 from . import cell as cells
-from . import dist, failure, run
+from . import failure
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -46,6 +47,10 @@ class TorchDistMagics(Magics):
             print(options_help())
             return None
         with in_words():
+            from ..client.submit import Request
+            from ..verbs import defaults
+            from . import run
+
             directory = notebook_directory(self.shell)
             options = defaults.options(line, directory)
             if not cell.strip():
@@ -65,10 +70,12 @@ class TorchDistMagics(Magics):
             quiet: Any = DisplayHook.semicolon_at_end_of_expression
             return run.run(self.shell, request, quiet=bool(quiet(cell)))
 
-    @line_magic("dist")
-    def dist_(self, line: str) -> Any:
+    @line_magic
+    def dist(self, line: str) -> Any:
         """Jobs: what runs, what ran, and everything to do with them; ``%dist --help`` lists the verbs."""
         with in_words():
+            from . import dist
+
             return dist.perform(self.shell, line)
 
 

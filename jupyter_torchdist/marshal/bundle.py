@@ -54,10 +54,10 @@ class Loaded:
     @cached_property
     def pristine(self) -> Loaded | None:
         """The same bundle read again, as it was; None where that fails."""
-        scope = {name: self.main[name] for name in ("__name__", "__builtins__") if name in self.main}
+        scope: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
         try:
             return read_stream(self.manifest, self.blob_dir, scope)
-        except Exception:  # reading runs the user's __setstate__, which may raise anything
+        except Exception:  # noqa: BLE001  # reading runs the user's __setstate__, which may raise anything
             return None
 
 
@@ -100,7 +100,7 @@ def read_stream(
             extra = names.pop("", None)
             passing = extra if isinstance(extra, bytes) else passing
             main.update(names)
-    memo = unpickler.memo.copy()  # type: ignore[attr-defined]
+    memo: dict[int, Any] = unpickler.memo.copy()
     del unpickler, names, extra
     for place in array("Q", passing):
         memo.pop(place, None)
@@ -122,7 +122,8 @@ def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:
 
 
 def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
-    """The memo without atoms and without what only the pickling itself referred to. Empties ``memo``."""
+    """The memo without atoms and without what only the pickling itself referred to (but for storages, which
+    tensors refer to behind Python's back)."""
     memo[-1] = object()
     counts = {}
     for place in memo:
@@ -132,7 +133,7 @@ def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
     # The object made above has no other reference than the loop's: what has no more than it, nobody can reach.
     alone = counts.pop(-1)
     del value
-    return {place: memo[place] for place, count in counts.items() if count > alone}
+    return {place: memo[place] for place, count in counts.items() if count > alone or type(memo[place]) is rebuild.Storage}
 
 
 def install_lines(manifest: Manifest, blob_dir: Path) -> None:
@@ -151,7 +152,8 @@ def unpack_sources(manifest: Manifest, blob_dir: Path, directory: Path) -> None:
     for source in manifest.sources:
         target = aside / source.path
         if not target.resolve().is_relative_to(aside.resolve()):
-            raise DamagedJob(f"the bundle names a source file outside its directory: {source.path}", "run the cell again")
+            hint = "run the cell again: it is captured anew"
+            raise DamagedJob(f"the bundle names a source file outside its directory: {source.path}", hint)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(mapping.check_blob(source.blob, blob_dir), target)
     try:

@@ -95,7 +95,7 @@ class Comparison:
         try:
             now = _Shallow(self.loaded).write(live)
             then = _Shallow(pristine).write(before) if pristine and before is not None else None
-        except Exception:  # the user's own reducers run here and may raise anything
+        except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
             return _Facts(True, "unknown")
         alike = is_tensor(type(live)) and is_tensor(type(before))
         differs = now != then and not (alike and self._same_tensor(live, before))
@@ -122,7 +122,8 @@ class Comparison:
     def _same_tensor(live: Any, before: Any) -> bool:
         """The same numbers in another storage: a model that went to the GPU and was only read there."""
         torch: Any = sys.modules["torch"]
-        alike = all(getattr(live, name) == getattr(before, name) for name in ("shape", "dtype", "layout", "requires_grad"))
+        facts = ("shape", "dtype", "layout", "requires_grad")
+        alike = all(getattr(live, name) == getattr(before, name) for name in facts)
         plain = alike and live.layout is torch.strided and not live.is_quantized and not live.is_nested
         if not plain or live.device.type == "meta" or live.grad is not None or vars(live) or vars(before):
             return False
@@ -163,7 +164,7 @@ def _differs(name: str, scope: dict[str, Any], comparison: Comparison, pristine:
     try:
         now = _Shallow(comparison.loaded).write_value(value)
         then = _Shallow(pristine).write_value(before)
-    except Exception:  # the user's own reducers run here and may raise anything
+    except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
         return True
     return now != then or any(comparison.reaches_change(child) for child in now.places)
 

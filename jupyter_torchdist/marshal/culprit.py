@@ -63,7 +63,7 @@ def _failure(value: Any) -> Exception | None:
     """Why the value alone cannot be pickled (the globals of its functions are not followed)."""
     try:
         Pickler(io.BytesIO(), vars(sys.modules["__main__"])).dump(value)
-    except Exception as error:  # the user's own reducers run here and may raise anything
+    except Exception as error:  # noqa: BLE001  # the user's own reducers run here and may raise anything
         return error
     return None
 
@@ -124,7 +124,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(custom, dict):
         state = custom
     if isinstance(state, dict):
-        yield from ((f".{name}" if isinstance(name, str) else f"[{name!r}]", item) for name, item in list(state.items()))
+        yield from ((f".{name}", item) for name, item in list(state.items()))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
@@ -137,7 +137,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _reduced_state(value: Any) -> Any:
     try:
         reduced = value.__reduce_ex__(5)
-    except Exception:  # the user's own reducers run here and may raise anything
+    except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
         return None
     return reduced[2] if isinstance(reduced, tuple) and len(reduced) > 2 else None
 
@@ -145,7 +145,7 @@ def _reduced_state(value: Any) -> Any:
 def _arguments(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         reduced = value.__reduce_ex__(5)
-    except Exception:  # the user's own reducers run here and may raise anything
+    except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
         return
     if isinstance(reduced, tuple) and len(reduced) > 1 and isinstance(reduced[1], tuple):
         yield from ((f" (part {index} of its pickle)", item) for index, item in enumerate(reduced[1]))
@@ -154,6 +154,6 @@ def _arguments(value: Any) -> Iterator[tuple[str, Any]]:
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # the user's own __repr__ may raise anything
+    except Exception:  # noqa: BLE001  # the user's own __repr__ may raise anything
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 40 else text[:37] + "…"

@@ -40,7 +40,7 @@ class _Stripping(ResultPickler):
     def _portable(self, value: Any) -> Any:
         try:
             ResultPickler(io.BytesIO(), self._loaded, large=sys.maxsize).dump(value)
-        except Exception:  # the user's own reducers run here and may raise anything
+        except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
             return _text(value, repr)
         return value
 
@@ -64,12 +64,12 @@ def _pickled(exc: BaseException, loaded: Loaded | None) -> bytes:
     try:
         ResultPickler(whole, loaded, large=sys.maxsize).dump(exc)
         return whole.getvalue()
-    except Exception:  # the user's own reducers run here and may raise anything
+    except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
         stripped = io.BytesIO()
     try:
         _Stripping(stripped, loaded).dump(exc)
         return stripped.getvalue()
-    except Exception:  # as above: then the description has to do
+    except Exception:  # noqa: BLE001  # as above: then the description has to do
         return b""
 
 
@@ -92,7 +92,7 @@ def _describe(exc: BaseException | None, depth: int) -> dict[str, Any] | None:
 def _text(value: Any, form: Any) -> str:
     try:
         return str(form(value))
-    except Exception:  # the user's own __str__ or __repr__ may raise anything
+    except Exception:  # noqa: BLE001  # the user's own __str__ or __repr__ may raise anything
         return f"<{type(value).__qualname__}>"
 
 
@@ -112,7 +112,7 @@ def load_exception(
             known = _LazyMemo(path, main_dict) if memo is None else memo
             with rebuild.loading(main_dict):
                 found = Reader(file, known, main_dict).load()
-    except Exception:  # rebuilding runs the user's own code; the description is what is left then
+    except Exception:  # noqa: BLE001  # rebuilding runs the user's own code; the description is what is left then
         found = None
     if not isinstance(found, BaseException):
         found = _synthesise(description or _from_record(record), main_dict)
@@ -149,7 +149,7 @@ def _synthesise(description: Mapping[str, Any], main_dict: dict[str, Any]) -> Ba
     attributes = {"__module__": description["module"], "__str__": lambda self: text, "__doc__": base.__doc__}
     try:
         made = rebuild.exception(type(description["type"].rpartition(".")[2], (base,), attributes), (text,))
-    except Exception:  # a base with a metaclass or __init_subclass__ of its own may refuse
+    except Exception:  # noqa: BLE001  # a base with a metaclass or __init_subclass__ of its own may refuse
         made = rebuild.exception(type(description["type"].rpartition(".")[2], (Exception,), attributes), (text,))
     if description["notes"]:
         made.__dict__["__notes__"] = list(description["notes"])
@@ -166,7 +166,7 @@ def _importable(module: str, name: str, main_dict: dict[str, Any]) -> type[BaseE
         found = found.get(name.split(".")[0])
         for part in name.split(".")[1:]:
             found = getattr(found, part)
-    except Exception:  # importing runs foreign code, which may raise anything
+    except Exception:  # noqa: BLE001  # importing runs foreign code, which may raise anything
         return None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 

@@ -55,7 +55,7 @@ def map_private(path: Path, size: int) -> Any:
 
 def view_memory(address: int, size: int, owner: object) -> Any:
     """A buffer over memory that ``owner`` holds; it keeps the owner alive."""
-    view = (ctypes.c_ubyte * size).from_address(address)
+    view: Any = (ctypes.c_ubyte * size).from_address(address)
     view.owner = owner
     return view
 

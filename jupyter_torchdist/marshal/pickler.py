@@ -18,7 +18,7 @@ from cloudpickle import cloudpickle
 
 from . import codes, rebuild, refusals
 from .rebuild import Storage
-from .tensors import Storages, is_tensor, reduce_storage, reduce_tensor
+from .tensors import Storages, is_optimizer, is_tensor, reduce_optimizer, reduce_storage, reduce_tensor
 
 LARGE = 256 << 10
 """Buffers of at least so many bytes travel out of band, each in a file of its own."""
@@ -89,6 +89,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 return functools.partial(handler, self)
         if is_tensor(kind):
             return self._tensor
+        if is_optimizer(kind):
+            return reduce_optimizer
         if (reason := refusals.reason(kind)) is not None:
             return functools.partial(_refuse, reason)
         if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):
@@ -117,7 +119,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             scope, needed = None, list(self.globals_of(value))
         else:
             scope = self._function_getnewargs(value)[1]
-            needed = [(name, item, None) for name, item in slots["__globals__"].items()]
+            needed = [(Enter(name, ""), item, Leave()) for name, item in slots["__globals__"].items()]
         for name in ("__globals__", "__closure__"):
             del slots[name]
         slots.pop("_cloudpickle_submodules")

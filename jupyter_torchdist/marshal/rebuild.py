@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -67,10 +68,12 @@ def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: dic
 
 def set_function(target: types.FunctionType, state: dict[str, Any]) -> None:
     """Globals, closure and attributes, once the function can be referred to."""
-    scope = target.__globals__
+    context = _LOADING.get()
+    kept = id(target) in context.kept
+    scope = context.main if kept else target.__globals__
     for name, value, _ in state["globals"]:
         scope[name] = value
-    if id(target) in _LOADING.get().kept:
+    if kept:
         return
     for cell, content in state["cells"]:
         cell.cell_contents = content
@@ -112,8 +115,6 @@ def set_class(target: type, state: Any) -> None:
 
 def lru_cache(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
     """An empty ``functools.lru_cache`` around the function."""
-    import functools
-
     return functools.lru_cache(maxsize, typed)(wrapped)
 
 
@@ -157,7 +158,7 @@ def storage(buffer: Any) -> Storage:
 
     size = len(buffer)
     if size == 0:
-        return Storage(torch.UntypedStorage(0), 0, 0)
+        return Storage(torch.empty(0, dtype=torch.uint8).untyped_storage(), 0, 0)
     if isinstance(buffer, bytes):
         buffer = bytearray(buffer)
     flat = torch.frombuffer(buffer, dtype=torch.uint8)
@@ -175,7 +176,7 @@ def tensor(
     value: Any = torch.empty(0, dtype=dtype, device="cpu")
     value = value.set_(over.untyped, offset + over.start // value.element_size(), size, stride)
     if kind is not torch.Tensor:
-        return torch.Tensor._make_subclass(kind, value, requires_grad)  # type: ignore[attr-defined]
+        return torch.Tensor._make_subclass(kind, value, requires_grad)
     return value.requires_grad_(True) if requires_grad else value
 
 
@@ -186,7 +187,35 @@ def set_tensor(target: Any, state: tuple[Any, dict[str, Any]]) -> None:
     target.__dict__.update(attributes)
 
 
-def memmap(path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: Any) -> Any:
+def set_optimizer(target: Any, state: tuple[Any, tuple[dict[str, Any], bool, bool | None]]) -> None:
+    """An optimizer's state, its hooks, and the mark a scheduler left on its ``step``."""
+    own, (hooks, watched, called) = state
+    target.__setstate__(own)
+    target.__dict__.update(hooks)
+    if called is not None:
+        target._opt_called = called
+    if watched and not hasattr(target.step, "_wrapped_by_lr_sched"):
+        target.step = _watched_step(target)
+
+
+def _watched_step(optimizer: Any) -> Any:
+    """As ``LRScheduler.__init__`` wraps it (torch/optim/lr_scheduler.py), holding no reference to the optimizer."""
+    import weakref
+
+    reference, inner = weakref.ref(optimizer), optimizer.step.__func__
+
+    @functools.wraps(inner)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        own = reference()
+        assert own is not None
+        own._opt_called = True
+        return inner(own, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+def memmap(path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...], order: Any) -> Any:
     """A ``numpy.memmap`` of the same file."""
     import numpy
 
@@ -196,7 +225,7 @@ def memmap(path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...]
 def exception(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     """An exception made as its built-in base makes it: the class's own ``__init__`` is not run again."""
     base = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
-    made: BaseException = base.__new__(kind, *arguments)  # type: ignore[call-overload]
+    made: BaseException = base.__new__(kind, *arguments)
     with contextlib.suppress(TypeError, ValueError):
         base.__init__(made, *arguments)  # type: ignore[misc]
     made.args = arguments

@@ -14,7 +14,7 @@ import sys
 import types
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,7 +142,7 @@ def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Compar
                         pickler.meet(child)
         except OSError:
             raise
-        except Exception as error:  # pickling runs the user's own reducers, which may raise anything
+        except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
             return name, error
     pickler.dump(None)
     return None
@@ -238,7 +238,7 @@ def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[st
         target = memo[place]
         try:
             put(target, state)
-        except Exception as error:  # the object's own __setstate__ may raise anything
+        except Exception as error:  # noqa: BLE001  # the object's own __setstate__ may raise anything
             notes.append(f"a {type(target).__name__} could not be updated: {type(error).__name__}: {error}")
     return tuple(notes)
 

@@ -82,7 +82,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     return getattr(value, "__dict__", None) and dict(value.__dict__)
 
 
-def _plain_state(kind: type) -> bool:
+def _plain_state(kind: Any) -> bool:
     """Whether the state is exactly ``__dict__`` and slots, so that a missing attribute means a deleted one."""
     getstate = getattr(kind, "__getstate__", None)
     default = getstate is None or getstate is getattr(object, "__getstate__", None)
@@ -120,11 +120,12 @@ def put(target: Any, state: State) -> None:
 def _put_storage(target: Storage, new: Storage) -> None:
     torch: Any = sys.modules["torch"]
     with torch.no_grad():
-        ours, theirs = (
-            torch.empty(0, dtype=torch.uint8, device=item.untyped.device).set_(item.untyped, item.start, (item.size,), (1,))
-            for item in (target, new)
-        )
-        ours.copy_(theirs)
+        _flat(torch, target).copy_(_flat(torch, new))
+
+
+def _flat(torch: Any, storage: Storage) -> Any:
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.untyped.device)
+    return empty.set_(storage.untyped, storage.start, (storage.size,), (1,))
 
 
 def _put_tensor(target: Any, new: Any, requires_grad: bool, grad: Any, attributes: dict[str, Any]) -> None:

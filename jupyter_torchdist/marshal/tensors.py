@@ -91,15 +91,12 @@ def reduce_tensor(value: Any, storages: Storages) -> Any:
 
 def _plain(value: Any, torch: Any) -> bool:
     kind = type(value)
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and kind not in (torch.nn.Parameter,):
-        if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-            return False
-    if hasattr(torch.nn.parameter, "UninitializedTensorMixin"):
-        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
-            return False
-    own = "__reduce_ex__" in vars(kind) and kind.__module__.split(".")[0] != "torch"
+    wrapper = kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl and kind is not torch.Tensor
+    own = "__reduce_ex__" in vars(kind) and kind is not torch.nn.Parameter and kind is not torch.Tensor
     return (
-        not own
+        not wrapper
+        and not own
+        and not torch.nn.parameter.is_lazy(value)
         and value.layout is torch.strided
         and value.device.type in ("cpu", "cuda")
         and not value.is_quantized
@@ -115,6 +112,22 @@ def _extent(dense: Any, item: int) -> tuple[int, int]:
     reach = sum((count - 1) * step for count, step in zip(dense.shape, dense.stride(), strict=True))
     low, high = dense.storage_offset() * item, (dense.storage_offset() + reach + 1) * item
     return low - low % _ALIGN, high
+
+
+def is_optimizer(kind: Any) -> bool:
+    torch = sys.modules.get("torch")
+    optim = getattr(torch, "optim", None)
+    return optim is not None and issubclass(kind, optim.Optimizer) and kind.__reduce_ex__ is object.__reduce_ex__
+
+
+def reduce_optimizer(value: Any) -> Any:
+    """torch's own state leaves out step hooks, and that a scheduler watches the steps (its first ``step()`` would
+    warn)."""
+    build, arguments, state = value.__reduce_ex__(5)[:3]
+    hooks = {name: item for name, item in vars(value).items() if name.startswith("_optimizer_") and item}
+    watched = hasattr(vars(value).get("step"), "_wrapped_by_lr_sched")
+    extra = (hooks, watched, getattr(value, "_opt_called", None))
+    return build, arguments, (state, extra), None, None, rebuild.set_optimizer
 
 
 def reduce_storage(storage: Storage) -> Any:

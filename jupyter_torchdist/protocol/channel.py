@@ -53,6 +53,8 @@ class Channel:
 
     def receive(self) -> list[frames.Message]:
         """Frames that have arrived. Raises ``EOFError`` at the end, ``ChannelError`` for nonsense."""
+        if self.closed:  # the descriptor's number may be another channel's by now
+            raise EOFError
         try:
             data = os.read(self.read_fd, _READ)
         except BlockingIOError:

@@ -6,9 +6,11 @@ import os
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 from .errors import LaunchError
 from .paths import make_private
+from .process import JOB_TOKEN
 from .version import agent_directory
 
 _START_SECONDS = 20.0
@@ -22,24 +24,26 @@ def connect_agent(python: str) -> socket.socket:
     process: subprocess.Popen[bytes] | None = None
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_START_SECONDS)
         try:
             connection.connect(path)
+            connection.settimeout(None)
             return connection
         except OSError as error:
             connection.close()
-            if time.monotonic() > deadline:
+            broken = process is not None and (process.poll() or 0) > 0
+            if broken or time.monotonic() > deadline:
                 raise LaunchError(
                     f"this machine's agent does not answer on {path} ({error.strerror or error})",
                     f"its log is {directory / 'agent.log'}; $TORCHDIST_RUNTIME_DIR names another directory",
                 ) from error
             # One that ended at once found another agent's lock: that one will listen soon, or is gone too.
             if process is None or process.poll() is not None:
-                process = _start(python)
+                process = _start(python, directory)
             time.sleep(0.005)
 
 
-def _start(python: str) -> subprocess.Popen[bytes]:
-    directory = agent_directory()
+def _start(python: str, directory: Path) -> subprocess.Popen[bytes]:
     try:
         make_private(directory.parent)
         make_private(directory)
@@ -51,8 +55,10 @@ def _start(python: str) -> subprocess.Popen[bytes]:
         ) from error
     try:
         return subprocess.Popen(
-            [python, "-m", "jupyter_torchdist.runtime", "agent"],
+            [python, "-m", "jupyter_torchdist.runtime", "agent", str(directory)],
             cwd="/",
+            # Asked for from inside a rank, it must not end with that rank's job.
+            env={name: value for name, value in os.environ.items() if name != JOB_TOKEN},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -57,7 +57,7 @@ class Decoder:
             del self._buffer[:end]
             try:
                 header = codec.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ChannelError("a frame's header is not JSON") from error
             if not isinstance(header, dict):
                 raise ChannelError("a frame's header is not an object")

@@ -43,15 +43,24 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
 
 
 def visible(found: tuple[Gpu, ...], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` lets through, in its order; CUDA stops at the first bad entry."""
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` lets through, in its order.
+
+    As CUDA reads it: it stops at the first bad entry, and a GPU that is named twice leaves none at all.
+    """
     if cuda_visible_devices is None:
         return found
     chosen: list[Gpu] = []
     for entry in cuda_visible_devices.split(","):
         entry = entry.strip()
-        matches = [g for g in found if (entry.isdigit() and g.index == int(entry)) or (entry and g.uuid.startswith(entry))]
+        if entry.isdigit():
+            # CUDA takes the first instance of a GPU that is divided (MIG).
+            matches = [gpu for gpu in found if gpu.index == int(entry)][:1]
+        else:
+            matches = [gpu for gpu in found if entry and gpu.uuid.startswith(entry)]
         if len(matches) != 1:
             break
+        if matches[0] in chosen:
+            return ()
         chosen.append(matches[0])
     return tuple(chosen)
 
@@ -80,7 +89,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 def _mig_parts(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> list[ctypes.c_void_p]:
     current, pending = ctypes.c_uint(), ctypes.c_uint()
-    if nvml.nvmlDeviceGetMigMode(handle, ctypes.byref(current), ctypes.byref(pending)) != 0 or not current.value:
+    query = getattr(nvml, "nvmlDeviceGetMigMode", None)  # drivers before 450 have none
+    if query is None or query(handle, ctypes.byref(current), ctypes.byref(pending)) != 0 or not current.value:
         return []
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetMaxMigDeviceCount(handle, ctypes.byref(count)) != 0:

@@ -51,6 +51,14 @@ def stat_fields(pid: int) -> list[str]:
         return file.read().rsplit(b")", 1)[1].decode("ascii", "replace").split()
 
 
+def session_of(pid: int) -> int:
+    """The session that the process is in (setsid(2)), a pid; 0 when it is gone."""
+    try:
+        return int(stat_fields(pid)[3])
+    except OSError:
+        return 0
+
+
 def start_ticks(pid: int) -> int:
     """When the process started, in clock ticks since boot; 0 when it is gone or a zombie, or on macOS."""
     try:
@@ -113,7 +121,7 @@ class ProcessId:
         return fd
 
     def signal(self, number: int) -> bool:
-        """Send a signal; False when the process was gone already."""
+        """Send a signal; False when the process was gone already, or has become another user's (sudo)."""
         try:
             if not hasattr(os, "pidfd_open"):
                 if not self.alive():
@@ -121,11 +129,11 @@ class ProcessId:
                 os.kill(self.pid, number)
                 return True
             fd = self.open()
-        except (ProcessLookupError, OSError):
+        except OSError:
             return False
         try:
             signal.pidfd_send_signal(fd, number)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             return False
         finally:
             os.close(fd)
@@ -136,14 +144,11 @@ def job_token_of(pid: int) -> str:
     """The token that the process carries; empty for strangers and processes that cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = file.read()
+            environ = b"\0" + file.read()
     except OSError:
         return ""
-    start = environ.find(JOB_TOKEN.encode() + b"=")
-    if start < 0 or (start > 0 and environ[start - 1] != 0):
-        return ""
-    value = environ[start + len(JOB_TOKEN) + 1 :].split(b"\0", 1)[0]
-    return value.decode("ascii", "replace").strip()
+    _, found, rest = environ.partition(f"\0{JOB_TOKEN}=".encode())
+    return rest.split(b"\0", 1)[0].decode("ascii", "replace").strip() if found else ""
 
 
 def processes_of_job(token: str, leaders: Iterable[ProcessId] = ()) -> list[ProcessId]:
@@ -151,6 +156,7 @@ def processes_of_job(token: str, leaders: Iterable[ProcessId] = ()) -> list[Proc
 
     ``token`` is a ``job_token``, or a job's id for those of all its nodes here.
     The token finds what the job forked or executed, the session what cleaned its environment.
+    What has become another user's (a setuid program) is left out: it can neither be read nor be ended.
     """
     sessions = {leader.pid for leader in leaders if start_ticks(leader.pid) in (0, leader.ticks)}
     wanted = token.strip()
@@ -166,9 +172,17 @@ def processes_of_job(token: str, leaders: Iterable[ProcessId] = ()) -> list[Proc
         carried = job_token_of(pid)
         if session in sessions or (carried and wanted in (carried, carried.partition("@")[0])):
             process = ProcessId.of(pid)
-            if process.ticks:
+            if process.ticks and _ours(pid):
                 found.append(process)
     return found
+
+
+def _ours(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def descendants(root: int) -> list[int]:
@@ -209,4 +223,9 @@ _SIGNAL_CAUSES = {
     "SIGILL": ": an instruction this processor does not have",
     "SIGFPE": ": an arithmetic fault in native code",
 }
-_EXIT_CAUSES = {126: "a file that is not executable", 127: "a command that was not found", 137: "SIGKILL", 143: "SIGTERM"}
+_EXIT_CAUSES = {
+    126: "a file that is not executable",
+    127: "a command that was not found",
+    137: "SIGKILL",
+    143: "SIGTERM",
+}

@@ -16,8 +16,8 @@ def agent_directory() -> Path:
 
 def source_digest() -> str:
     """Changes with every change of the files that an agent runs, so that no job runs on older code."""
-    digest = hashlib.sha256(sys.executable.encode())
     package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256(f"{sys.executable} {package}\n".encode())
     for room in ("protocol", "marshal", "runtime"):
         for file in sorted((package / room).rglob("*.py")):
             status = file.stat()

@@ -1,8 +1,8 @@
 """``python -m jupyter_torchdist.runtime VERB``: the processes of a node.
 
-agent                       be this node's agent, unless there is one
+agent [DIRECTORY]           be this node's agent, unless there is one
 relay                       join standard input and output to this node's agent (what SSH runs)
-zygote FD                   a warm process, for the agent
+zygote FD [LIBRARY …]       a warm process, for the agent, that imports none of these
 launcher                    one job's launcher in a new interpreter; its assignment comes on standard input
 worker JOB_ROOT BLOBS NODE  one rank, under torchrun
 """
@@ -10,6 +10,9 @@ worker JOB_ROOT BLOBS NODE  one rank, under torchrun
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+from ..protocol.version import agent_directory
 
 
 def main(words: list[str]) -> None:
@@ -17,7 +20,7 @@ def main(words: list[str]) -> None:
     if verb == "agent":
         from . import agent
 
-        agent.main()
+        agent.main(Path(*rest) if rest else agent_directory())
     elif verb == "relay":
         from . import relay
 
@@ -25,7 +28,7 @@ def main(words: list[str]) -> None:
     elif verb == "zygote":
         from . import zygote
 
-        zygote.main(int(rest[0]))
+        zygote.main(int(rest[0]), rest[1:])
     elif verb == "launcher":
         from ..protocol import codec
         from . import launcher

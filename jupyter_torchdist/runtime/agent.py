@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
 import os
 import selectors
 import signal
@@ -20,30 +19,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..protocol import codec, inventory
-from ..protocol.bundle import Manifest
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
-from ..protocol.paths import JobPaths, make_private, safe_name, scratch_dir
-from ..protocol.process import ProcessId, processes_of_job
-from ..protocol.version import agent_directory
+from ..protocol.paths import JobPaths, make_private, safe_name
+from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
 from . import warm
 from .assignment import Assignment
-from .nodejob import NodeJob, reap, replica
+from .nodejob import NodeJob
+from .orphans import Orphans
+from .replica import Incoming, prepare, replica, replica_blobs, trust_replica, write_private
 from .tail import Shipment
 
 LINGER_SECONDS = 2.0
 """Without a driver and a job, the agent ends after so long."""
-
-ORPHAN_SECONDS = 0.5
-"""A job on the driver's own disk whose driver is gone gets a new one after so long."""
-
-LEASH_SECONDS = 600.0
-"""A job whose driver is on another machine goes on so long without it."""
 
 SILENCE_SECONDS = 30.0
 """A driver that says nothing for so long (it pings every other second) is gone."""
@@ -56,6 +49,8 @@ FAST_TICK, SLOW_TICK = 0.004, 0.02
 
 PR_SET_CHILD_SUBREAPER = 36
 
+MESSAGES = frozenset("hello warm prepare blob start follow signal stacks end forget ping stop_warm".split())
+
 
 @dataclass
 class Peer:
@@ -66,7 +61,7 @@ class Peer:
     job: str | None = None
     shipments: dict[str, Shipment] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
-    incoming: dict[str, Any] = field(default_factory=dict)
+    incoming: Incoming = field(default_factory=Incoming)
     stalled_told: bool = False
 
 
@@ -81,10 +76,9 @@ class Agent:
         self._peers: list[Peer] = []
         self._jobs: dict[str, NodeJob] = {}
         self._shared: dict[str, bool] = {}
-        self._orphaned: dict[str, float] = {}
+        self._orphans = Orphans(directory / "driver.log")
         self._fresh: dict[int, subprocess.Popen[bytes]] = {}
         self._unforked: list[tuple[float, Assignment]] = []
-        self._drivers: list[subprocess.Popen[bytes]] = []
         self._stop = False
         self._busy_until = 0.0
         self._idle_since = time.monotonic()
@@ -125,24 +119,37 @@ class Agent:
         now = time.monotonic()
         self._reap()
         for name, job in list(self._jobs.items()):
-            if job.poll(now):
+            if job.poll(now, self._strays(job)):
                 self._busy_until = now + 0.5
             self._ship(name, job, now)
+        self._pool.flush()
         self._drop_silent(now)
         self._care_for_orphans(now)
         self._start_unforked(now)
         self._pool.retire(now)
 
     def _reap(self) -> None:
-        for process in [*self._fresh.values(), *self._drivers, *(z.process for z in self._pool.zygotes.values())]:
+        for process in [*self._fresh.values(), *(z.process for z in self._pool.zygotes.values())]:
             process.poll()
-        self._drivers = [process for process in self._drivers if process.returncode is None]
+        self._orphans.reap()
         self._fresh = {pid: process for pid, process in self._fresh.items() if process.returncode is None}
-        known = {z.process.pid for z in self._pool.zygotes.values()} | set(self._fresh) | {d.pid for d in self._drivers}
-        if known:
-            _reap_orphans(known)
-        else:
-            reap()
+        for pid in _children() - self._known():  # what is known is reaped by its Popen
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def _known(self) -> set[int]:
+        return {z.process.pid for z in self._pool.zygotes.values()} | set(self._fresh) | self._orphans.pids
+
+    def _strays(self, job: NodeJob) -> list[ProcessId]:
+        """Orphans that left their session and cleaned their environment: surely of ``job`` where no other job runs.
+
+        They are children of this process, which is the subreaper of all jobs.
+        """
+        if job.state != "ending" or any(other is not job and other.state != "ended" for other in self._jobs.values()):
+            return []
+        zygotes = {zygote.process.pid for zygote in self._pool.zygotes.values()}
+        orphans = [ProcessId.of(pid) for pid in _children() - self._known()]
+        return [p for p in orphans if p.ticks and session_of(p.pid) not in zygotes and not job_token_of(p.pid)]
 
     # -- connections
 
@@ -180,6 +187,7 @@ class Agent:
         self._peers.remove(peer)
         self._unregister(peer.channel)
         peer.channel.close()
+        peer.incoming.close()
 
     def _drop_silent(self, now: float) -> None:
         for peer in list(self._peers):
@@ -194,10 +202,24 @@ class Agent:
     # -- messages
 
     def _on_message(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        handler = getattr(self, f"_on_{message['type']}", None)
-        if handler is None:
-            raise ChannelError(f"an unknown message {message['type']!r}")
-        handler(peer, message, body)
+        kind = message.get("type")
+        if kind not in MESSAGES:
+            raise ChannelError(f"an unknown message {kind!r}")
+        try:
+            getattr(self, f"_on_{kind}")(peer, message, body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ChannelError(f"a message {kind!r} that makes no sense: {error!r}") from error
+        except OSError as error:
+            self._refuse(peer, message, error)
+
+    def _refuse(self, peer: Peer, message: dict[str, Any], error: OSError) -> None:
+        """This node cannot do it (a full disk, no process to be had): the driver hears why."""
+        name = message.get("job") or message.get("assignment", {}).get("plan", {}).get("job", "")
+        job = self._jobs.get(name)
+        if job is not None and job.launcher is None:
+            job.expected = False
+            job.end(0.0, time.monotonic())
+        peer.channel.send({"type": "refused", "job": name, "reason": str(error)})
 
     def _on_hello(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         peer.process = ProcessId.from_json(message["process"])
@@ -223,38 +245,21 @@ class Agent:
 
     def _on_prepare(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         """A node without the driver's disk: take the job's files, say which blobs are missing."""
-        paths = replica(scratch_dir(), safe_name(message["job"]))
-        blobs = make_private(scratch_dir() / "blobs")
-        for name, text in message["files"].items():
-            _write(paths.root / safe_name(name), text.encode("utf-8"))
-        missing = [digest for digest in message["blobs"] if not (blobs / safe_name(digest)).exists()]
+        missing = prepare(message["job"], message["files"], message["blobs"])
         peer.channel.send({"type": "missing", "job": message["job"], "blobs": missing})
 
     def _on_blob(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        digest = safe_name(message["digest"])
-        part = scratch_dir() / "blobs" / f".{digest}.{os.getpid()}"
-        if message["offset"] == 0:
-            peer.incoming[digest] = hashlib.sha256()
-            part.unlink(missing_ok=True)
-        peer.incoming[digest].update(body)
-        with open(part, "ab", opener=_private) as file:
-            file.write(body)
-        if message["last"]:
-            right = peer.incoming.pop(digest).hexdigest() == digest
-            if right:
-                part.rename(part.parent / digest)
-            else:
-                part.unlink()
-            peer.channel.send({"type": "stored", "digest": digest, "right": right})
+        right = peer.incoming.take(message["digest"], message["offset"], body, message["last"])
+        if right is not None:
+            peer.channel.send({"type": "stored", "digest": message["digest"], "right": right})
 
     def _on_start(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         shared = bool(message["shared"])
         name = str(message["assignment"]["plan"]["job"])
         if not shared:
-            root = replica(scratch_dir(), safe_name(name)).root
-            blobs = scratch_dir() / "blobs"
-            _trust_replicas(JobPaths(root), blobs)
-            message["assignment"].update(job_root=str(root), blobs=str(blobs))
+            paths = replica(name)
+            trust_replica(paths)
+            message["assignment"].update(job_root=str(paths.root), blobs=str(replica_blobs()))
         assignment = Assignment.from_json(message["assignment"])
         old = self._jobs.pop(name, None)
         if old is not None:
@@ -267,6 +272,7 @@ class Agent:
         if assignment.fresh:
             self._start_fresh(assignment)
         else:
+            job.expected = True
             self._pool.launch(assignment)
 
     def _start_fresh(self, assignment: Assignment) -> None:
@@ -275,11 +281,14 @@ class Agent:
         self._jobs[assignment.job].launcher = ProcessId.of(process.pid)
 
     def _on_forked(self, job: str, pid: int, ticks: int) -> None:
-        mine = ProcessId.mine()
-        if job in self._jobs:
-            self._jobs[job].launcher = ProcessId(mine.host, mine.boot, mine.namespace, pid, ticks)
-            if ticks == 0:  # it is gone already; poll() finds no process and ends the job
-                self._busy_until = time.monotonic() + 1.0
+        launcher = replace(ProcessId.mine(), pid=pid, ticks=ticks)
+        node_job = self._jobs.get(job)
+        if node_job is None or node_job.state in ("ending", "ended"):
+            launcher.signal(signal.SIGKILL)  # the job was ended while its launcher was on the way
+        if node_job is not None:
+            node_job.expected = False
+            node_job.launcher = launcher
+            self._busy_until = time.monotonic() + 1.0
 
     def _on_fork_failed(self, assignment: Assignment) -> None:
         """The zygote is gone; whether it had forked already is known only once a launcher could have said so."""
@@ -290,9 +299,16 @@ class Agent:
         for due, assignment in [item for item in self._unforked if item[0] <= now]:
             self._unforked.remove((due, assignment))
             job = self._jobs.get(assignment.job)
-            if job is not None and job.state == "starting" and not processes_of_job(assignment.token):
+            if job is None:
+                continue
+            job.expected = False
+            if job.state == "starting" and not processes_of_job(assignment.token):
                 job.events.write("job.note", text="the warm process was lost; the ranks start in new interpreters")
-                self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
+                try:
+                    self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
+                except OSError as error:
+                    job.events.write("job.note", text=f"no new interpreter can be started: {error}")
+                    job.end(0.0, now)
 
     def _on_follow(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         """A driver takes up a job: this agent's own, or one that an earlier agent left."""
@@ -300,7 +316,7 @@ class Agent:
         shared = bool(message["shared"])
         job = self._jobs.get(name)
         if job is None:
-            paths = JobPaths(Path(message["job_root"])) if shared else replica(scratch_dir(), name)
+            paths = JobPaths(Path(message["job_root"])) if shared else replica(name)
             job = NodeJob(paths, safe_name(message["node"]), tuple(message["ranks"]), message["attempt"], adopt=True)
             self._jobs[name] = job
             job.poll(time.monotonic())
@@ -311,7 +327,7 @@ class Agent:
     def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:
         peer.job = job.paths.job
         self._shared[job.paths.job] = shared
-        self._orphaned.pop(job.paths.job, None)
+        self._orphans.claimed(job.paths.job)
         peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
 
     def _on_signal(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
@@ -325,6 +341,8 @@ class Agent:
 
     def _on_end(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         if job := self._jobs.get(message["job"]):
+            if self._pool.withdraw(message["job"]):
+                job.expected = False
             job.end(float(message["grace"]), time.monotonic())
             self._busy_until = time.monotonic() + 1.0
 
@@ -332,8 +350,7 @@ class Agent:
         """The driver has everything of a job that has ended."""
         job = self._jobs.get(message["job"])
         if job is not None and job.state == "ended":
-            del self._jobs[message["job"]]
-            job.close(remove=not self._shared.pop(message["job"], True))
+            self._remove(message["job"])
         peer.shipments.pop(message["job"], None)
         peer.job = None
 
@@ -354,77 +371,32 @@ class Agent:
                     peer.channel.send({"type": "stalled", "job": name, "attempt": job.attempt})
             except ChannelError:
                 self._drop(peer)
+            except OSError:
+                continue  # a file that went away between two looks at its directory
 
     def _care_for_orphans(self, now: float) -> None:
         followed = {peer.job for peer in self._peers}
         for name, job in list(self._jobs.items()):
             if name in followed:
-                self._orphaned.pop(name, None)
-                continue
-            since = self._orphaned.setdefault(name, now)
-            if self._shared.get(name, True):
-                if now - since > ORPHAN_SECONDS:
-                    self._orphaned[name] = now + 2.0  # time for the new driver to come
-                    self._revive_driver(job)
-            elif job.state == "ended" or now - since > LEASH_SECONDS:
+                self._orphans.claimed(name)
+            elif self._orphans.hopeless(job.paths, self._shared.get(name, True), now):
                 job.end(1.0, now)
-                if job.state == "ended" and now - since > LEASH_SECONDS:
-                    del self._jobs[name]
-                    job.close(remove=True)
+                if job.state == "ended":
+                    self._remove(name)
 
-    def _revive_driver(self, job: NodeJob) -> None:
-        if job.paths.summary.exists() or not job.paths.spec.exists():
-            job.end(0.0, time.monotonic())
-            if job.state == "ended":
-                del self._jobs[job.paths.job]
-                job.close()
-            return
-        with open(self._directory / "driver.log", "ab") as log:
-            self._drivers.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "jupyter_torchdist.driver", "--attach", str(job.paths.root)],
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+    def _remove(self, name: str) -> None:
+        job = self._jobs.pop(name)
+        job.close(remove=not self._shared.pop(name, True))
+        self._orphans.claimed(name)
 
 
-def _reap_orphans(known: set[int]) -> None:
-    """Reap children that came to us as their subreaper, and leave ``Popen``'s own to ``Popen``."""
+def _children() -> set[int]:
+    """Processes whose parent is this one."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            children = {int(pid) for pid in file.read().split()}
+            return {int(pid) for pid in file.read().split()}
     except OSError:
-        return
-    for pid in children - known:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb", opener=_private) as file:
-        file.write(data)
-
-
-def _trust_replicas(paths: JobPaths, blobs: Path) -> None:
-    """Blobs received here were hashed while they came: record them so, or every rank would hash them again."""
-    manifest = Manifest.from_json(codec.loads(paths.manifest.read_bytes()))
-    value = manifest.to_json()
-
-    def record(blob: dict[str, Any]) -> None:
-        status = (blobs / safe_name(blob["digest"])).stat()
-        blob["record"] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-    for blob in (value["stream"], value["linecache"], *value["buffers"], *(s["blob"] for s in value["sources"])):
-        record(blob)
-    _write(paths.manifest, codec.dumps(value).encode("ascii"))
+        return set()
 
 
 def _peer_uid(connection: socket.socket) -> int:
@@ -454,15 +426,14 @@ def listen(directory: Path) -> socket.socket | None:
     return listener
 
 
-def main() -> None:
-    """Be this node's agent, unless there is one."""
-    directory = agent_directory()
+def main(directory: Path) -> None:
+    """Be the agent whose socket is in ``directory``, unless there is one."""
     listener = listen(directory)
     if listener is None:
         return
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     identity = directory / "agent.json"
-    _write(identity, codec.dumps({"process": ProcessId.mine().to_json()}).encode("ascii"))
+    write_private(identity, codec.dumps({"process": ProcessId.mine().to_json()}).encode("ascii"))
     try:
         Agent(listener, directory).run()
     finally:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,12 @@ class Site:
     calls: int = 0
 
 
+class _Within(threading.local):
+    """Whether this thread is inside ``backward``."""
+
+    backward = False
+
+
 class Autolog:
     """Notes the value of each scalar loss; the step of a curve is the number of calls at its site."""
 
@@ -42,7 +49,7 @@ class Autolog:
         self._recorder = recorder
         self._sites: dict[tuple[CodeType, int], Site | None] = {}
         self._names: Counter[str] = Counter()
-        self._busy = False
+        self._within = _Within()
 
     def install(self) -> None:
         """Wrap ``Tensor.backward`` and ``GradScaler.scale`` of this process."""
@@ -50,8 +57,14 @@ class Autolog:
 
         @functools.wraps(original)
         def backward(self_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.note(self_, sys._getframe(1))
-            return original(self_, *args, **kwargs)
+            if self._within.backward:  # a tensor subclass comes here a second time
+                return original(self_, *args, **kwargs)
+            self._within.backward = True
+            try:
+                self.note(self_, sys._getframe(1))
+                return original(self_, *args, **kwargs)
+            finally:
+                self._within.backward = False
 
         torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
         scale: Any = torch.amp.GradScaler.scale
@@ -67,17 +80,10 @@ class Autolog:
 
     def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
         """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""
-        if self._busy or loss.numel() != 1:
+        if loss.numel() != 1 or (site := self._site(caller)) is None:
             return
-        self._busy = True  # reading a tensor subclass can call backward's wrapper again
-        try:
-            site = self._site(caller)
-            if site is not None:
-                site.calls += 1
-                value = getattr(loss, _UNSCALED, loss)
-                self._recorder.log({site.name: value}, site.calls, auto=True)
-        finally:
-            self._busy = False
+        site.calls += 1
+        self._recorder.log({site.name: getattr(loss, _UNSCALED, loss)}, site.calls, auto=True)
 
     def _site(self, caller: FrameType | None) -> Site | None:
         frame = caller

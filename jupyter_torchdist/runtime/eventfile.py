@@ -1,4 +1,4 @@
-"""Appending to this process's own ``*.events`` file: one write a line, so no reader sees a torn one."""
+"""Appending to this process's own ``*.events`` file. Readers take whole lines only."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ from typing import Any
 from ..protocol.events import Event
 
 
+_KEPT = 64 * 1024
+"""Bytes of events that wait for room on a full disk; what comes after them is lost."""
+
+
 class EventFile:
-    """The events of one process. Never raises for a full disk: a rank must not die of a lost event."""
+    """The events of one process. Never raises for a full disk: what it refuses is written with a later event."""
 
     def __init__(self, path: Path, rank: int | None = None) -> None:
         self._rank = rank
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._unwritten = b""
 
     def write(self, kind: str, *, rank: int | None = None, **data: Any) -> None:
         event = Event(kind, time.time(), rank=self._rank if rank is None else rank, data=data)
+        if len(self._unwritten) < _KEPT:
+            self._unwritten += event.to_line()
+        self.flush()
+
+    def flush(self) -> None:
+        """Try again what could not be written."""
         try:
-            os.write(self.fd, event.to_line())
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self.fd, self._unwritten) :]
         except OSError:
             return
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 TEXT_LIMIT = 10_000
@@ -37,8 +37,8 @@ def mimebundle(value: Any) -> Bundle:
     for method, mime in _METHODS.items():
         if mime not in data:
             _take_one(data, metadata, mime, _call(value, method))
-    if _is_figure(value):
-        data.setdefault("image/png", png_of(value))
+    if "image/png" not in data and _is_figure(value):
+        _take_one(data, metadata, "image/png", _attempt(lambda: png_of(value)))
     data.setdefault("text/plain", plain(value))
     return {mime: _as_text(item) for mime, item in data.items()}, metadata
 
@@ -69,8 +69,10 @@ def _is_figure(value: Any) -> bool:
 
 def _call(value: Any, method: str) -> Any:
     function = getattr(value, method, None)
-    if not callable(function):
-        return None
+    return _attempt(function) if callable(function) else None
+
+
+def _attempt(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception:  # noqa: BLE001  # as in IPython: one broken representation must not hide the others

@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..protocol.events import Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from .eventfile import EventFile
@@ -18,6 +20,18 @@ from .tail import EventTail
 
 STALL_SECONDS = 10.0
 """A rank before its first user line that neither writes nor computes for so long hangs."""
+
+ENGINE_KILL_SECONDS = 1.0
+"""The engine sends SIGTERM to the others when a rank fails; a SIGKILL sooner than this is not the engine's."""
+
+ANSWER_SECONDS = 2.0
+"""A zygote that has not said by then whether it forked is itself stopped."""
+
+LOOK_SECONDS = 0.02
+"""Between two looks through ``/proc`` for what is left of a job."""
+
+UNKILLABLE_SECONDS = 30.0
+"""What SIGKILL has not ended after so long waits in the kernel for a device or a file server."""
 
 
 @dataclass
@@ -32,6 +46,8 @@ class NodeJob:
     """Take up what earlier processes left, instead of beginning where their files end."""
     state: str = "starting"
     launcher: ProcessId | None = None
+    expected: bool = False
+    """A zygote was asked for the launcher and has not answered: one may come to be at any moment."""
     processes: dict[int, ProcessId] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
     """Exit code by rank, once the launcher told it."""
@@ -56,16 +72,25 @@ class NodeJob:
         self._last_change = time.monotonic()
         self._last_ticks = (0, time.monotonic())
         self._error = ""
+        self._now = self._last_change
+        self._failed_at = 0.0
+        self._look_at = 0.0
+        self._terminated: set[ProcessId] = set()
 
     def _tail(self, path: Path) -> EventTail:
         return EventTail(path, 0 if self.adopt or not path.exists() else path.stat().st_size)
 
     # -- looking
 
-    def poll(self, now: float) -> bool:
-        """Take in what launcher and ranks wrote, and go on with an end. Whether anything changed."""
+    def poll(self, now: float, strays: Sequence[ProcessId] = ()) -> bool:
+        """Take in what launcher and ranks wrote, and go on with an end. Whether anything changed.
+
+        ``strays`` are processes that nothing but their parent shows to be of this job: they end with it.
+        """
         if self.state == "ended":
             return False
+        self._now = now
+        self.events.flush()
         changed = self._read_launcher() | self._read_ranks()
         if changed:
             self._last_change = now
@@ -74,39 +99,53 @@ class NodeJob:
             self._read_ranks()
             self.end(0.3, now)
         if self.state == "ending":
-            self._go_on_ending(now)
+            self._go_on_ending(now, strays)
             return True
         return changed
 
     def _read_launcher(self) -> bool:
         events = self._launcher_tail.read()
         for event in events:
-            if event.kind == "launcher.started" and event.data.get("attempt", 1) == self.attempt:
-                self.launcher = ProcessId.from_json(event.data["process"])
-                if self.state == "starting":
-                    self.state = "running"
-            elif event.kind == "launcher.child":
-                self._unmatched[event.data["pid"]] = event.data["code"]
-            elif event.kind == "launcher.ended" and event.data.get("error"):
-                self._error = event.data["error"]
+            # User code can write into the job's directory: what is malformed is not ours.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._take_launcher(event)
         self._match_codes()
         return bool(events)
+
+    def _take_launcher(self, event: Event) -> None:
+        if event.kind == "launcher.started" and event.data.get("attempt", 1) == self.attempt:
+            self.launcher = ProcessId.from_json(event.data["process"])
+            if self.state == "starting":
+                self.state = "running"
+        elif event.kind == "launcher.child":
+            self._unmatched[int(event.data["pid"])] = int(event.data["code"])
+        elif event.kind == "launcher.ended" and event.data.get("error"):
+            self._error = str(event.data["error"])
 
     def _read_ranks(self) -> bool:
         changed = False
         for rank, tail in self._rank_tails.items():
             for event in tail.read():
                 changed = True
-                if event.kind == "rank.started":
-                    self.processes[rank] = ProcessId.from_json(event.data["process"])
-                    self._pids[self.processes[rank].pid] = rank
-                elif event.kind == "rank.ready":
-                    self.ready.add(rank)
-                elif event.kind == "rank.failed":
-                    self.failed = True
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    self._take_rank(rank, event)
         if changed:
             self._match_codes()
         return changed
+
+    def _take_rank(self, rank: int, event: Event) -> None:
+        if event.kind == "rank.started":
+            self.processes[rank] = ProcessId.from_json(event.data["process"])
+            self._pids[self.processes[rank].pid] = rank
+        elif event.kind == "rank.ready":
+            self.ready.add(rank)
+        elif event.kind == "rank.failed":
+            self._note_failure()
+
+    def _note_failure(self) -> None:
+        if not self.failed:
+            self.failed = True
+            self._failed_at = self._now
 
     def _match_codes(self) -> None:
         """Write down how ranks ended, as soon as both the code and whose it is are known."""
@@ -121,14 +160,25 @@ class NodeJob:
             return
         self.told.add(rank)
         self.codes[rank] = code
-        stopped = code in (-signal.SIGTERM, -signal.SIGKILL) and (self.failed or self.state == "ending")
+        stopped = self._was_stopped(code)
         why = "was stopped" if stopped else exit_in_words(code)
         if code == -signal.SIGKILL and not stopped:
             why += self._memory.words(self.processes[rank].pid if rank in self.processes else 0)
         state = "stopped" if stopped else ("done" if code == 0 else "failed" if code > 0 else "killed")
         if code != 0:
-            self.failed = True
+            self._note_failure()
         self.events.write("rank.exited", rank=rank, code=code, why=why, state=state)
+
+    def _was_stopped(self, code: int) -> bool:
+        """Whether a rank ended so because of another one, or because the job was to end.
+
+        A rank that is killed breaks its peers' connections, and they may report that before it is reaped.
+        """
+        if self.state == "ending":
+            return code in (-signal.SIGTERM, -signal.SIGKILL)
+        if code == -signal.SIGKILL:
+            return self.failed and self._now - self._failed_at >= ENGINE_KILL_SECONDS
+        return code == -signal.SIGTERM and self.failed
 
     def stalled(self, now: float) -> bool:
         """Whether ranks before their first user line hang: no word and no processor time for a while."""
@@ -169,16 +219,27 @@ class NodeJob:
                 self.launcher.signal(signal.SIGTERM)
         self.kill_at = min(self.kill_at, now + grace)
 
-    def _go_on_ending(self, now: float) -> None:
+    def _go_on_ending(self, now: float, strays: Sequence[ProcessId]) -> None:
+        if self.expected and now < self.kill_at + ANSWER_SECONDS:
+            return
         if self.launcher is not None and self.launcher.alive() and now < self.kill_at:
             return
-        leaders = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
-        left = processes_of_job(job_token(self.paths.job, self.node), leaders)
-        number = signal.SIGKILL if now >= self.kill_at else signal.SIGTERM
-        for process in left:
-            process.signal(number)
-        if left:
+        if now < self._look_at:
             return
+        leaders = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
+        left = [*processes_of_job(job_token(self.paths.job, self.node), leaders), *strays]
+        self._look_at = now + LOOK_SECONDS
+        for process in left:
+            if now >= self.kill_at:
+                process.signal(signal.SIGKILL)
+            elif process not in self._terminated:
+                self._terminated.add(process)
+                process.signal(signal.SIGTERM)
+        if left and now < self.kill_at + UNKILLABLE_SECONDS:
+            return
+        if left:
+            pids = ", ".join(str(process.pid) for process in left)
+            self._error += f"process {pids} does not end: SIGKILL waits for a device or a file server in the kernel\n"
         self._read_launcher()
         self._read_ranks()
         self._tell_the_rest()
@@ -197,23 +258,3 @@ class NodeJob:
         self.events.close()
         if remove:
             shutil.rmtree(self.paths.root, ignore_errors=True)
-
-
-def replica(root: Path, job: str) -> JobPaths:
-    """The job's directory on a node without the driver's disk."""
-    paths = JobPaths(root / "jobs" / job)
-    for folder in (paths.root, paths.nodes, paths.results):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return paths
-
-
-def reap() -> dict[int, int]:
-    """Exit codes of children that ended: our own, and orphans that came to us as their subreaper."""
-    ended: dict[int, int] = {}
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            ended[pid] = os.waitstatus_to_exitcode(status)
-    return ended

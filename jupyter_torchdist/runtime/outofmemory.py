@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 _LOG_LINES = 4000
@@ -14,10 +15,11 @@ class OutOfMemory:
 
     def __init__(self) -> None:
         self._before = _kills()
+        self._since = time.monotonic()
 
     def words(self, pid: int) -> str:
         """``; …`` to follow ``was killed (SIGKILL)``, empty where nothing points to memory."""
-        if pid and _in_kernel_log(pid):
+        if pid and _in_kernel_log(pid, self._since):
             return "; the kernel's log shows the out-of-memory killer"
         if _kills() > self._before:
             return "; the memory limit of this cgroup was reached and the kernel killed a process"
@@ -52,7 +54,8 @@ def _counters() -> list[tuple[Path, str]]:
     return found
 
 
-def _in_kernel_log(pid: int) -> bool:
+def _in_kernel_log(pid: int, since: float) -> bool:
+    """``since``: seconds on the monotonic clock, before which the number was another process's."""
     try:
         fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -61,7 +64,9 @@ def _in_kernel_log(pid: int) -> bool:
         pattern = re.compile(rb"(?i)(?:killed process|oom-kill:.*pid=)\s*" + str(pid).encode() + rb"\b")
         for _ in range(_LOG_LINES):
             try:
-                if pattern.search(os.read(fd, 8192)):
+                head, _, text = os.read(fd, 8192).partition(b";")
+                microseconds = int(head.split(b",")[2])
+                if microseconds >= (since - 1) * 1e6 and pattern.search(text):
                     return True
             except BlockingIOError:
                 return False

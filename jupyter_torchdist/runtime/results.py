@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
+import types
+from collections.abc import Iterable
 from typing import Any
 
 from .. import marshal
@@ -13,7 +16,11 @@ from ..protocol.plan import Plan
 from .eventfile import EventFile
 from .execution import CALL, VALUE
 
-_OWN = (CALL, "__builtins__")
+AUTO_LIMIT = 4 << 30
+"""Bytes that come back unasked; more has to be named with ``--out``."""
+
+_DEPTH = 8
+_WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 class Results:
@@ -24,26 +31,52 @@ class Results:
     ) -> None:
         self._rank, self._plan, self._manifest = rank, plan, manifest
         self._loaded, self._paths, self._events = loaded, paths, events
+        self._publishing = threading.Lock()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this rank's values go to the notebook."""
+        return self._rank == 0 or self._plan.collect == "all"
 
     def publish(self, names: dict[str, Any]) -> None:
-        """Write the values that are asked for out of ``names``, and tell which came and which stay."""
-        if self._rank != 0 and self._plan.collect != "all":
+        """Write the values that are asked for out of ``names``, and tell which came and which stay.
+
+        Raises ``StoreError`` when the disk does not take them.
+        """
+        if not self.wanted or not self._publishing.acquire(blocking=False):
             return
-        values = {name: names[name] for name in self._wanted(names) if name in names}
-        dumped = marshal.dump_results(values, self._loaded, self._paths, self._rank)
-        left = [list(item) for item in dumped.left]
+        chosen, left = self._choose(names)
+        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank)
+        left += [list(item) for item in dumped.left]
         self._events.write("rank.result", names=list(dumped.names), left=left, size=dumped.size)
 
-    def _wanted(self, names: dict[str, Any]) -> list[str]:
+    def _choose(self, names: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
+        """The values to send, and [name, reason] of what is not even tried."""
         out = self._plan.out
+        shown = {VALUE: names[VALUE]} if names.get(VALUE) is not None else {}
         if out == ("none",):
-            wanted: list[str] = []
-        elif out == ("auto",):
-            wanted = [*self._manifest.bound, *marshal.changed_names(self._loaded, names)]
-        else:
-            wanted = list(out)
-        shown = [VALUE] if names.get(VALUE) is not None else []
-        return [name for name in dict.fromkeys([*wanted, *shown]) if name not in _OWN]
+            return shown, []
+        if out == ("auto",):
+            found = [*self._manifest.bound, *marshal.changed_names(self._loaded, names)]
+            chosen = {name: names[name] for name in found if name in names and name != CALL}
+            return self._within_limit({**chosen, **shown})
+        left = [[name, "there is no such name after the cell"] for name in out if name not in names]
+        return {**{name: names[name] for name in out if name in names}, **shown}, left
+
+    def _within_limit(self, values: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
+        sizes = Sizes(self._loaded)
+        chosen: dict[str, Any] = {}
+        left = []
+        total = 0
+        for name, value in values.items():
+            size = sizes.of(value)
+            if total + size > AUTO_LIMIT:
+                much = f"{size / 2**30:.1f} GiB"
+                left.append([name, f"with {much} it is more than comes back unasked; name it with --out {name}"])
+                continue
+            total += size
+            chosen[name] = value
+        return chosen, left
 
     def dump_error(self, error: BaseException) -> None:
         """The exception itself, for the notebook to raise. Never raises: its words are there already."""
@@ -52,3 +85,55 @@ class Results:
         except Exception:  # noqa: BLE001  # the user's __reduce__
             print("the exception could not be pickled; the notebook raises one like it:", file=sys.stderr)
             traceback.print_exc()
+
+
+class Sizes:
+    """Roughly how many bytes values take when they are written; memory they share counts once."""
+
+    def __init__(self, loaded: marshal.Loaded) -> None:
+        self._captured = loaded.places
+        self._seen: set[int] = set()
+        self._memory: set[int] = set()
+
+    def of(self, value: Any) -> int:
+        """Bytes of the arrays and tensors in ``value``. What was captured is in the notebook already."""
+        return self._below(value, _DEPTH)
+
+    def _below(self, value: Any, depth: int) -> int:
+        if id(value) in self._seen or depth == 0 or issubclass(type(value), _WEIGHTLESS):
+            return 0
+        self._seen.add(id(value))
+        if (own := _own_bytes(value)) is not None:
+            memory, size = own
+            size = 0 if memory in self._memory else size
+            self._memory.add(memory)
+            return size
+        return sum(self._below(part, depth - 1) for part in _parts(value) if id(part) not in self._captured)
+
+
+def _own_bytes(value: Any) -> tuple[int, int] | None:
+    """(address, bytes) of a tensor's or an array's memory; None for anything else."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
+    kind = type(value)  # not isinstance: ``__class__`` may be a property with a life of its own
+    if issubclass(kind, torch.Tensor):
+        try:
+            storage = value.untyped_storage()
+            return storage.data_ptr(), storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # a wrapper subclass has none
+            return id(value), value.numel() * value.element_size()
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return value.__array_interface__["data"][0], value.nbytes
+    if issubclass(kind, (bytes, bytearray)):
+        return id(value), len(value)
+    return None
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if issubclass(type(value), dict):
+        yield from list(value.values())
+    elif issubclass(type(value), (list, tuple, set, frozenset)):
+        yield from list(value)
+    try:
+        yield from list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        return

@@ -30,7 +30,7 @@ class EventTail:
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
                 events, taken = parse_lines(file.read())
-        except FileNotFoundError:
+        except OSError:  # not there yet, or no longer
             return []
         self.offset += taken
         return events

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..protocol import codec
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId
@@ -20,6 +21,9 @@ from .assignment import Assignment, import_environment
 
 IDLE_SECONDS = 15 * 60
 """A zygote that started nothing for so long ends; the next job starts one."""
+
+MOST = 4
+"""Zygotes at a time: each has the memory of ``import torch``."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -76,16 +80,23 @@ class WarmPool:
         self._on_failed = on_failed
         self.zygotes: dict[Key, Zygote] = {}
         self.unsafe: set[str] = set()
-        """Libraries that start threads when they are imported, seen on this node."""
+        """Libraries that start threads when they are imported, seen on this node: later zygotes leave them out."""
 
     def warm(self, python: str, environ: dict[str, str]) -> Zygote:
         """The zygote for such jobs, started if there is none."""
         key = key_of(python, environ)
         zygote = self.zygotes.get(key)
         if zygote is None:
+            self._make_room()
             zygote = self.zygotes[key] = self._start(python, environ)
             self._register(zygote.channel, lambda: self._on_readable(key))
         return zygote
+
+    def _make_room(self) -> None:
+        """End the zygotes that were idle longest: a notebook that varies such variables would fill the memory."""
+        idle = [(z.used, key) for key, z in self.zygotes.items() if not z.waiting and not z.asked]
+        for _, key in sorted(idle)[: max(0, len(self.zygotes) - MOST + 1)]:
+            self._drop(key)
 
     def launch(self, assignment: Assignment) -> None:
         """Have a launcher forked for ``assignment``; ``on_forked`` or ``on_failed`` follows."""
@@ -105,7 +116,7 @@ class WarmPool:
         ours, theirs = socket.socketpair()
         with theirs, open(self._log, "ab") as log:
             process = subprocess.Popen(
-                [python, "-m", "jupyter_torchdist.runtime", "zygote", str(theirs.fileno())],
+                [python, "-m", "jupyter_torchdist.runtime", "zygote", str(theirs.fileno()), *sorted(self.unsafe)],
                 env=base_environment(environ),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -117,8 +128,26 @@ class WarmPool:
         fd = ours.detach()
         return Zygote(process, Channel(fd, fd))
 
+    def withdraw(self, job: str) -> bool:
+        """Forget a job that waits for its zygote to be ready; False when it was asked for already."""
+        for zygote in self.zygotes.values():
+            for assignment in zygote.waiting:
+                if assignment.job == job:
+                    zygote.waiting.remove(assignment)
+                    return True
+        return False
+
+    def flush(self) -> None:
+        """Write what a zygote's socket did not take at once."""
+        for zygote in self.zygotes.values():
+            if zygote.channel.pending:
+                with contextlib.suppress(ChannelError):
+                    zygote.channel.flush()
+
     def _on_readable(self, key: Key) -> None:
-        zygote = self.zygotes[key]
+        zygote = self.zygotes.get(key)
+        if zygote is None:  # dropped by what was read just before
+            return
         try:
             for message, _ in zygote.channel.receive():
                 self._on_message(zygote, message)
@@ -168,23 +197,21 @@ class WarmPool:
 
 
 def start_fresh(assignment: Assignment, log: Path) -> subprocess.Popen[bytes]:
-    """A launcher in a new interpreter; its assignment goes through a pipe, never through disk."""
-    from ..protocol import codec
-
-    with open(log, "ab") as output:
-        process = subprocess.Popen(
-            [assignment.python, "-m", "jupyter_torchdist.runtime", "launcher"],
-            env={**base_environment(assignment.environ), JOB_TOKEN: assignment.token},
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-        )
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        # A launcher that died at once is found by its exit, not by this pipe.
-        with contextlib.suppress(BrokenPipeError):
-            os.set_blocking(pipe.fileno(), True)
-            pipe.write(codec.dumps(assignment.to_json()).encode("ascii") + b"\n")
-            pipe.flush()
-    return process
+    """A launcher in a new interpreter; its assignment is on its standard input, in memory, never on disk."""
+    line = memoryview(codec.dumps(assignment.to_json()).encode("ascii") + b"\n")
+    given = os.memfd_create("assignment")  # a pipe would make the agent wait for the interpreter to start
+    try:
+        while line:
+            line = line[os.write(given, line) :]
+        os.lseek(given, 0, os.SEEK_SET)
+        with open(log, "ab") as output:
+            return subprocess.Popen(
+                [assignment.python, "-m", "jupyter_torchdist.runtime", "launcher"],
+                env={**base_environment(assignment.environ), JOB_TOKEN: assignment.token},
+                cwd="/",
+                stdin=given,
+                stdout=output,
+                stderr=output,
+            )
+    finally:
+        os.close(given)

@@ -30,6 +30,7 @@ from .autolog import Autolog
 from .display import Display
 from .eventfile import EventFile
 from .flusher import Flusher
+from .lastwill import LastWill
 from .metrics import Recorder
 from .output import Output
 from .results import Results
@@ -71,6 +72,7 @@ class Rank:
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()
         self.results: Results | None = None
+        self.will: LastWill | None = None
 
     def live(self) -> None:
         """Prepare, run the user's code, hand over what it left."""
@@ -105,6 +107,8 @@ class Rank:
         execution.remember_cell(spec.source, spec.label, spec.first_line)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main)
         self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
+        if self.results.wanted:
+            self.will = LastWill(self.leave_what_exists)
         return spec
 
     def run(self, spec: JobSpec) -> None:
@@ -125,7 +129,8 @@ class Rank:
         self.flush()
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()  # each prints its own traceback
-        group.leave()
+        with contextlib.suppress(RuntimeError):
+            group.leave()  # a peer that is gone already is not this rank's failure
         self.events.write("rank.done")
         self.close()
 
@@ -152,13 +157,20 @@ class Rank:
         except BaseException:  # noqa: BLE001  # the report is out; the end must come
             traceback.print_exc()
         finally:
-            faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True)
+            faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True, file=2)
             _end_children()
             with contextlib.suppress(BaseException):
                 atexit._run_exitfuncs()
             with contextlib.suppress(BaseException):
                 self.close()
             os._exit(1)
+
+    def leave_what_exists(self) -> None:
+        """SIGTERM: this rank is stopped, because another one failed or took too long to be interrupted."""
+        with contextlib.suppress(Exception):
+            self.publish()
+        with contextlib.suppress(Exception):
+            self.flush()
 
     def say(self, record: ErrorRecord) -> None:
         """The traceback, in the rank's own log too."""
@@ -182,6 +194,8 @@ class Rank:
 
     def close(self) -> None:
         """The last output; after this the process only ends."""
+        if self.will is not None:
+            self.will.revoke()
         self.flusher.stop()
         self.recorder.close()
         self.output.close()
@@ -193,7 +207,12 @@ def _ended_well(error: BaseException) -> bool:
 
 
 def _join_threads() -> None:
-    """Wait for the user's threads that are no daemons, as an interpreter does before it ends."""
+    """Wait for the user's threads that are no daemons, as an interpreter does before it ends.
+
+    Idle threads of an executor end when ``threading``'s own exit handlers tell them to.
+    """
+    for call in reversed(getattr(threading, "_threading_atexits", ())):
+        call()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

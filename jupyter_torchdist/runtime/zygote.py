@@ -13,6 +13,7 @@ import importlib
 import os
 import selectors
 import signal
+from collections.abc import Container
 from typing import Any
 
 from ..protocol.channel import Channel
@@ -54,14 +55,16 @@ class ForkUnsafe(Exception):
     """An import started a thread that a fork would lose."""
 
 
-def preload(names: tuple[str, ...]) -> list[str]:
-    """Import ``names``; those that are not installed are passed over. Raises ``ForkUnsafe``."""
+def preload(names: tuple[str, ...], unsafe: Container[str] = ()) -> list[str]:
+    """Import ``names`` but for ``unsafe``; those that are not installed are passed over. Raises ``ForkUnsafe``."""
     done = []
     for name in names:
+        if name in unsafe:
+            continue
         before = threads()
         try:
             importlib.import_module(name)
-        except ImportError:
+        except Exception:  # noqa: BLE001  # an installation that is broken is for the job that needs it to report
             continue
         if threads() > before and name not in OPENBLAS:
             raise ForkUnsafe(name)
@@ -71,52 +74,56 @@ def preload(names: tuple[str, ...]) -> list[str]:
     return done
 
 
-def main(fd: int) -> None:
-    """Serve fork requests on the socket ``fd`` until the agent is gone."""
+def main(fd: int, unsafe: Container[str] = ()) -> None:
+    """Serve fork requests on the socket ``fd`` until the agent is gone; ``unsafe`` are libraries not to import."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(fd, fd)
-    try:
-        channel.send({"type": "ready", "pid": os.getpid(), "preloaded": preload(PRELOAD)})
-    except ForkUnsafe as unsafe:
-        channel.send({"type": "unsafe", "library": str(unsafe)})
-        return
     with contextlib.suppress(EOFError, ChannelError):
-        _serve(channel, _Successor(channel))
+        try:
+            done = preload(PRELOAD, unsafe)
+        except ForkUnsafe as library:
+            channel.send({"type": "unsafe", "library": str(library)})
+            return
+        channel.send({"type": "ready", "pid": os.getpid(), "preloaded": done})
+        _serve(channel, _Successor(channel, unsafe))
 
 
 class _Successor:
     """A fork of this zygote that imports more and says when it could take over."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, unsafe: Container[str]) -> None:
         self.read_fd, write_fd = os.pipe()
         go_read, self._go_write = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.read_fd)
             os.close(self._go_write)
-            self._prepare(channel, write_fd, go_read)
+            self._prepare(channel, unsafe, write_fd, go_read)
         os.close(write_fd)
         os.close(go_read)
 
-    def _prepare(self, channel: Channel, write_fd: int, go_fd: int) -> None:
+    def _prepare(self, channel: Channel, unsafe: Container[str], write_fd: int, go_fd: int) -> None:
         try:
-            done = preload(PRELOAD_LATER)
+            done = preload(PRELOAD_LATER, unsafe)
             os.write(write_fd, b"r")
             os.close(write_fd)
             if os.read(go_fd, 1):
                 os.close(go_fd)
                 channel.send({"type": "warm", "pid": os.getpid(), "preloaded": done})
                 _serve(channel, None)
-        except ForkUnsafe as unsafe:
-            os.write(write_fd, str(unsafe).encode())
-        except (EOFError, ChannelError):
+        except ForkUnsafe as library:
+            os.write(write_fd, str(library).encode())
+        except (EOFError, ChannelError, BrokenPipeError):
             pass
         finally:
             os._exit(0)
 
-    def ready(self) -> bool:
-        """Whether it waits to take over; what it has to say otherwise ends it. Call when ``read_fd`` is readable."""
-        return os.read(self.read_fd, 100) == b"r"
+    def says(self) -> str:
+        """``r`` when it waits to take over, else the library that it must not import; empty when it died.
+
+        Call when ``read_fd`` is readable.
+        """
+        return os.read(self.read_fd, 100).decode()
 
     def take_over(self) -> None:
         os.write(self._go_write, b"g")
@@ -140,9 +147,12 @@ def _serve(channel: Channel, successor: _Successor | None) -> bool:
                     if message["type"] == "fork":
                         _fork(channel, successor, message)
             if successor is not None and successor.read_fd in ready and channel.between_frames:
-                if successor.ready():
+                said = successor.says()
+                if said == "r":
                     successor.take_over()
                     return True
+                if said:
+                    channel.send({"type": "unsafe", "library": said})
                 selector.unregister(successor.read_fd)
                 successor.close()
                 successor = None

@@ -70,6 +70,13 @@ def read_range(path: Path, offset: int, limit: int = _BLOCK, ended: bool = False
     return text, offset + used
 
 
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
     """The last ``lines`` lines, but no more than ``limit`` bytes of them."""
     if lines <= 0:
@@ -144,7 +151,7 @@ class Follower:
     def skip(self, keep: int = 0) -> None:
         """Go to the end of what is there, but for the last ``keep`` bytes of each file."""
         for file in files(self._paths):
-            size = file.path.stat().st_size
+            size = _size(file.path)
             start = max(0, size - keep)
             if 0 < start < size:
                 with open(file.path, "rb", buffering=0) as raw:
@@ -160,6 +167,8 @@ class Follower:
         """
         for file in files(self._paths):
             offset = self.offsets.get(file.path, 0)
+            if _size(file.path) <= offset:
+                continue
             text, self.offsets[file.path] = read_range(file.path, offset, limit, ended)
             if text:
                 yield file, text

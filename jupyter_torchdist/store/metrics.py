@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +50,6 @@ def _records(data: bytes) -> Iterator[Record]:
             continue
         if isinstance(record, dict):
             yield record
-
-
-def latest(records: Iterable[Record]) -> dict[str, Any]:
-    """The last value of each curve, in the order in which the curves first appeared."""
-    values: dict[str, Any] = {}
-    for record in records:
-        if record.get("k") == "log" and isinstance(record.get("v"), dict):
-            values.update(record["v"])
-    return values
 
 
 def columns(paths: JobPaths) -> dict[str, list[Any]]:

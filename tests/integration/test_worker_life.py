@@ -185,12 +185,11 @@ def test_fresh_interpreters(tmp_path: Path) -> None:
 def test_environment_of_a_rank(tmp_path: Path) -> None:
     job = RankJob(
         tmp_path,
-        "import os, sys, torch, multiprocessing as mp, random, numpy, signal\n"
+        "import os, sys, torch, multiprocessing as mp, random, numpy\n"
         "facts = dict(threads=torch.get_num_threads(), argv=sys.argv, name=__name__, file='__file__' in globals(),\n"
         "  mpl=os.environ['MPLBACKEND'], process=mp.current_process().name, parent=mp.parent_process(),\n"
         "  torch=torch.rand(1).item(), main=sys.modules['__main__'].__dict__ is globals(), stdin=sys.stdin.read(),\n"
-        "  term=signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, random=random.random(),\n"
-        "  numpy=numpy.random.random())\n",
+        "  random=random.random(), numpy=numpy.random.random())\n",
         env={"OMP_NUM_THREADS": "3", "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
         bound=("facts",),
         collect="all",
@@ -200,5 +199,47 @@ def test_environment_of_a_rank(tmp_path: Path) -> None:
         assert facts[0].pop(name) != facts[1].pop(name)
     assert facts[0] == facts[1] == {
         "threads": 3, "argv": [""], "name": "__main__", "file": False, "mpl": "Agg", "process": "MainProcess",
-        "parent": None, "main": True, "stdin": "", "term": True,
+        "parent": None, "main": True, "stdin": "",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["time.sleep(60)", "dist.barrier()", "while True: pass"])
+def test_a_rank_that_is_stopped_leaves_what_exists(tmp_path: Path, where: str) -> None:
+    source = (
+        "import time, torch.distributed as dist\n"
+        "best = {'loss': 0.5}\n"
+        "print('here')\n"
+        f"time.sleep(60) if dist.get_rank() else 0\n"
+        f"{where}\n"
+    )
+    job = RankJob(tmp_path, source, bound=("best",)).start()
+    for rank in (0, 1):
+        job.until(lambda rank=rank: job.files.out(rank).exists() and "here" in job.out_text(rank))  # type: ignore[misc]
+        os.kill(job.pid(rank), signal.SIGTERM)
+    job.wait()
+    assert job.codes == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
+    assert job.kinds(0)[-1] == "rank.result" and job.values() == {"best": {"loss": 0.5}}
+
+
+def test_terminated_children_leave_the_rank_alone(tmp_path: Path) -> None:
+    source = (
+        "import time, multiprocessing as mp\n"
+        "codes = []\n"
+        "for _ in range(5):\n"
+        "    p = mp.Process(target=time.sleep, args=(60,))\n"
+        "    p.start(); p.terminate(); p.join(); codes.append(p.exitcode)\n"
+        "time.sleep(0.1)\n"
+    )
+    job = RankJob(tmp_path, source, world=1, bound=("codes",)).run()
+    assert job.codes == {0: 0} and job.values() == {"codes": [-15] * 5}
+
+
+def test_an_executor_left_open(tmp_path: Path) -> None:
+    source = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(2)\n"
+        "seen = []\n"
+        "for i in range(4): pool.submit(seen.append, i)\n"
+    )
+    job = RankJob(tmp_path, source, world=1, bound=("seen",)).run()
+    assert job.codes == {0: 0} and sorted(job.values()["seen"]) == [0, 1, 2, 3]

@@ -177,7 +177,8 @@ pandas.DataFrame({'a': [1]})
 
 
 def test_display_is_there_without_an_import(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "display('x')\nfrom tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass", world=1).run()
+    source = "display('x')\nfrom tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass"
+    job = RankJob(tmp_path, source, world=1).run()
     assert job.codes == {0: 0}, job.err(0)
     assert job.display(0)[0]["data"] == {"text/plain": "'x'"}
     assert "3/3" in job.err(0)

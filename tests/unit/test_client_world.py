@@ -111,8 +111,7 @@ def test_one_kernel_chooses_at_a_time(home: Path) -> None:
 
     from jupyter_torchdist.protocol.paths import runtime_dir
 
-    with leases.choosing(), open(runtime_dir() / "choosing.lock") as other:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with leases.choosing(), open(runtime_dir() / "choosing.lock") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with leases.choosing():
         pass

@@ -1,7 +1,6 @@
 """Compiling and running a cell as IPython would."""
 
 from __future__ import annotations
-
 import __future__
 
 import linecache

@@ -68,14 +68,3 @@ def test_curves_as_columns(job: FakeJob) -> None:
         "loss": [2.0, 1.0],
         "step_": [None, 9],
     }
-
-
-def test_the_latest_values() -> None:
-    records: list[metrics.Record] = [
-        {"k": "log", "v": {"a": 1, "b": 1}},
-        {"k": "progress", "n": 1},
-        {"k": "log", "v": {"a": 2}},
-        {"k": "new"},
-    ]
-    assert metrics.latest(records) == {"a": 2, "b": 1}
-    assert metrics.latest([]) == {}

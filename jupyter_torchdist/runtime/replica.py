@@ -1,0 +1,87 @@
+"""The job's files and blobs on a node without the driver's disk, as they come over the channel."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..protocol import codec
+from ..protocol.bundle import Manifest
+from ..protocol.paths import JobPaths, make_private, safe_name, scratch_dir
+
+
+def replica(job: str) -> JobPaths:
+    """The job's directory here, made where it is missing."""
+    paths = JobPaths(scratch_dir() / "jobs" / safe_name(job))
+    for folder in (paths.root, paths.nodes, paths.results):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return paths
+
+
+def replica_blobs() -> Path:
+    return make_private(scratch_dir() / "blobs")
+
+
+def prepare(job: str, files: dict[str, str], digests: list[str]) -> list[str]:
+    """Take the job's files; the digests of the blobs that are not here."""
+    paths, blobs = replica(job), replica_blobs()
+    for name, text in files.items():
+        write_private(paths.root / safe_name(name), text.encode("utf-8"))
+    return [digest for digest in digests if not (blobs / safe_name(digest)).exists()]
+
+
+@dataclass
+class Incoming:
+    """Blobs on their way here from one driver; another driver may be sending the same ones."""
+
+    parts: dict[str, tuple[Path, Any]] = field(default_factory=dict)
+    """By digest: the unfinished file, and the SHA-256 of what it holds."""
+
+    def take(self, digest: str, offset: int, data: bytes, last: bool) -> bool | None:
+        """Append ``data``; after the last piece, whether the blob is what its name says."""
+        if offset == 0:
+            self._discard(digest)
+            part = replica_blobs() / f".{safe_name(digest)}.{os.getpid()}-{id(self)}"
+            self.parts[digest] = part, hashlib.sha256()
+        part, digester = self.parts[digest]
+        with open(part, "ab", opener=_private) as file:
+            file.write(data)
+        digester.update(data)
+        if not last:
+            return None
+        right: bool = digester.hexdigest() == digest
+        if right:
+            part.rename(part.parent / digest)
+        self._discard(digest)
+        return right
+
+    def _discard(self, digest: str) -> None:
+        if digest in self.parts:
+            self.parts.pop(digest)[0].unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for digest in list(self.parts):
+            self._discard(digest)
+
+
+def trust_replica(paths: JobPaths) -> None:
+    """Blobs received here were hashed while they came: record them so, or every rank would hash them again."""
+    value = Manifest.from_json(codec.loads(paths.manifest.read_bytes())).to_json()
+    blobs = replica_blobs()
+    for blob in (value["stream"], value["linecache"], *value["buffers"], *(s["blob"] for s in value["sources"])):
+        status = (blobs / safe_name(blob["digest"])).stat()
+        blob["record"] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    write_private(paths.manifest, codec.dumps(value).encode("ascii"))
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """The whole file, mode 0600."""
+    with open(path, "wb", opener=_private) as file:
+        file.write(data)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

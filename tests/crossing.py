@@ -1,0 +1,186 @@
+"""A notebook and a rank for tests of capture and marshal: real bundles, a real second interpreter.
+
+The interpreter is started once a session; it imports torch and forks a rank for every crossing, so that a test
+costs milliseconds and no rank sees what another one did.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist import capture, marshal
+from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.bundle import Manifest
+from jupyter_torchdist.protocol.events import ErrorRecord
+from jupyter_torchdist.protocol.paths import Home, JobPaths
+from jupyter_torchdist.store.blobs import BlobStore
+
+RANKS = """
+import json, os, sys, traceback, types
+from pathlib import Path
+import torch
+from jupyter_torchdist import marshal
+from jupyter_torchdist.capture import CALL
+from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.bundle import Manifest
+from jupyter_torchdist.protocol.paths import JobPaths
+
+def rank(job, source, label, line, number, path):
+    sys.path[:0] = path
+    paths = JobPaths(Path(job))
+    manifest = Manifest.from_json(codec.loads(paths.manifest.read_bytes()))
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    loaded = marshal.load_bundle(manifest, paths.root.parent.parent / "blobs", main)
+    answer = {"memo": len(loaded.memo)}
+    try:
+        if CALL in manifest.names:
+            function, args, kwargs = vars(main)[CALL]
+            main.value = function(*args, **kwargs)
+            bound = ["value"]
+        else:
+            exec(compile("\\n" * (line - 1) + source, label, "exec", manifest.flags, True), vars(main))
+            bound = list(manifest.bound)
+    except BaseException as error:
+        marshal.dump_exception(error, loaded, paths.error(number))
+        frames = traceback.extract_tb(error.__traceback__)
+        answer["frames"] = [[frame.filename, frame.lineno, frame.name, frame.line] for frame in frames]
+        bound = []
+    changed = marshal.changed_names(loaded, main)
+    wanted = {name: vars(main)[name] for name in dict.fromkeys([*bound, *changed]) if name in vars(main)}
+    dumped = marshal.dump_results(wanted, loaded, paths, number)
+    answer.update(changed=changed, names=dumped.names, left=dumped.left, size=dumped.size)
+    return answer
+
+for line in sys.stdin:
+    request = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            answer = rank(**request)
+        except BaseException:
+            answer = {"crash": traceback.format_exc()}
+        os.write(1, (json.dumps(answer) + "\\n").encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+class Ranks:
+    """The second interpreter."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).parent.parent)
+        environ = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", RANKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        assert "crash" not in answer, answer["crash"]
+        return answer
+
+    def close(self) -> None:
+        self._process.communicate(timeout=20)
+
+
+@dataclass
+class Notebook:
+    """A namespace, cells executed in it, and cells that run on a rank."""
+
+    home: Path
+    ranks: Ranks
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__", "__builtins__": __builtins__})
+    labels: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+    rank_path: list[str] = field(default_factory=list)
+    """What the rank's ``sys.path`` begins with, besides the bundle's source directory."""
+    captured: capture.Capture | None = None
+    manifest: Manifest | None = None
+    answer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> JobPaths:
+        """Files of the last job."""
+        return Home(self.home).job(f"job-{self.count}")
+
+    @property
+    def store(self) -> BlobStore:
+        return BlobStore(Home(self.home))
+
+    def cell(self, source: str) -> None:
+        """An ordinary cell."""
+        self.count += 1
+        file = f"/tmp/ipykernel_0/{self.count}.py"
+        self.labels[file] = f"Cell In[{self.count}]"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        exec(compile(source, file, "exec", 0, True), self.names)
+
+    def capture(self, source: str, **options: Any) -> capture.Capture:
+        """What a cell under the magic would take along."""
+        self.count += 1
+        options = {"cwd": Path.cwd(), "labels": self.labels, **options}
+        return capture.capture_cell(source, f"Cell In[{self.count}]", 2, self.names, **options)
+
+    def run(self, source: str, **options: Any) -> dict[str, Any]:
+        """A cell under the magic, on one rank; what comes back is assigned."""
+        found = self.bring(self.send(source, **options))
+        self.names.update(found)
+        return found
+
+    def send(self, source: str, **options: Any) -> capture.Capture:
+        """The first half of ``run``: nothing is brought back yet."""
+        self.captured = self.capture(source, **options)
+        self.launch(self.captured, source)
+        return self.captured
+
+    def launch(self, captured: capture.Capture, source: str = "", rank: int = 0) -> None:
+        self.manifest = capture.pack(captured, self.paths.job, self.store.put)
+        self.paths.root.mkdir(parents=True)
+        self.paths.manifest.write_text(codec.dumps(self.manifest.to_json()))
+        self.again(source, rank)
+
+    def again(self, source: str, rank: int = 0) -> None:
+        """Run the last bundle, as another rank of the job."""
+        self.answer = self.ranks.ask(
+            job=str(self.paths.root), source=source, label=f"Cell In[{self.count}]", line=2, number=rank, path=self.rank_path
+        )
+
+    def bring(self, captured: capture.Capture | None, rank: int = 0) -> marshal.Values:
+        memo = captured.memo if captured else None
+        return marshal.load_results(self.paths, rank, memo, self.names)
+
+    def error(self, memo: Mapping[int, Any] | None = None) -> BaseException:
+        """The exception of the last cell."""
+        record = ErrorRecord("Unknown", "builtins", "text from the record", "the whole traceback")
+        known = memo if memo is not None else self.captured.memo if self.captured else None
+        return marshal.load_exception(self.paths.error(0), known, self.names, record)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    started = Ranks()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def notebook(home: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    # torch sets it on the first use of an optimizer.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(home / "inductor"))
+    return Notebook(home, ranks)

@@ -1,0 +1,121 @@
+"""Names and values of the curves nobody asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from jupyter_torchdist.runtime import execution
+from jupyter_torchdist.runtime.autolog import Autolog, loss_name
+from jupyter_torchdist.runtime.metrics import Recorder
+
+
+@pytest.mark.parametrize(
+    ("line", "direct", "name"),
+    [
+        ("loss.backward()", True, "loss"),
+        ("d_loss.backward(retain_graph=True)", True, "d_loss"),
+        ("(loss / accumulate).backward()", True, "loss / accumulate"),
+        ("self.loss.backward()", True, "loss"),
+        ("losses['g'].backward()", True, "losses['g']"),
+        ("criterion(model(x), y).backward()", True, "criterion"),
+        ("F.cross_entropy(model(x), y).backward()", True, "F.cross_entropy"),
+        ("scaler.scale(g_loss).backward()", True, "g_loss"),
+        ("scaler.scale(loss / 4).backward()", True, "loss / 4"),
+        ("accelerator.backward(loss)", False, "loss"),
+        ("fabric.backward(out.loss)", False, "out.loss"),
+        ("trainer.fit(model)", False, "loss"),
+        ("(first_term + second_term * weight_of_it + third_term * another_weight).backward()", True, "first_term"),
+    ],
+)
+def test_names(line: str, direct: bool, name: str) -> None:
+    execution.remember_cell(f"x = 1\n{line}\n", "Cell In[31]", 2)
+    assert loss_name("Cell In[31]", 3, direct=direct) == name
+
+
+def test_a_source_that_is_not_there() -> None:
+    assert loss_name("nowhere.py", 3) == "loss"
+    execution.remember_cell("this is not python\n", "Cell In[32]", 2)
+    assert loss_name("Cell In[32]", 2) == "loss"
+
+
+class Kept(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, float, int | None]] = []
+
+    def log(self, values: dict[str, Any], step: int | None = None, *, auto: bool = False) -> None:
+        assert auto
+        self.found += [(name, value.item(), step) for name, value in values.items()]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", torch.amp.GradScaler.scale)
+    kept = Kept()
+    Autolog(kept).install()
+    yield kept
+
+
+def run(source: str, **names: Any) -> None:
+    execution.remember_cell(source, "Cell In[33]", 2)
+    code = execution.compile_cell(source, "Cell In[33]", 2)
+    execution.run_cell(code, {"torch": torch, "w": torch.nn.Parameter(torch.ones(3)), **names})
+
+
+def test_one_curve_a_call_site(kept: Kept) -> None:
+    run("for i in range(2):\n    a = (w * 2).sum()\n    a.backward()\n    b = w.sum(); b.backward()\n")
+    assert kept.found == [("a", 6.0, 1), ("b", 3.0, 1), ("a", 6.0, 2), ("b", 3.0, 2)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="columns are known from Python 3.11 on")
+def test_two_calls_on_a_line(kept: Kept) -> None:
+    run("a, b = w.sum(), w.prod()\na.backward(); b.backward()\n")
+    assert [name for name, _, _ in kept.found] == ["a", "b"]
+
+
+def test_equal_names_get_their_line(kept: Kept) -> None:
+    run("loss = w.sum()\nloss.backward()\nloss = w.prod()\nloss.backward()\n")
+    assert [name for name, _, _ in kept.found] == ["loss", "loss (line 5)"]
+
+
+def test_scaled_losses_are_drawn_unscaled(kept: Kept) -> None:
+    run(
+        "scaler = torch.amp.GradScaler('cpu', init_scale=64.0)\nloss = w.sum()\nscaler.scale(loss).backward()\n"
+        "scaled = scaler.scale(w.sum())\nscaled.backward()\n"
+        "off = torch.amp.GradScaler('cpu', enabled=False)\noff.scale(w.sum()).backward()\n"
+    )
+    assert [value for _, value, _ in kept.found] == [3.0, 3.0, 3.0]
+    assert kept.found[0][0] == "loss" and kept.found[1][0] == "scaled"
+
+
+def test_what_is_not_a_scalar_is_not_drawn(kept: Kept) -> None:
+    run("(w * 2).backward(torch.ones(3))\n")
+    assert kept.found == []
+
+
+def test_a_subclass_is_drawn_once(kept: Kept) -> None:
+    class Marked(torch.Tensor):
+        pass
+
+    run("loss = w.sum().as_subclass(Marked)\nloss.backward()\n", Marked=Marked)
+    assert len(kept.found) == 1
+
+
+def test_the_gradients_are_the_same(kept: Kept) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    run("w.pow(2).sum().backward()\n", w=parameter)
+    assert parameter.grad is not None and parameter.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_no_graph_is_kept(kept: Kept) -> None:
+    import weakref
+
+    parameter = torch.nn.Parameter(torch.ones(3))
+    run("loss = w.sum()\nseen.append(ref(loss))\nloss.backward()\ndel loss\n", w=parameter, seen=(seen := []), ref=weakref.ref)
+    assert seen[0]() is None

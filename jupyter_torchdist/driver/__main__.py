@@ -43,7 +43,8 @@ def _spare() -> None:
     if not line.endswith(b"\n"):
         return
     value = codec.loads(line)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with open(os.devnull) as null:
+        os.dup2(null.fileno(), 0)
     try:
         _drive(JobPaths(Path(value["job_root"])), World.from_json(value))
     finally:

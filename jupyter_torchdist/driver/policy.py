@@ -116,11 +116,11 @@ def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float
     if standing.ended:  # one node has ended, the others cannot go on without it
         return STOP_GRACE if failures(state) or standing.interrupts or standing.timed_out else None
     if standing.interrupts or standing.timed_out:
+        if standing.interrupted_at is not None and now - standing.interrupted_at > plan.grace:
+            return 0.0
         # SIGINT reaches user code only; ranks that have not come so far end at once.
         if not any(rank.state == "running" for rank in state.ranks.values()):
             return STOP_GRACE if not _all_ended(plan, state) else None
-        if standing.interrupted_at is not None and now - standing.interrupted_at > plan.grace:
-            return 0.0
         return None
     if standing.failed_at is not None:
         if now - standing.failed_at > plan.grace + ENGINE_GRACE:
@@ -149,9 +149,11 @@ def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
     done = [rank for rank in state.ranks.values() if rank.state == "done"]
     if len(done) == plan.world_size:
         return Finish("succeeded", "", None)
-    if standing.interrupts or standing.kill:
+    # What broke the job before anybody stopped it is what the user must see.
+    failed_first = bool(failed) and state.state == "stopping" and state.reason == "failed"
+    if (standing.interrupts or standing.kill) and not failed_first:
         return Finish("cancelled", "stopped on request", None)
-    if standing.timed_out:
+    if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
     if standing.lost:
         return Finish("lost", f"node {', '.join(sorted(standing.lost))} is gone", failed[0].rank if failed else None)
@@ -171,6 +173,12 @@ def failure_in_words(rank: RankState) -> str:
     """``rank 3 on node2: ValueError: …`` or ``rank 3 on node2 was killed (SIGKILL)``."""
     where = f"rank {rank.rank} on {rank.host or rank.node or 'an unknown host'}"
     return f"{where}: {rank.error.title}" if rank.error else f"{where} {rank.why or 'is gone'}"
+
+
+def resumed(state: JobState) -> Standing:
+    """Where a driver that takes up a job begins: what its predecessor was told is in the journal."""
+    stopping = state.reason if state.state == "stopping" else ""
+    return Standing(interrupts=int(stopping == "cancelled"), timed_out=stopping == "timed_out")
 
 
 def noted(standing: Standing, state: JobState, now: float) -> Standing:

@@ -70,14 +70,22 @@ class Driver:
         self._writer = journal.Writer(paths)
         self._unwritten: list[Event] = []
         self._state: JobState = fold(self._writer.events, journal.asked_for(paths))
-        self._standing = policy.Standing()
+        self._standing = policy.resumed(self._state)
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._offsets: dict[str, int] = {}
         self._links: list[Link] = []
         self._selector = selectors.DefaultSelector()
-        self._beat = 0.0
+        self._beat = float("-inf")
+        self._deadline = self._deadline_of(self._plan.timeout)
         self._attempt = max(1, self._state.attempt)
         self._endpoint: tuple[str, int] | None = None
+
+    def _deadline_of(self, timeout: float | None) -> float:
+        """On the monotonic clock: the wall clock may be set while the job runs."""
+        if timeout is None:
+            return float("inf")
+        elapsed = max(0.0, time.time() - self._spec.created)
+        return time.monotonic() + timeout - elapsed
 
     # -- beginning
 
@@ -191,8 +199,7 @@ class Driver:
                 liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
         if self._unwritten:
             self._write()
-        timeout = self._plan.timeout
-        if timeout is not None and time.time() - self._spec.created > timeout and not self._standing.timed_out:
+        if now > self._deadline and not self._standing.timed_out:
             self._standing = replace(self._standing, timed_out=True)
         if self._state.state == "starting" and self._all_ready():
             self._say("job.running")
@@ -296,6 +303,10 @@ class Driver:
         elif kind == "stalled" and message["attempt"] == self._attempt:
             link.send({"type": "stacks", "job": self._plan.job})
             self._standing = replace(self._standing, stalled=True)
+        elif kind == "refused":
+            raise LaunchError(
+                f"{link.node.name} cannot run the job: {message['reason']}", "free what it lacks and run the cell again"
+            )
 
     def _read_all(self) -> None:
         """Events of every file that is here, for a driver that takes up a job."""
@@ -316,12 +327,16 @@ class Driver:
 
     def _take(self, link: Link, event: Event) -> None:
         """A node's event into the journal, once."""
-        if event.kind == "launcher.rendezvous" and link is self._links[0]:
+        if event.kind == "launcher.rendezvous" and link is self._links[0] and {"address", "port"} <= event.data.keys():
             self._endpoint = (event.data["address"], event.data["port"])
             self._start_others()
         key = (event.t, event.kind, event.node, event.rank)
-        if event.kind in INTERNAL or key in self._seen:
-            return
+        try:
+            if event.kind in INTERNAL or key in self._seen:
+                return
+            fold([event], self._state)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return  # user code can write into the job's directory: what is malformed is not ours
         self._seen.add(key)
         self._append(event)
 

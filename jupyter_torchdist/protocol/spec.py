@@ -41,7 +41,7 @@ class Options:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Options:
         known = {field.name for field in fields(Options)}
-        chosen = {
+        chosen: dict[str, Any] = {
             key: tuple(item) if isinstance(item, list) else item for key, item in value.items() if key in known
         }
         return Options(**chosen)

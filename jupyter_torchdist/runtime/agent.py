@@ -16,7 +16,6 @@ import socket
 import stat
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -49,7 +48,10 @@ FAST_TICK, SLOW_TICK = 0.004, 0.02
 
 PR_SET_CHILD_SUBREAPER = 36
 
-MESSAGES = frozenset("hello warm prepare blob start follow signal stacks end forget ping stop_warm".split())
+MESSAGES = frozenset(
+    ("hello", "warm", "prepare", "blob", "start", "follow", "signal", "stacks", "end", "forget", "ping", "stop_warm")
+)
+"""What a driver may say."""
 
 
 @dataclass

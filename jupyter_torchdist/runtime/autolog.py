@@ -50,6 +50,7 @@ class Autolog:
         self._sites: dict[tuple[CodeType, int], Site | None] = {}
         self._names: Counter[str] = Counter()
         self._within = _Within()
+        self._scaling = False
 
     def install(self) -> None:
         """Wrap ``Tensor.backward`` and ``GradScaler.scale`` of this process."""
@@ -74,6 +75,7 @@ class Autolog:
             scaled: Any = scale(self_, outputs)
             if scaled is not outputs and isinstance(outputs, torch.Tensor):
                 setattr(scaled, _UNSCALED, outputs.detach())
+                self._scaling = True
             return scaled
 
         torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign,assignment]
@@ -83,7 +85,8 @@ class Autolog:
         if loss.numel() != 1 or (site := self._site(caller)) is None:
             return
         site.calls += 1
-        self._recorder.log({site.name: getattr(loss, _UNSCALED, loss)}, site.calls, auto=True)
+        value = getattr(loss, _UNSCALED, loss) if self._scaling else loss
+        self._recorder.log({site.name: value}, site.calls, auto=True)
 
     def _site(self, caller: FrameType | None) -> Site | None:
         frame = caller

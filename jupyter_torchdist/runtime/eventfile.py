@@ -9,7 +9,6 @@ from typing import Any
 
 from ..protocol.events import Event
 
-
 _KEPT = 64 * 1024
 """Bytes of events that wait for room on a full disk; what comes after them is lost."""
 

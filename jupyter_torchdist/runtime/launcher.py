@@ -43,7 +43,7 @@ def main(assignment: Assignment) -> int:
         (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
     except AllRanksLeft:
         pass
-    except BaseException as failure:
+    except BaseException as failure:  # noqa: BLE001  # this process's edge
         watch.note_failures(failure)
         if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
             error = "".join(traceback.format_exception(failure))
@@ -204,7 +204,7 @@ def start(assignment: Assignment) -> None:
         os.close(null)
         world.enter(assignment)
         code = main(assignment)
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # this process's edge
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

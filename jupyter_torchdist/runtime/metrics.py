@@ -6,11 +6,14 @@ A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (``"auto": true`` fo
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,10 +49,14 @@ class Recorder:
             flusher.add(self)
             os.register_at_fork(after_in_child=self._after_fork)
 
-    def log(self, values: dict[str, Any], step: int | None = None, *, auto: bool = False) -> None:
+    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False) -> None:
         """Note scalars. Never raises for a value: what is not a number is left out, and that is said once."""
-        if any(type(value) not in _NUMBERS for value in values.values()):
-            values = dict(self._readable(values))
+        if step is not None and type(step) is not int:
+            step = self._whole(step)
+        for value in values.values():
+            if type(value) not in _NUMBERS:
+                values = dict(self._readable(values))
+                break
         if self._fd < 0 or not values:
             return
         self._pending.append((time.time(), step, auto, values))
@@ -63,14 +70,24 @@ class Recorder:
         else:
             self._flusher.wake()
 
+    def _whole(self, step: Any) -> int | None:
+        try:
+            return int(step)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            self._refuse("step", f"a {type(step).__name__}")
+            return None
+
+    def _refuse(self, name: str, what: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            print(f"td.log: {name} is {what}, not a number; it is left out (said once)", file=sys.stderr)
+
     def _readable(self, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
             try:
                 yield name, read(value)
             except NotAScalar as refusal:
-                if name not in self._refused:
-                    self._refused.add(name)
-                    print(f"td.log: {name} is {refusal}, not a number; it is left out (said once)", file=sys.stderr)
+                self._refuse(name, str(refusal))
 
     def flush(self) -> None:
         """Write what is known by now. A device value that is still on its way holds back what came after it."""
@@ -79,14 +96,13 @@ class Recorder:
         done = 0
         for t, step, auto, values in batch:
             try:
-                line: dict[str, Any] = {"t": t, "k": "log", "step": step, "v": dict(_arrived(values))}
+                lines.append(_log_line(t, step, auto, values))
             except Unread:
                 break
-            lines.append({**line, "auto": True} if auto else line)
             done += 1
         del self._pending[:done]
         self.deadline = time.monotonic() + PERIOD if self._pending else None
-        self._write(lines)
+        self._write("".join(lines))
 
     def close(self, patience: float = 2.0) -> None:
         """Write everything, waiting at most ``patience`` seconds for device values."""
@@ -118,16 +134,16 @@ class Recorder:
 
     def _bar(self, number: int, desc: str, total: int | None) -> Callable[[int], None]:
         def note(done: int) -> None:
-            self._write([{"t": time.time(), "k": "progress", "id": number, "desc": desc, "n": done, "total": total}])
+            bar = {"t": time.time(), "k": "progress", "id": number, "desc": str(desc), "n": done, "total": total}
+            self._write(codec.dumps(bar) + "\n")
 
         return note
 
-    def _write(self, lines: list[dict[str, Any]]) -> None:
+    def _write(self, lines: str) -> None:
         if not lines or self._fd < 0:
             return
-        data = "".join(codec.dumps(line) + "\n" for line in lines).encode("ascii")
         try:
-            os.write(self._fd, data)
+            os.write(self._fd, lines.encode("ascii"))
         except OSError:
             return  # a full disk costs a point of a curve, never the training
 
@@ -138,6 +154,20 @@ class Recorder:
         self.deadline = None
 
 
-def _arrived(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        yield name, value() if callable(value) else value
+def _log_line(t: float, step: int | None, auto: bool, values: dict[str, Any]) -> str:
+    """One line, as ``codec.dumps`` would write it but in a tenth of the time: a training loop pays for it."""
+    parts = ",".join([f"{_coded(name)}:{_number(value)}" for name, value in values.items()])
+    return f'{{"t":{t!r},"k":"log","step":{_step(step)},"v":{{{parts}}}{_AUTO if auto else ""}}}\n'
+
+
+def _number(value: Any) -> str:
+    number = value() if callable(value) else value
+    return repr(number) if type(number) is float and isfinite(number) else codec.dumps(number)
+
+
+def _step(step: Any) -> str:
+    return str(step) if type(step) is int and -codec.SAFE_INTEGER <= step <= codec.SAFE_INTEGER else codec.dumps(step)
+
+
+_AUTO = ',"auto":true'
+_coded = lru_cache(maxsize=4096)(json.dumps)  # the codec leaves names of an object as they are

@@ -52,15 +52,14 @@ def _plain(item: Any, value: Any) -> Number:
 
 
 def _read_tensor(tensor: torch.Tensor) -> Number | Callable[[], Number]:
-    if hasattr(tensor, "to_local"):  # a DTensor: this rank's part, without a collective
-        tensor = tensor.to_local()
-    if tensor.numel() != 1:
-        raise NotAScalar(f"a tensor of shape {tuple(tensor.shape)}")
-    if tensor.is_complex() or tensor.is_meta:
-        raise NotAScalar(f"a tensor of {tensor.dtype} on {tensor.device}")
-    if tensor.is_cuda:
+    if hasattr(type(tensor), "to_local"):  # a DTensor: this rank's part, without a collective
+        tensor = tensor.to_local()  # type: ignore[attr-defined]
+    if tensor.is_cuda and tensor.numel() == 1 and not tensor.is_complex():
         return _copy_from_device(tensor)
-    return _plain(tensor.item(), tensor)
+    try:
+        return _plain(tensor.item(), tensor)
+    except RuntimeError:  # several elements, or no data at all
+        raise NotAScalar(f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}") from None
 
 
 def _copy_from_device(tensor: torch.Tensor) -> Callable[[], Number]:

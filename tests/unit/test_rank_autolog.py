@@ -48,7 +48,7 @@ class Kept(Recorder):
         super().__init__()
         self.found: list[tuple[str, float, int | None]] = []
 
-    def log(self, values: dict[str, Any], step: int | None = None, *, auto: bool = False) -> None:
+    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False) -> None:
         assert auto
         self.found += [(name, value.item(), step) for name, value in values.items()]
 
@@ -117,5 +117,7 @@ def test_no_graph_is_kept(kept: Kept) -> None:
     import weakref
 
     parameter = torch.nn.Parameter(torch.ones(3))
-    run("loss = w.sum()\nseen.append(ref(loss))\nloss.backward()\ndel loss\n", w=parameter, seen=(seen := []), ref=weakref.ref)
+    seen: list[Any] = []
+    source = "loss = w.sum()\nseen.append(ref(loss))\nloss.backward()\ndel loss\n"
+    run(source, w=parameter, seen=seen, ref=weakref.ref)
     assert seen[0]() is None

@@ -112,6 +112,15 @@ def test_a_value_that_never_arrives_does_not_keep_the_rank(tmp_path: Path) -> No
     recorder.close(patience=0.01)
 
 
+def test_odd_names_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(tmp_path / "m")
+    for step in (torch.tensor(3), numpy.int64(4), 5.9, 2**60, "x", math.nan):
+        recorder.log({"@at \"quoted\" ü": 1.0}, step)
+    assert [line["step"] for line in lines(tmp_path / "m")] == [3, 4, 5, 2**60, None, None]
+    assert {name for line in lines(tmp_path / "m") for name in line["v"]} == {'@at "quoted" ü'}
+    assert capsys.readouterr().err.count("step is a str") == 1
+
+
 def test_progress(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "m")
     assert list(recorder.progress(range(1000), desc="epoch")) == list(range(1000))

@@ -1,4 +1,4 @@
-"""Real ranks without driver, agent and zygote: a job directory made by hand, a process that forks the ranks."""
+"""Real ranks without driver and agent: a job directory made by hand, a warm process that forks the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ NODE = "n0"
 class RankJob:
     """One job of ``world`` ranks on this machine. ``run`` starts it and waits; the rest reads what it left."""
 
+    warm: Warm
     root: Path
     source: str
     world: int = 2
@@ -45,7 +46,7 @@ class RankJob:
     label: str = "Cell In[12]"
     fresh: bool = False
     """New interpreters instead of forks."""
-    process: subprocess.Popen[bytes] | None = None
+    codes: dict[int, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.paths = JobPaths(self.root / "jobs" / "job-1")
@@ -70,23 +71,18 @@ class RankJob:
         return Blob(digest, len(data))
 
     def start(self) -> RankJob:
+        """Fork the ranks; ``wait`` waits for their end."""
         self.write()
-        words = [str(word) for word in (self.paths.root, self.blobs, self.world, self.fresh)]
-        words = [sys.executable, "-m", "tests.ranks", *words]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", **self.env}
-        self.process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, start_new_session=True)
+        self.warm.ask({"job": str(self.paths.root), "blobs": str(self.blobs), "world": self.world,
+                       "fresh": self.fresh, "environ": environ})  # fmt: skip
         return self
 
-    def wait(self, timeout: float = 60) -> RankJob:
+    def wait(self) -> RankJob:
         """Wait for the end; ``codes`` are the ranks' exit codes."""
-        assert self.process is not None
-        try:
-            output, _ = self.process.communicate(timeout=timeout)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        self.codes = {int(rank): code for rank, code in json.loads(output).items()}
+        result = self.paths.root / "codes.json"
+        self.until(result.exists, timeout=60)
+        self.codes = {int(rank): code for rank, code in json.loads(result.read_text()).items()}
         return self
 
     def run(self) -> RankJob:
@@ -135,12 +131,47 @@ class RankJob:
         self.until(lambda: "rank.started" in self.kinds(rank))
         return int(self.event(rank, "rank.started").data["process"]["pid"])
 
-    def with_(self, **changes: Any) -> RankJob:
-        return replace(self, **changes)
+
+class Warm:
+    """A process with torch imported that forks the launcher of each job, as the zygote does."""
+
+    def __enter__(self) -> Warm:
+        words = [sys.executable, "-m", "tests.ranks"]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        return self
+
+    def ask(self, job: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        print(json.dumps(job), file=self._process.stdin, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        """Ranks that a failed test left are in the session too."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
 
 
-def main(job_root: str, blobs: str, world: int, fresh: bool) -> None:
-    """Fork the ranks of a job, as torch elastic does, and print their exit codes."""
+def main() -> None:
+    """Fork a launcher for each line on stdin."""
+    import torch.distributed  # noqa: F401
+
+    from jupyter_torchdist.runtime import worker  # noqa: F401
+
+    for line in sys.stdin:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if os.fork() == 0:
+            try:
+                launch(**json.loads(line))
+            finally:
+                os._exit(0)
+
+
+def launch(job: str, blobs: str, world: int, fresh: bool, environ: dict[str, str]) -> None:
+    """Fork the ranks of a job, as torch elastic does, and write their exit codes."""
     import socket
 
     from torch._C._distributed_c10d import TCPStore
@@ -151,35 +182,39 @@ def main(job_root: str, blobs: str, world: int, fresh: bool) -> None:
         "127.0.0.1", port, None, True, wait_for_workers=False, multi_tenant=False, master_listen_fd=listener.detach()
     )
     shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0, "MASTER_PORT": port}
+    os.environ.clear()
+    os.environ.update(environ)
     os.environ.update({name: str(value) for name, value in shared.items()}, MASTER_ADDR="127.0.0.1")
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0", GLOO_SOCKET_IFNAME="lo")
-    codes = {}
+    waits = {}
     for rank in range(world):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-        codes[rank] = _fresh_rank(job_root, blobs) if fresh else _forked_rank(job_root, blobs)
-    print(json.dumps({rank: code() for rank, code in codes.items()}), flush=True)
+        waits[rank] = _fresh_rank(job, blobs) if fresh else _forked_rank(job, blobs)
+    codes = {rank: wait() for rank, wait in waits.items()}
+    aside = Path(job) / "codes.aside"
+    aside.write_text(json.dumps(codes))
+    aside.rename(Path(job) / "codes.json")
     del store
 
 
-def _forked_rank(job_root: str, blobs: str) -> Callable[[], int | None]:
+def _forked_rank(job: str, blobs: str) -> Callable[[], int | None]:
     import multiprocessing
 
     from jupyter_torchdist.runtime import worker
 
-    process = multiprocessing.get_context("fork").Process(target=worker.main, args=(job_root, blobs, NODE))
+    process = multiprocessing.get_context("fork").Process(target=worker.main, args=(job, blobs, NODE))
     process.start()
 
-    def code() -> int | None:
+    def wait() -> int | None:
         process.join()
         return process.exitcode
 
-    return code
+    return wait
 
 
-def _fresh_rank(job_root: str, blobs: str) -> Callable[[], int | None]:
-    process = subprocess.Popen([sys.executable, "-m", "jupyter_torchdist.runtime.worker", job_root, blobs, NODE])
-    return process.wait
+def _fresh_rank(job: str, blobs: str) -> Callable[[], int | None]:
+    return subprocess.Popen([sys.executable, "-m", "jupyter_torchdist.runtime.worker", job, blobs, NODE]).wait
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "True")
+    main()

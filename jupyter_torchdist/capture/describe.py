@@ -39,13 +39,20 @@ def _torch(value: Any, torch: Any) -> tuple[str, str] | None:
     if not hasattr(torch, "nn"):
         return None
     if isinstance(value, torch.Tensor):
-        return "tensor", f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        return "tensor", f"{type(value).__name__} {str(value.dtype).removeprefix('torch.')} {_shape(value)}"
     if isinstance(value, torch.nn.Module):
         count = sum(item.numel() for item in value.parameters() if not _uninitialised(item, torch))
         return "model", f"{type(value).__name__} with {count:,} parameters"
     if isinstance(value, torch.optim.Optimizer):
         return "optimizer", f"{type(value).__name__} over {sum(len(g['params']) for g in value.param_groups)} tensors"
     return None
+
+
+def _shape(tensor: Any) -> str:
+    try:
+        return str(tuple(tensor.shape))
+    except RuntimeError:  # a nested tensor has none, an uninitialised one not yet
+        return "without a shape"
 
 
 def _uninitialised(value: Any, torch: Any) -> bool:

@@ -73,6 +73,7 @@ class Driver:
         self._standing = policy.resumed(self._state)
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._offsets: dict[str, int] = {}
+        self._stalled: set[str] = set()
         self._links: list[Link] = []
         self._selector = selectors.DefaultSelector()
         self._beat = float("-inf")
@@ -238,6 +239,7 @@ class Driver:
         self._say("job.note", text="the forked ranks hung before their first user line; started again with --fresh")
         self._attempt += 1
         self._standing = policy.Standing()
+        self._stalled.clear()
         self._endpoint = None
         self._begin(fresh=True)
 
@@ -301,12 +303,18 @@ class Driver:
             link.ended = True
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
         elif kind == "stalled" and message["attempt"] == self._attempt:
-            link.send({"type": "stacks", "job": self._plan.job})
-            self._standing = replace(self._standing, stalled=True)
+            self._on_stalled(link)
         elif kind == "refused":
             raise LaunchError(
                 f"{link.node.name} cannot run the job: {message['reason']}", "free what it lacks and run the cell again"
             )
+
+    def _on_stalled(self, link: Link) -> None:
+        """A node whose ranks wait for those of a node that is still starting does not hang."""
+        link.send({"type": "stacks", "job": self._plan.job})
+        self._stalled.add(link.node.name)
+        if self._stalled >= {node.name for node in self._plan.nodes}:
+            self._standing = replace(self._standing, stalled=True)
 
     def _read_all(self) -> None:
         """Events of every file that is here, for a driver that takes up a job."""

@@ -107,6 +107,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         maker, arguments, state = reduced[:3]
+        if "__slots__" in vars(value):  # cloudpickle sets it afterwards, too late to make slots
+            arguments[3]["__slots__"] = state[0].pop("__slots__", ())
         parts = (maker, arguments[:-2], value.__module__, value.__qualname__, codes.class_digest(value))
         return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
 

@@ -98,13 +98,34 @@ def class_skeleton(
     found = _LOADING.get().existing(qualname, digest)
     if isinstance(found, type):
         return found
-    made = maker(*arguments, None, None)
+    if maker is cloudpickle._make_skeleton_class:
+        made = _make_class(*arguments)
+    else:
+        made = maker(*arguments, None, None)
     made.__module__ = module
     with contextlib.suppress(TypeError, AttributeError):
         made.__qualname__ = qualname
     if "<locals>" not in qualname:
         _LOADING.get().made[qualname, digest] = made
     return made
+
+
+def _make_class(kind: type, name: str, bases: tuple[Any, ...], attributes: dict[str, Any]) -> type:
+    """A class as its metaclass makes it. ``__init_subclass__`` of the notebook's classes has run where the class
+    was defined, perhaps with arguments that nobody keeps; here it is put aside for the moment."""
+    parents = {parent for base in bases if isinstance(base, type) for parent in base.__mro__}
+    aside = {
+        parent: vars(parent)["__init_subclass__"]
+        for parent in parents
+        if parent.__module__ == "__main__" and "__init_subclass__" in vars(parent)
+    }
+    try:
+        for parent in aside:
+            del parent.__init_subclass__
+        return types.new_class(name, bases, {"metaclass": kind}, lambda body: body.update(attributes))
+    finally:
+        for parent, own in aside.items():
+            parent.__init_subclass__ = own
 
 
 def set_class(target: type, state: Any) -> None:

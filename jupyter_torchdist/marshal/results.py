@@ -135,8 +135,8 @@ def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Compar
             while pickler.waiting:
                 place = pickler.waiting.pop()
                 if comparison.changed(place):
-                    state = state_of(comparison.loaded.memo[place], pickler)
-                    pickler.dump((place, state.without_rest()))
+                    live = comparison.loaded.memo[place]
+                    pickler.dump((place, state_of(live, pickler).for_update(live)))
                 for child in comparison.children(place):
                     if not comparison.replaced(child):
                         pickler.meet(child)

@@ -28,10 +28,12 @@ class State:
     state: Any = None
     rest: Any = None
     setter: Any = None
+    become: type | None = None
 
-    def without_rest(self) -> State:
-        """What an update record needs."""
-        return State(self.kind, self.items, self.state, None, self.setter)
+    def for_update(self, value: Any) -> State:
+        """What an update record needs: the state, and the class ``value`` has now (a lazy layer changes it)."""
+        become = None if isinstance(value, Storage) else type(value)
+        return State(self.kind, self.items, self.state, None, self.setter, become)
 
 
 def state_of(value: Any, pickler: Pickler) -> State:
@@ -39,8 +41,8 @@ def state_of(value: Any, pickler: Pickler) -> State:
     kind = type(value)
     if isinstance(value, Storage):
         return State("storage", Storage(value.untyped, value.start, value.stop))
-    if is_tensor(kind):
-        return _tensor_state(value, pickler)
+    if is_tensor(kind) and not _is_lazy(value):
+        return _tensor_state(value)
     if _is_array(value):
         return State("array", value.view())
     container = _container(value)
@@ -89,7 +91,12 @@ def _plain_state(kind: Any) -> bool:
     return default and kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
 
 
-def _tensor_state(value: Any, pickler: Pickler) -> State:
+def _is_lazy(value: Any) -> bool:
+    torch: Any = sys.modules["torch"]
+    return bool(torch.nn.parameter.is_lazy(value))
+
+
+def _tensor_state(value: Any) -> State:
     grad = value.grad if value.is_leaf else None
     return State("tensor", value.detach(), (value.requires_grad, grad, dict(vars(value))))
 
@@ -101,6 +108,9 @@ def _is_array(value: Any) -> bool:
 
 def put(target: Any, state: State) -> None:
     """Make ``target`` what the state says, in place. Raises what the object's own ``__setstate__`` raises."""
+    become = state.become
+    if become and (become.__module__, become.__qualname__) != (type(target).__module__, type(target).__qualname__):
+        target.__class__ = become
     if state.kind == "storage":
         _put_storage(target, state.items)
     elif state.kind == "tensor":

@@ -81,6 +81,7 @@ class Agent:
         self._orphans = Orphans(directory / "driver.log")
         self._fresh: dict[int, subprocess.Popen[bytes]] = {}
         self._unforked: list[tuple[float, Assignment]] = []
+        self._retried: set[str] = set()
         self._stop = False
         self._busy_until = 0.0
         self._idle_since = time.monotonic()
@@ -297,15 +298,20 @@ class Agent:
         self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
 
     def _start_unforked(self, now: float) -> None:
-        """A new interpreter for each job whose zygote died before it forked."""
+        """Another warm process for each job whose zygote died before it forked; the second time a new interpreter."""
         for due, assignment in [item for item in self._unforked if item[0] <= now]:
             self._unforked.remove((due, assignment))
             job = self._jobs.get(assignment.job)
             if job is None:
                 continue
-            job.expected = False
-            if job.state == "starting" and not processes_of_job(assignment.token):
-                job.events.write("job.note", text="the warm process was lost; the ranks start in new interpreters")
+            if job.state != "starting" or processes_of_job(assignment.token):
+                job.expected = False
+            elif assignment.job not in self._retried:
+                self._retried.add(assignment.job)
+                self._pool.launch(assignment)
+            else:
+                job.expected = False
+                job.events.write("job.note", text="warm processes do not live here; the ranks start in new interpreters")
                 try:
                     self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
                 except OSError as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from .afterimport import after_import
 from .failures import is_ours
 from .metrics import Recorder
 
@@ -79,6 +80,8 @@ class Autolog:
             return scaled
 
         torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign,assignment]
+        # torch.compile would trace our functions; skipped, they are what ``backward`` is already: a graph break.
+        after_import({"torch._dynamo.trace_rules": lambda module: module.add(__name__.partition(".")[0])})
 
     def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
         """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""

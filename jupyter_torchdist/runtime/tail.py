@@ -12,6 +12,9 @@ from ..protocol.events import Event, parse_lines
 from ..protocol.frames import CHUNK
 from ..protocol.paths import JobPaths
 
+_FIRST = 4096
+"""Bytes in the first frame; each next one may have twice as many. A channel that breaks soon still brings some."""
+
 _BACKLOG = 2 * CHUNK
 """Bytes a slow driver may have outstanding before no more are read for it."""
 
@@ -48,6 +51,7 @@ class Shipment:
     node: str
     shared: bool
     offsets: dict[str, int] = field(default_factory=dict)
+    _chunk: int = _FIRST
 
     def pump(self) -> bool:
         """Tell or send what is new; whether the driver has everything there is now."""
@@ -69,12 +73,13 @@ class Shipment:
             while offset < size:
                 if self.channel.pending > _BACKLOG:
                     return False
-                data = file.read(min(CHUNK, size - offset))
+                data = file.read(min(self._chunk, size - offset))
                 if not data:
                     break
                 self.channel.send({"type": "bytes", "job": self.paths.job, "file": name, "offset": offset}, data)
                 offset += len(data)
                 self.offsets[name] = offset
+                self._chunk = min(CHUNK, 2 * self._chunk)
         return True
 
     def _files(self) -> Iterator[tuple[str, int]]:

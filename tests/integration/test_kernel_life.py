@@ -14,6 +14,7 @@ from tests.leaks import wait_until
 from tests.notebook import Notebook
 
 SLEEP = "%%distribute --ranks 2 --watch text {options}\nimport time\npartial = 7\nprint('asleep')\ntime.sleep(100)\n"
+BODY = "import time\nprint('asleep')\ntime.sleep(100)\n"
 DEAF = (
     "%%distribute --ranks 2 --watch text {options}\nimport time\nprint('asleep')\n"
     "while True:\n    try:\n        time.sleep(100)\n    except KeyboardInterrupt:\n        print('no')\n"
@@ -66,10 +67,12 @@ def test_a_second_interrupt_kills_at_once(kernel: Notebook) -> None:
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.06, 0.1, 0.2])
 def test_an_interrupt_at_any_moment_leaves_nothing(kernel: Notebook, delay: float) -> None:
-    cell = kernel.start(SLEEP.format(options="--grace 1s"))
+    kernel.run("1 + 1")
+    cell = kernel.start("print('begun')\n" + "get_ipython().run_cell_magic('distribute', '--ranks 2 --grace 1s', %r)" % BODY)
+    kernel.wait_for(cell, "begun")  # before that ipykernel itself ignores an interrupt
     time.sleep(delay)
     kernel.interrupt()
-    kernel.finish(cell)
+    kernel.finish(cell, 30)
     assert cell.error is not None
     assert cell.error.name in ("JobCancelled", "KeyboardInterrupt")
     assert wait_until(nothing_runs, 10)

@@ -39,6 +39,10 @@ class Scene:
         self.notebook = start()
         self.random = random.Random()
 
+    def warm(self) -> None:
+        """An agent and a zygote, so that the round is about the kill and not about a cold start."""
+        self.notebook.run("%%distribute --ranks 2\npass")
+
     def submit(self) -> JobPaths:
         before = set((self._home / "jobs").glob("*"))
         self.notebook.run(CELL)
@@ -111,6 +115,7 @@ def _loop(scene: Scene, rounds: int, seed: int) -> None:
     for number in range(rounds):
         victim = VICTIMS[number % len(VICTIMS)]
         delay = scene.random.uniform(0.0, 1.0)
+        scene.warm()
         paths = scene.submit()
         killed = scene.kill(victim, paths, delay)
         time.sleep(max(0.0, 1.0 - delay))

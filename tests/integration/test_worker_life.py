@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.protocol.process import start_ticks
-from tests.ranks import RankJob
+from tests.ranks import RankJob, Warm
 
 
-def test_a_plain_cell(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with Warm() as process:
+        yield process
+
+
+def test_a_plain_cell(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import torch, torch.distributed as dist\n"
         "rank = dist.get_rank()\n"
@@ -36,8 +44,9 @@ def test_a_plain_cell(tmp_path: Path) -> None:
     assert values["dist"].__name__ == "torch.distributed"
 
 
-def test_an_exception(tmp_path: Path) -> None:
+def test_an_exception(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import torch.distributed as dist\n"
         "def f(x):\n"
@@ -55,8 +64,9 @@ def test_an_exception(tmp_path: Path) -> None:
     assert job.paths.error(1).exists()
 
 
-def test_exits_that_are_no_failures(tmp_path: Path) -> None:
+def test_exits_that_are_no_failures(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import sys, torch.distributed as dist\nrank = dist.get_rank()\nsys.exit(None if rank else 0)\n",
         bound=("sys", "dist", "rank"),
@@ -66,15 +76,16 @@ def test_exits_that_are_no_failures(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "message"), [("3", "3"), ("'no data'", "no data")])
-def test_an_exit_code_is_a_failure(tmp_path: Path, status: str, message: str) -> None:
-    job = RankJob(tmp_path, f"x = 1\nimport sys\nsys.exit({status})\n", world=1, bound=("x",)).run()
+def test_an_exit_code_is_a_failure(warm: Warm, tmp_path: Path, status: str, message: str) -> None:
+    job = RankJob(warm, tmp_path, f"x = 1\nimport sys\nsys.exit({status})\n", world=1, bound=("x",)).run()
     assert job.codes == {0: 1}
     assert (job.error(0).type, job.error(0).message) == ("SystemExit", message)
     assert job.values() == {"x": 1}
 
 
-def test_an_interrupt(tmp_path: Path) -> None:
+def test_an_interrupt(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import time\ndone = []\nprint('here')\nwhile True:\n    done.append(1)\n    time.sleep(0.001)\n",
         bound=("time", "done"),
@@ -90,8 +101,9 @@ def test_an_interrupt(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in job.err(1)
 
 
-def test_an_interrupt_the_code_handles_itself(tmp_path: Path) -> None:
+def test_an_interrupt_the_code_handles_itself(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import time\ntry:\n    print('here')\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    saved = True\n",
         world=1,
@@ -103,20 +115,21 @@ def test_an_interrupt_the_code_handles_itself(tmp_path: Path) -> None:
     assert job.kinds(0)[-2:] == ["rank.result", "rank.done"] and job.values() == {"saved": True}
 
 
-def test_a_keyboard_interrupt_without_a_signal_is_a_failure(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "raise KeyboardInterrupt('mine')\n", world=1).run()
+def test_a_keyboard_interrupt_without_a_signal_is_a_failure(warm: Warm, tmp_path: Path) -> None:
+    job = RankJob(warm, tmp_path, "raise KeyboardInterrupt('mine')\n", world=1).run()
     assert job.codes == {0: 1}
     assert job.error(0).type == "KeyboardInterrupt"
 
 
-def test_values_that_exist_come_back_after_a_failure(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "x = [1]\nraise ValueError('late')\ny = 2\n", world=1, bound=("x", "y")).run()
+def test_values_that_exist_come_back_after_a_failure(warm: Warm, tmp_path: Path) -> None:
+    job = RankJob(warm, tmp_path, "x = [1]\nraise ValueError('late')\ny = 2\n", world=1, bound=("x", "y")).run()
     assert job.kinds(0) == ["rank.started", "rank.ready", "rank.failed", "rank.result"]
     assert job.values() == {"x": [1]}
 
 
-def test_what_user_code_leaves_running(tmp_path: Path) -> None:
+def test_what_user_code_leaves_running(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import atexit, threading, time, tempfile\n"
         "seen = []\n"
@@ -137,8 +150,9 @@ def test_what_user_code_leaves_running(tmp_path: Path) -> None:
     assert at_exit == "at exit" and not Path(folder).exists()
 
 
-def test_a_failed_rank_does_not_wait_for_its_own_clean_up(tmp_path: Path) -> None:
+def test_a_failed_rank_does_not_wait_for_its_own_clean_up(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import atexit, time, torch.utils.data as data, multiprocessing as mp\n"
         "atexit.register(time.sleep, 600)\n"
@@ -152,21 +166,21 @@ def test_a_failed_rank_does_not_wait_for_its_own_clean_up(tmp_path: Path) -> Non
     job.until(lambda: start_ticks(int(job.out_text(0))) == 0)
 
 
-def test_hard_ends(tmp_path: Path) -> None:
+def test_hard_ends(warm: Warm, tmp_path: Path) -> None:
     source = (
         "import os, ctypes, torch.distributed as dist\n"
         "print('last words')\n"
         "os._exit(3) if dist.get_rank() else ctypes.string_at(0)\n"
     )
-    job = RankJob(tmp_path, source).run()
+    job = RankJob(warm, tmp_path, source).run()
     assert job.codes == {0: -signal.SIGSEGV, 1: 3}
     assert job.out_text(0) == job.out_text(1) == "last words\n"
     assert "Segmentation fault" in job.err(0) and "Cell In[12]" in job.err(0)
     assert job.kinds(0) == ["rank.started", "rank.ready"]
 
 
-def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "print('never')\n", world=1, names={"x": 1})
+def test_a_damaged_bundle_is_refused(warm: Warm, tmp_path: Path) -> None:
+    job = RankJob(warm, tmp_path, "print('never')\n", world=1, names={"x": 1})
     job.write()
     for blob in job.blobs.iterdir():
         blob.write_bytes(blob.read_bytes() + b"!")
@@ -176,14 +190,15 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     assert job.error(0).type == "DamagedJob" and job.out_text(0) == ""
 
 
-def test_fresh_interpreters(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "import os\nprint(__name__, os.environ['RANK'])\nx = 5\n", fresh=True, bound=("x",)).run()
+def test_fresh_interpreters(warm: Warm, tmp_path: Path) -> None:
+    job = RankJob(warm, tmp_path, "import os\nprint(__name__, os.environ['RANK'])\nx = 5\n", fresh=True, bound=("x",)).run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.out_text(1) == "__main__ 1\n" and job.values() == {"x": 5}
 
 
-def test_environment_of_a_rank(tmp_path: Path) -> None:
+def test_environment_of_a_rank(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
+        warm,
         tmp_path,
         "import os, sys, torch, multiprocessing as mp, random, numpy\n"
         "facts = dict(threads=torch.get_num_threads(), argv=sys.argv, name=__name__, file='__file__' in globals(),\n"
@@ -204,7 +219,7 @@ def test_environment_of_a_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["time.sleep(60)", "dist.barrier()", "while True: pass"])
-def test_a_rank_that_is_stopped_leaves_what_exists(tmp_path: Path, where: str) -> None:
+def test_a_rank_that_is_stopped_leaves_what_exists(warm: Warm, tmp_path: Path, where: str) -> None:
     source = (
         "import time, torch.distributed as dist\n"
         "best = {'loss': 0.5}\n"
@@ -212,7 +227,7 @@ def test_a_rank_that_is_stopped_leaves_what_exists(tmp_path: Path, where: str) -
         f"time.sleep(60) if dist.get_rank() else 0\n"
         f"{where}\n"
     )
-    job = RankJob(tmp_path, source, bound=("best",)).start()
+    job = RankJob(warm, tmp_path, source, bound=("best",)).start()
     for rank in (0, 1):
         job.until(lambda rank=rank: job.files.out(rank).exists() and "here" in job.out_text(rank))  # type: ignore[misc]
         os.kill(job.pid(rank), signal.SIGTERM)
@@ -221,7 +236,7 @@ def test_a_rank_that_is_stopped_leaves_what_exists(tmp_path: Path, where: str) -
     assert job.kinds(0)[-1] == "rank.result" and job.values() == {"best": {"loss": 0.5}}
 
 
-def test_terminated_children_leave_the_rank_alone(tmp_path: Path) -> None:
+def test_terminated_children_leave_the_rank_alone(warm: Warm, tmp_path: Path) -> None:
     source = (
         "import time, multiprocessing as mp\n"
         "codes = []\n"
@@ -230,16 +245,16 @@ def test_terminated_children_leave_the_rank_alone(tmp_path: Path) -> None:
         "    p.start(); p.terminate(); p.join(); codes.append(p.exitcode)\n"
         "time.sleep(0.1)\n"
     )
-    job = RankJob(tmp_path, source, world=1, bound=("codes",)).run()
+    job = RankJob(warm, tmp_path, source, world=1, bound=("codes",)).run()
     assert job.codes == {0: 0} and job.values() == {"codes": [-15] * 5}
 
 
-def test_an_executor_left_open(tmp_path: Path) -> None:
+def test_an_executor_left_open(warm: Warm, tmp_path: Path) -> None:
     source = (
         "from concurrent.futures import ThreadPoolExecutor\n"
         "pool = ThreadPoolExecutor(2)\n"
         "seen = []\n"
         "for i in range(4): pool.submit(seen.append, i)\n"
     )
-    job = RankJob(tmp_path, source, world=1, bound=("seen",)).run()
+    job = RankJob(warm, tmp_path, source, world=1, bound=("seen",)).run()
     assert job.codes == {0: 0} and sorted(job.values()["seen"]) == [0, 1, 2, 3]

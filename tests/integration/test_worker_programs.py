@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ranks import RankJob
+from tests.ranks import RankJob, Warm
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    with Warm() as process:
+        yield process
 
 DATASET = """
 import torch, dataclasses, typing
@@ -51,15 +58,15 @@ for method in METHODS:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_data_loader_workers_under_every_start_method(tmp_path: Path, world: int) -> None:
+def test_data_loader_workers_under_every_start_method(warm: Warm, tmp_path: Path, world: int) -> None:
     methods = ("fork", "spawn", "forkserver") if world == 1 else ("fork",)
-    job = RankJob(tmp_path, DATASET.replace("METHODS", repr(methods)), world=world, bound=("seen",)).run()
+    job = RankJob(warm, tmp_path, DATASET.replace("METHODS", repr(methods)), world=world, bound=("seen",)).run()
     assert job.codes == dict.fromkeys(range(world), 0), job.err(0)
     numbers, labels = [3.0 * i for i in range(10)], [-i for i in range(10)]
     assert job.values()["seen"] == [(method, True, numbers, labels) for method in methods]
 
 
-def test_pools_of_children(tmp_path: Path) -> None:
+def test_pools_of_children(warm: Warm, tmp_path: Path) -> None:
     source = """
 import concurrent.futures, multiprocessing as mp
 class Answer:
@@ -74,12 +81,12 @@ for method in ("spawn", "forkserver"):
     results[method] = [a.n for a in answers if type(a) is Answer]
 results
 """
-    job = RankJob(tmp_path, source, world=1, bound=("results",)).run()
+    job = RankJob(warm, tmp_path, source, world=1, bound=("results",)).run()
     assert job.codes == {0: 0}, job.err(0)
     assert job.values()["results"] == {"spawn": [10, 11, 12], "forkserver": [10, 11, 12]}
 
 
-def test_code_that_makes_its_own_group(tmp_path: Path) -> None:
+def test_code_that_makes_its_own_group(warm: Warm, tmp_path: Path) -> None:
     source = """
 import datetime, torch, torch.distributed as dist
 from torch.distributed import init_process_group
@@ -90,13 +97,13 @@ dist.destroy_process_group()
 init_process_group("gloo", init_method="env://") if False else None
 x.item()
 """
-    job = RankJob(tmp_path, source, bound=("x", "init_process_group")).run()
+    job = RankJob(warm, tmp_path, source, bound=("x", "init_process_group")).run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.values()["x"].item() == 2
     assert job.values()["init_process_group"].__module__ == "torch.distributed.distributed_c10d"
 
 
-def test_a_script(tmp_path: Path) -> None:
+def test_a_script(warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, os\n"
@@ -107,28 +114,28 @@ def test_a_script(tmp_path: Path) -> None:
         "    dist.barrier()\n"
         "    dist.destroy_process_group()\n"
     )
-    job = RankJob(tmp_path, str(script), kind="script", argv=("--lr", "1"), out=("none",), label=str(script)).run()
+    job = RankJob(warm, tmp_path, str(script), kind="script", argv=("--lr", "1"), out=("none",), label=str(script)).run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.out_text(1) == "['--lr', '1'] 1 train.py\n"
 
 
-def test_a_captured_call(tmp_path: Path) -> None:
+def test_a_captured_call(warm: Warm, tmp_path: Path) -> None:
     names = {"__torchdist_call__": (sorted, ([3, 1, 2],), {"reverse": True})}
-    job = RankJob(tmp_path, "", kind="function", names=names, collect="all").run()
+    job = RankJob(warm, tmp_path, "", kind="function", names=names, collect="all").run()
     assert [job.values(rank) for rank in (0, 1)] == [{"__torchdist_value__": [3, 2, 1]}] * 2
 
 
-def test_names_that_are_asked_for(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "a, b, c = 1, 2, 3\nc", world=1, bound=("a", "b", "c"), out=("a", "zzz")).run()
+def test_names_that_are_asked_for(warm: Warm, tmp_path: Path) -> None:
+    job = RankJob(warm, tmp_path, "a, b, c = 1, 2, 3\nc", world=1, bound=("a", "b", "c"), out=("a", "zzz")).run()
     assert job.values() == {"a": 1, "__torchdist_value__": 3}
     assert [name for name, _ in job.event(0, "rank.result").data["left"]] == ["zzz"]
-    job = RankJob(tmp_path / "none", "a = 1\na", world=1, bound=("a",), out=("none",)).run()
+    job = RankJob(warm, tmp_path / "none", "a = 1\na", world=1, bound=("a",), out=("none",)).run()
     assert job.values() == {"__torchdist_value__": 1}
 
 
-def test_what_cannot_be_pickled_stays_and_still_shows(tmp_path: Path) -> None:
+def test_what_cannot_be_pickled_stays_and_still_shows(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
-        tmp_path, "import threading\nok = 1\nlock = threading.Lock()\n(i for i in [1])", world=1, bound=("ok", "lock")
+        warm, tmp_path, "import threading\nok = 1\nlock = threading.Lock()\n(i for i in [1])", world=1, bound=("ok", "lock")
     ).run()
     assert job.codes == {0: 0}
     assert job.values() == {"ok": 1}
@@ -136,7 +143,7 @@ def test_what_cannot_be_pickled_stays_and_still_shows(tmp_path: Path) -> None:
     assert "generator object" in job.display(0)[-1]["data"]["text/plain"]
 
 
-def test_commands_and_keyboards(tmp_path: Path) -> None:
+def test_commands_and_keyboards(warm: Warm, tmp_path: Path) -> None:
     source = """
 get_ipython().system('echo from the shell')
 text = get_ipython().getoutput('echo one; echo two')
@@ -147,7 +154,7 @@ for ask in (lambda: input('? '), breakpoint, lambda: get_ipython().run_line_magi
     except Exception as error:
         words.append(str(error))
 """
-    job = RankJob(tmp_path, source, world=1, bound=("text", "words")).run()
+    job = RankJob(warm, tmp_path, source, world=1, bound=("text", "words")).run()
     assert job.codes == {0: 0}, job.err(0)
     assert job.out_text(0) == "from the shell\n"
     values = job.values()
@@ -155,7 +162,7 @@ for ask in (lambda: input('? '), breakpoint, lambda: get_ipython().run_line_magi
     assert [re.match(r"[%\w()]+ cannot", word) is not None for word in values["words"]] == [True] * 3
 
 
-def test_rich_output(tmp_path: Path) -> None:
+def test_rich_output(warm: Warm, tmp_path: Path) -> None:
     source = """
 import pandas
 from IPython.display import HTML, clear_output, display
@@ -166,7 +173,7 @@ plt.plot([1, 2]); plt.show()
 plt.plot([2, 1])
 pandas.DataFrame({'a': [1]})
 """
-    job = RankJob(tmp_path, source, world=1).run()
+    job = RankJob(warm, tmp_path, source, world=1).run()
     assert job.codes == {0: 0}, job.err(0)
     assert job.err(0) == ""
     lines = job.display(0)
@@ -176,15 +183,15 @@ pandas.DataFrame({'a': [1]})
     assert "<table" in lines[3]["data"]["text/html"]
 
 
-def test_display_is_there_without_an_import(tmp_path: Path) -> None:
+def test_display_is_there_without_an_import(warm: Warm, tmp_path: Path) -> None:
     source = "display('x')\nfrom tqdm.notebook import tqdm\nfor _ in tqdm(range(3)): pass"
-    job = RankJob(tmp_path, source, world=1).run()
+    job = RankJob(warm, tmp_path, source, world=1).run()
     assert job.codes == {0: 0}, job.err(0)
     assert job.display(0)[0]["data"] == {"text/plain": "'x'"}
     assert "3/3" in job.err(0)
 
 
-def test_curves(tmp_path: Path) -> None:
+def test_curves(warm: Warm, tmp_path: Path) -> None:
     source = """
 import torch, jupyter_torchdist.runtime.api as td
 from torch.nn.functional import mse_loss
@@ -203,7 +210,7 @@ for i in td.progress(range(5), desc='eval'):
 td.print('everyone', all=True)
 facts = td.rank, td.world_size, td.local_rank, td.is_main, td.device.type, td.gather(td.rank)
 """
-    job = RankJob(tmp_path, source, bound=("facts",), collect="all").run()
+    job = RankJob(warm, tmp_path, source, bound=("facts",), collect="all").run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.values(1)["facts"] == (1, 2, 1, False, "cpu", [0, 1])
     assert job.out_text(0) == "main only 4\n[rank 0] everyone\n" and job.out_text(1) == "[rank 1] everyone\n"
@@ -218,6 +225,6 @@ facts = td.rank, td.world_size, td.local_rank, td.is_main, td.device.type, td.ga
     assert [line for line in lines if line["k"] == "progress"][-1]["n"] == 5
 
 
-def test_top_level_await_on_a_rank(tmp_path: Path) -> None:
-    job = RankJob(tmp_path, "import asyncio\nx = await asyncio.sleep(0, 5)\nx", world=1, bound=("x",)).run()
+def test_top_level_await_on_a_rank(warm: Warm, tmp_path: Path) -> None:
+    job = RankJob(warm, tmp_path, "import asyncio\nx = await asyncio.sleep(0, 5)\nx", world=1, bound=("x",)).run()
     assert job.values() == {"x": 5, "__torchdist_value__": 5}

@@ -299,3 +299,10 @@ def test_ranks_by_rank_share_the_classes_of_the_cell(notebook: Notebook) -> None
     notebook.again(source, rank=1)
     first, second = notebook.bring(captured, 0), notebook.bring(captured, 1)
     assert type(first["r"]) is type(second["r"])
+
+
+def test_a_lazy_layer_becomes_what_it_became_on_the_rank(notebook: Notebook) -> None:
+    notebook.cell("import torch\nmodel = torch.nn.Sequential(torch.nn.LazyLinear(2))\nlayer = model[0]")
+    notebook.run("before = model(torch.ones(1, 3)).detach()")
+    assert type(notebook.names["layer"]).__name__ == "Linear"
+    notebook.cell("assert torch.equal(model(torch.ones(1, 3)), before) and model[0] is layer")

@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
+
+FEW = settings(max_examples=50, deadline=None)
 
 TEXT = st.text(st.characters(), max_size=30)  # lone surrogates among them
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT | TEXT.map(lambda text: "@" + text)
@@ -34,6 +36,7 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+@FEW
 @given(VALUES)
 def test_what_goes_in_comes_out(value: Any) -> None:
     text = codec.dumps(value)
@@ -42,6 +45,7 @@ def test_what_goes_in_comes_out(value: Any) -> None:
     assert same(codec.loads(text), value)
 
 
+@FEW
 @given(VALUES)
 def test_any_json_reader_can_read_it(value: Any) -> None:
     def refuse(constant: str) -> None:
@@ -77,6 +81,7 @@ def test_what_has_no_form_is_refused(value: Any) -> None:
         codec.dumps(value)
 
 
+@FEW
 @given(st.binary(max_size=60) | TEXT)
 def test_what_is_no_json_is_a_value_error(data: bytes | str) -> None:
     try:

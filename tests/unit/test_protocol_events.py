@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
 from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, apply, fold
+
+FEW = settings(max_examples=50, deadline=None)
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -35,6 +37,7 @@ EVENTS = st.builds(
 )
 
 
+@FEW
 @given(st.lists(EVENTS, max_size=8), st.integers(0, 2000))
 def test_lines_come_back_as_far_as_they_are_whole(events: list[Event], cut: int) -> None:
     lines = [event.to_line() for event in events]
@@ -45,6 +48,7 @@ def test_lines_come_back_as_far_as_they_are_whole(events: list[Event], cut: int)
     assert used == sum(map(len, lines[: len(found)]))
 
 
+@FEW
 @given(st.lists(EVENTS, max_size=5), st.binary(max_size=40).filter(lambda data: b"\n" not in data), st.integers(0, 5))
 def test_garbage_between_lines_costs_nothing_else(events: list[Event], garbage: bytes, at: int) -> None:
     lines = [event.to_line() for event in events]
@@ -135,12 +139,14 @@ def test_a_final_state_is_final(final: str) -> None:
     assert replace(after, seq=state.seq) == state
 
 
+@FEW
 @given(st.lists(EVENTS, max_size=10))
 def test_unknown_kinds_pass_through(events: list[Event]) -> None:
     known = [event for event in events if event.kind.startswith(("job.", "rank."))]
     assert replace(fold(events), seq=0) == replace(fold(known), seq=0)
 
 
+@FEW
 @given(st.lists(EVENTS, max_size=10), st.integers(0, 10))
 def test_a_fold_can_be_taken_up_anywhere(events: list[Event], at: int) -> None:
     assert fold(events[at:], fold(events[:at])) == fold(events)
@@ -152,6 +158,7 @@ def test_a_state_of_another_version_is_read_as_far_as_it_goes() -> None:
     assert JobState.from_json(codec.loads(codec.dumps(state.to_json()))) == state
 
 
+@FEW
 @given(
     st.builds(
         ErrorRecord,

@@ -7,16 +7,19 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import frames
 from jupyter_torchdist.protocol.errors import ChannelError
 
+FEW = settings(max_examples=50, deadline=None)
+
 HEADERS = st.dictionaries(st.text(max_size=8), st.none() | st.integers() | st.text(max_size=20), max_size=4)
 MESSAGES = st.lists(st.tuples(HEADERS, st.binary(max_size=300)), max_size=6)
 
 
+@FEW
 @given(messages=MESSAGES, cuts=st.lists(st.integers(0, 3000), max_size=30))
 def test_any_cut_gives_the_same_messages(messages: list[tuple[dict[str, Any], bytes]], cuts: list[int]) -> None:
     data = b"".join(frames.encode(header, body) for header, body in messages)
@@ -27,6 +30,7 @@ def test_any_cut_gives_the_same_messages(messages: list[tuple[dict[str, Any], by
     assert seen == messages
 
 
+@FEW
 @given(messages=MESSAGES, cut=st.integers(0, 3000))
 def test_a_channel_that_breaks_gives_only_whole_messages(
     messages: list[tuple[dict[str, Any], bytes]], cut: int
@@ -35,6 +39,7 @@ def test_a_channel_that_breaks_gives_only_whole_messages(
     assert seen == messages[: len(seen)]
 
 
+@FEW
 @given(st.binary(min_size=14, max_size=200))
 def test_bytes_that_are_no_frame_are_refused(data: bytes) -> None:
     if data[:2] == frames.encode({})[:2]:

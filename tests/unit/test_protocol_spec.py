@@ -6,13 +6,15 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
 from jupyter_torchdist.protocol.spec import OPTIONS, JobSpec, Options, options_help, parse_options
+
+FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
     "--ranks 3 --backend gloo --numa-binding node --out a,b --collect all --exclude big --exclude x,y --background "
@@ -87,6 +89,7 @@ def test_mistakes_name_what_was_meant(line: str, message: str, hint: str) -> Non
     assert hint in caught.value.hint
 
 
+@FEW
 @given(st.text(max_size=40))
 def test_any_line_gives_options_or_an_option_error(line: str) -> None:
     try:

@@ -16,6 +16,8 @@ from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.store import journal
 from jupyter_torchdist.testing import FakeJob
 
+FEW = settings(max_examples=50, deadline=None)
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> FakeJob:
@@ -46,7 +48,7 @@ def test_a_torn_last_line_is_cut_off(job: FakeJob) -> None:
     assert journal.read(job.paths)[0][-1].seq == events[-1].seq + 1
 
 
-@settings(max_examples=50)
+@FEW
 @given(cut=st.integers(0, 2000), garbage=st.binary(max_size=50), at=st.integers(0, 2000))
 def test_any_damage_is_survived(tmp_path_factory: pytest.TempPathFactory, cut: int, garbage: bytes, at: int) -> None:
     job = FakeJob(Home(tmp_path_factory.mktemp("home")))

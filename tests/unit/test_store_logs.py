@@ -15,6 +15,8 @@ from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.store import logs
 from jupyter_torchdist.testing import FakeJob
 
+FEW = settings(max_examples=50, deadline=None)
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> FakeJob:
@@ -68,7 +70,7 @@ def test_a_missing_log_is_empty(tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=60)
+@FEW
 @given(
     data=st.binary(max_size=200) | st.text(max_size=80).map(lambda text: text.encode("utf-8", "surrogatepass")),
     limit=st.integers(1, 50),
@@ -87,7 +89,7 @@ def test_ranges_join_to_the_whole(tmp_path_factory: pytest.TempPathFactory, data
     assert "".join(pieces) == data.decode("utf-8", "backslashreplace")
 
 
-@settings(max_examples=60)
+@FEW
 @given(data=st.binary(max_size=100) | st.text(max_size=40).map(str.encode), cuts=st.lists(st.integers(0, 100)))
 def test_a_follower_never_tears_a_character(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, cuts: list[int]

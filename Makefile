@@ -7,6 +7,9 @@ READY := .venv/.ready
 BENCH_READY := .venv/.ready-bench
 WORKERS ?= 2
 
+# Our processes are short-lived and many: without compiled files each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint format bench soak lab clean
 
 demo: $(READY)

@@ -84,8 +84,7 @@ def _run(words: list[str]) -> int:
         print(views.plan_table(prepare(request).plan))
         return 0
     with Interrupts() as interrupts:
-        job = submit(request)
-        interrupts.hold()
+        job = submit(request, starting=interrupts.hold)
         if request.options.background:
             print(job.id)
             return 0
@@ -105,6 +104,8 @@ def _wait(job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None) -
         _say(f"{views.title(state)} goes on; `{PROGRAM} cancel {job.id}` ends it")
         return CANCELLED
     console.finish(state, time.time())
+    for words in views.lost_lines(state):
+        _say(words)
     if state.state != "succeeded":
         _say(words_of(job, state))
     return exit_status(state)

@@ -128,7 +128,7 @@ def rank_line(rank: RankState) -> str:
     """How one rank stands, in a few words."""
     if rank.error:
         return f"failed: {first_line(rank.error.title)}"
-    return f"{rank.state}: {rank.why}" if rank.why else rank.state
+    return rank.why or rank.state
 
 
 def first_line(text: str, limit: int = 200) -> str:
@@ -172,6 +172,7 @@ def job_page(state: JobState, spec: JobSpec | None, plan: Plan | None, manifest:
         parts.append(ranks_table(state))
     if state.notes:
         parts.append("\n".join(f"note: {note}" for note in state.notes))
+    parts += lost_lines(state)
     if failed := state.failures():
         parts.append(failure(state, failed))
     if manifest:
@@ -274,6 +275,12 @@ def error_text(record: ErrorRecord) -> str:
 def refusal(error: TorchDistError) -> str:
     """One of our own errors: what happened, and what to do now."""
     return f"{type(error).__name__}: {error}"
+
+
+def lost_lines(state: JobState) -> list[str]:
+    """One sentence for each rank whose output a full disk did not take whole."""
+    ranks = [rank for _, rank in sorted(state.ranks.items()) if rank.dropped]
+    return [f"rank {rank.rank}: the disk was full, {count(rank.dropped, 'printed line')} lost" for rank in ranks]
 
 
 def left_behind(state: JobState, rank: int = 0) -> str:

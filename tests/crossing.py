@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist import capture, marshal
+from jupyter_torchdist import marshal
+from jupyter_torchdist.capture import Capture, capture_cell, pack
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Manifest
 from jupyter_torchdist.protocol.events import ErrorRecord
@@ -26,7 +27,7 @@ from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.store.blobs import BlobStore
 
 RANKS = """
-import json, os, sys, traceback, types
+import json, linecache, os, sys, traceback, types
 from pathlib import Path
 import torch
 from jupyter_torchdist import marshal
@@ -49,7 +50,9 @@ def rank(job, source, label, line, number, path):
             main.value = function(*args, **kwargs)
             bound = ["value"]
         else:
-            exec(compile("\\n" * (line - 1) + source, label, "exec", manifest.flags, True), vars(main))
+            padded = "\\n" * (line - 1) + source
+            linecache.cache[label] = (len(padded), None, padded.splitlines(keepends=True), label)
+            exec(compile(padded, label, "exec", manifest.flags, True), vars(main))
             bound = list(manifest.bound)
     except BaseException as error:
         marshal.dump_exception(error, loaded, paths.error(number))
@@ -110,7 +113,7 @@ class Notebook:
     count: int = 0
     rank_path: list[str] = field(default_factory=list)
     """What the rank's ``sys.path`` begins with, besides the bundle's source directory."""
-    captured: capture.Capture | None = None
+    captured: Capture | None = None
     manifest: Manifest | None = None
     answer: dict[str, Any] = field(default_factory=dict)
 
@@ -131,11 +134,11 @@ class Notebook:
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
         exec(compile(source, file, "exec", 0, True), self.names)
 
-    def capture(self, source: str, **options: Any) -> capture.Capture:
+    def capture(self, source: str, **options: Any) -> Capture:
         """What a cell under the magic would take along."""
         self.count += 1
         options = {"cwd": Path.cwd(), "labels": self.labels, **options}
-        return capture.capture_cell(source, f"Cell In[{self.count}]", 2, self.names, **options)
+        return capture_cell(source, f"Cell In[{self.count}]", 2, self.names, **options)
 
     def run(self, source: str, **options: Any) -> dict[str, Any]:
         """A cell under the magic, on one rank; what comes back is assigned."""
@@ -143,14 +146,14 @@ class Notebook:
         self.names.update(found)
         return found
 
-    def send(self, source: str, **options: Any) -> capture.Capture:
+    def send(self, source: str, **options: Any) -> Capture:
         """The first half of ``run``: nothing is brought back yet."""
         self.captured = self.capture(source, **options)
         self.launch(self.captured, source)
         return self.captured
 
-    def launch(self, captured: capture.Capture, source: str = "", rank: int = 0) -> None:
-        self.manifest = capture.pack(captured, self.paths.job, self.store.put)
+    def launch(self, captured: Capture, source: str = "", rank: int = 0) -> None:
+        self.manifest = pack(captured, self.paths.job, self.store.put)
         self.paths.root.mkdir(parents=True)
         self.paths.manifest.write_text(codec.dumps(self.manifest.to_json()))
         self.again(source, rank)
@@ -158,10 +161,15 @@ class Notebook:
     def again(self, source: str, rank: int = 0) -> None:
         """Run the last bundle, as another rank of the job."""
         self.answer = self.ranks.ask(
-            job=str(self.paths.root), source=source, label=f"Cell In[{self.count}]", line=2, number=rank, path=self.rank_path
+            job=str(self.paths.root),
+            source=source,
+            label=f"Cell In[{self.count}]",
+            line=2,
+            number=rank,
+            path=self.rank_path,
         )
 
-    def bring(self, captured: capture.Capture | None, rank: int = 0) -> marshal.Values:
+    def bring(self, captured: Capture | None, rank: int = 0) -> marshal.Values:
         memo = captured.memo if captured else None
         return marshal.load_results(self.paths, rank, memo, self.names)
 

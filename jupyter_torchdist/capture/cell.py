@@ -37,7 +37,7 @@ class Capture:
     stream: bytes
     buffers: list[pickle.PickleBuffer]
     lines: dict[str, str]
-    """File name in tracebacks → source text."""
+    """File name in tracebacks → source text, of earlier cells; the cell's own is the job's."""
     sources: dict[str, Path] = field(default_factory=dict)
     """Path below the ranks' source directory → the local module's file."""
     flags: int = 0
@@ -78,8 +78,7 @@ def capture_cell(
         labels=labels or {},
         attributes=frozenset(names.attributes),
     )
-    padded = {label: "\n" * (first_line - 1) + source}
-    return _capture(wanted, notes, names.imports, cwd, tuple(names.binds), names.flags | flags, padded)
+    return _capture(wanted, notes, names.imports, cwd, tuple(names.binds), names.flags | flags)
 
 
 def capture_call(
@@ -97,17 +96,11 @@ def capture_call(
         scope = vars(sys.modules["__main__"])
     user = f"the call of {getattr(function, '__qualname__', type(function).__name__)}"
     wanted = Wanted(scope, {CALL: user}, labels=labels or {}, own={CALL: (function, tuple(args), dict(kwargs))})
-    return _capture(wanted, [], {}, cwd, (), 0, {})
+    return _capture(wanted, [], (), cwd, (), 0)
 
 
 def _capture(
-    wanted: Wanted,
-    notes: list[str],
-    imports: Mapping[str, int],
-    cwd: Path,
-    bound: tuple[str, ...],
-    flags: int,
-    lines: dict[str, str],
+    wanted: Wanted, notes: list[str], imports: Iterable[str], cwd: Path, bound: tuple[str, ...], flags: int
 ) -> Capture:
     closure, more = close(wanted)
     sources, module_notes = modules.local_sources((*closure.modules, *imports), cwd)
@@ -119,7 +112,7 @@ def _capture(
         memo=closure.memo,
         stream=closure.stream,
         buffers=closure.buffers,
-        lines={**_lines(closure.files, wanted.labels), **lines},
+        lines=_lines(closure.files, wanted.labels),
         sources=sources,
         flags=flags,
     )
@@ -143,6 +136,10 @@ def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
         if name in scope or name in PROVIDED or hasattr(builtins, name):
             continue
         if need.certain and not names.stars and not names.dynamic:
+            if name in names.binds:
+                line = names.binds[name]
+                message = f"name {name!r} is used (line {need.line}) before the cell defines it (line {line})"
+                raise UndefinedName(message, "move its definition up", name=name)
             known = [key for key in (*scope, *names.binds, *dir(builtins)) if not key.startswith("_")]
             near = difflib.get_close_matches(name, known, 1, 0.6)
             hint = f"did you mean {near[0]}?" if near else "run the cell that defines it first"

@@ -230,10 +230,12 @@ class _Flow(ast.NodeVisitor):
     def _loop(self, targets: Iterable[ast.expr], body: list[ast.stmt], orelse: list[ast.stmt]) -> None:
         before = set(self.must)
         self.may |= {name for statement in body for name in _stored(statement)}
+        possible = set(self.may)
         for target in targets:
             self.visit(target)
         self.block(body)
         self.must = before
+        self.may |= possible
         self._branches((orelse, []))
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
@@ -246,7 +248,9 @@ class _Flow(ast.NodeVisitor):
     def visit_While(self, node: ast.While) -> None:
         self.may |= {name for statement in node.body for name in _stored(statement)}
         self.visit(node.test)
-        self._loop((), node.body, node.orelse)
+        always = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        with contextlib.nullcontext() if always else self._conditional():
+            self._loop((), node.body, node.orelse)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         for item in node.items:
@@ -267,7 +271,9 @@ class _Flow(ast.NodeVisitor):
         before = set(self.must)
         guarded = any(_catches_name_error(handler) for handler in node.handlers)
         with self._conditional() if guarded else contextlib.nullcontext():
-            reached = self.block(node.body) and self.block(node.orelse)
+            reached = self.block(node.body)
+        with self._conditional():
+            reached = reached and self.block(node.orelse)
         ends = [self.must] if reached else []
         for handler in node.handlers:
             self.must = set(before)

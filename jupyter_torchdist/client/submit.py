@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,8 +91,15 @@ def prepare(request: Request, home: Home | None = None) -> Prepared:
     return Prepared(spec, capture, _plan(spec, home), cwd)
 
 
-def submit(request: Request, home: Home | None = None, pool: DriverPool | None = None) -> Job:
+def submit(
+    request: Request,
+    home: Home | None = None,
+    pool: DriverPool | None = None,
+    starting: Callable[[], None] = lambda: None,
+) -> Job:
     """Run it; returns when a driver has taken the job.
+
+    ``starting`` is called when all is ready and nothing has begun: from there on an interrupt should be held back.
 
     Raises what ``prepare`` raises, ``StoreError`` and ``LaunchError``; then nothing runs and no file is left but
     captured data that the next cell may use.
@@ -101,6 +108,7 @@ def submit(request: Request, home: Home | None = None, pool: DriverPool | None =
     prepared = prepare(request, home)
     with jobdir.creating(home, prepared.spec.job):
         manifest = capturing.pack(prepared.capture, prepared.spec.job, blob_store(home).put)
+        starting()
         job = launch_bundle(prepared.spec, manifest, prepared.plan, prepared.cwd, home, pool)
     job.memo = prepared.capture.memo
     return job

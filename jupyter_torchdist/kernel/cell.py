@@ -63,8 +63,7 @@ def namespace(ip: InteractiveShell) -> dict[str, Any]:
     return {
         name: value
         for name, value in ip.user_ns.items()
-        if _OUTPUTS.fullmatch(name)
-        or not (_INPUTS.fullmatch(name) or (name in hidden and hidden[name] is value))
+        if _OUTPUTS.fullmatch(name) or not (_INPUTS.fullmatch(name) or (name in hidden and hidden[name] is value))
     }
 
 

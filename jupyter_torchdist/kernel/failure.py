@@ -16,6 +16,7 @@ from ..protocol.errors import CaptureError, CellSyntaxError, TorchDistError
 from ..protocol.events import ErrorRecord
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, RankState
+from ..verbs import ansi
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -51,6 +52,12 @@ def attach(error: BaseException, lines: Sequence[str]) -> BaseException:
     return error
 
 
+def dress(ip: InteractiveShell, error: BaseException, lines: Sequence[str]) -> BaseException:
+    """``attach`` in the colours of this shell, which may be none."""
+    plain = str(getattr(ip, "colors", "")).lower() == "nocolor"
+    return attach(error, [ansi.drop_colours(line) for line in lines] if plain else lines)
+
+
 def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequence[str]]) -> list[str]:
     """The traceback of the first failed rank, the other ranks folded under it. ``sources``: label -> its lines."""
     record = rank.error
@@ -60,7 +67,7 @@ def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequenc
     blanks = " " * max(RULE - len(record.type) - len(what), 1)
     lines = [f"{RED}{'-' * RULE}{PLAIN}", f"{head}{blanks}{what}", f"{CYAN}{_place(rank)}{PLAIN}"]
     if record.frames and not record.text.lstrip().startswith("+ "):
-        lines += [views.indent(_causes(record.text))] if _causes(record.text) else []
+        lines += [views.indent(_causes(record.text)) + "\n"] if _causes(record.text) else []
         lines += [_frame(frame, sources) for frame in record.frames]
         lines.append(f"{RED}{record.type}{PLAIN}: {_ending(record)}")
     else:
@@ -95,12 +102,18 @@ def _frame(frame: tuple[str, int, str, str], sources: Mapping[str, Sequence[str]
     if not 1 <= number <= len(source) or (line and source[number - 1].strip() != line.strip()):
         # The file here is not the one that ran there: only the rank's own line is true.
         return f"{where}{inside}\n{GREEN}----> {number}{PLAIN} {line}\n"
-    rows = [_row(at, source[at - 1], at == number) for at in _window(number, len(source))]
+    rows = [_row(at, source[at - 1], at == number) for at in _window(number, source)]
     return "\n".join([f"{where}{inside}", *rows, ""])
 
 
-def _window(number: int, length: int) -> range:
-    return range(max(number - AROUND, 1), min(number + AROUND, length) + 1)
+def _window(number: int, source: Sequence[str]) -> range:
+    """The lines to show around ``number``, without blank ones at the edges (the magic's own line is such a one)."""
+    first, last = max(number - AROUND, 1), min(number + AROUND, len(source))
+    while first < number and not source[first - 1].strip():
+        first += 1
+    while last > number and not source[last - 1].strip():
+        last -= 1
+    return range(first, last + 1)
 
 
 def _row(number: int, line: str, here: bool) -> str:
@@ -126,8 +139,12 @@ def refusal(error: TorchDistError) -> list[str]:
     elif isinstance(error, CaptureError) and error.line and error.line not in error.message:
         lines = [error.line]
     lines.append(f"{RED}{type(error).__name__}{PLAIN}: {error.message}")
-    lines += [f"  → {error.hint}"] if error.hint else []
-    return [*lines, *getattr(error, "__notes__", ())]
+    return [*lines, *hint(error), *getattr(error, "__notes__", ())]
+
+
+def hint(error: BaseException) -> list[str]:
+    """What to do now, where one of our errors says it."""
+    return [f"  → {error.hint}"] if isinstance(error, TorchDistError) and error.hint else []
 
 
 def _caret(error: CellSyntaxError) -> list[str]:

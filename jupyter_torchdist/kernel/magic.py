@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def in_words() -> Iterator[None]:
+def in_words(ip: InteractiveShell) -> Iterator[None]:
     """Our own errors leave without our own stack."""
     try:
         yield
     except TorchDistError as error:
         if not hasattr(error, "_render_traceback_"):
-            failure.attach(error, failure.refusal(error))
+            failure.dress(ip, error, failure.refusal(error))
         raise error.with_traceback(None) from None
 
 
@@ -46,7 +46,7 @@ class TorchDistMagics(Magics):
         if {"--help", "-h"} & set(line.split()):
             print(options_help())
             return None
-        with in_words():
+        with in_words(self.shell):
             from ..client.submit import Request
             from ..verbs import defaults
             from . import run
@@ -73,7 +73,7 @@ class TorchDistMagics(Magics):
     @line_magic
     def dist(self, line: str) -> Any:
         """Jobs: what runs, what ran, and everything to do with them; ``%dist --help`` lists the verbs."""
-        with in_words():
+        with in_words(self.shell):
             from . import dist
 
             return dist.perform(self.shell, line)

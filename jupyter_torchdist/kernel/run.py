@@ -28,8 +28,7 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
         print(plan_text(request))
         return None
     with Interrupts() as interrupts:
-        job = submit(request)
-        interrupts.hold()
+        job = submit(request, starting=interrupts.hold)
         session.last = job
         if request.options.background:
             return None if quiet else job
@@ -51,7 +50,9 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
     interrupts.release()
     brought = _bring(ip, job, state)
     watch.finish(state, remarks(state, brought, interrupts.count))
-    if error := _error(ip, job, state):
+    error = _error(ip, job, state)
+    job.memo = None  # what was captured has been updated: it is the notebook's own again, to keep or to drop
+    if error:
         raise error from error.__cause__
     return None if quiet else _value(job, rich)
 
@@ -78,13 +79,17 @@ def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
 
 def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[str, ...]:
     """What to say about the results: nothing when all is as expected."""
-    lines = []
+    lines = views.lost_lines(state)
     if state.state != "succeeded" and state.final:
         names = ", ".join(brought.names) if brought and brought.names else "nothing"
         lines.append(f"brought back from before the end: {names}")
     left = [(name, why) for name, why in (brought.left if brought else ()) if name != VALUE]
     if left:
-        lines.append("stayed behind: " + "; ".join(f"{name} ({why})" for name, why in left))
+        # A reason may begin with the path to the culprit, which begins with the name.
+        lines.append(
+            "stayed behind: " + "; ".join(why if why.startswith(name) else f"{name}: {why}" for name, why in left)
+        )
+    lines += brought.notes if brought else ()
     if not state.final and interrupts:
         lines.append("the job does not answer; it is left to its driver")
     return tuple(lines)
@@ -100,12 +105,11 @@ def _error(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | N
         return None
     first = state.ranks.get(state.first_failure) if state.first_failure is not None else None
     first = first or next(iter(state.failures()), None)
-    if isinstance(error, TorchDistError):
-        return failure.attach(error, failure.refusal(error))
-    if first is None or first.error is None or state.state in ("cancelled", "timed_out"):
-        return failure.attach(error, failure.brief(error))
-    sources = failure.sources_of(job.spec, cell.labels(ip))
-    return failure.attach(error, failure.rank_failure(state, first, sources))
+    if state.state == "failed" and first and first.error:
+        lines = failure.rank_failure(state, first, failure.sources_of(job.spec, cell.labels(ip)))
+        return failure.dress(ip, error, [*lines, *failure.hint(error)])
+    own = failure.refusal(error) if isinstance(error, TorchDistError) else failure.brief(error)
+    return failure.dress(ip, error, own)
 
 
 def _value(job: Job, rich: RichOutput) -> Any:

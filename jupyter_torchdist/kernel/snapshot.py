@@ -129,13 +129,13 @@ def _footer(snapshot: Snapshot, width: int) -> list[str]:
     if hidden > 0:
         lines.append(f"{views.count(hidden, 'more rank')}: %dist logs {state.job} --rank N")
     if failed := state.failures():
-        lines.append(_failed(state, failed[0]))
+        lines += _failed(state, failed[0])
     notes = [*state.notes[-NOTES:], *snapshot.remarks]
     return [_cut(ansi.plain(line), 2 * width) for line in (*lines, *notes)]
 
 
-def _failed(state: JobState, first: RankState) -> str:
+def _failed(state: JobState, first: RankState) -> list[str]:
+    """Who failed first, unless the job's reason in the first line says it already, and what became of the others."""
     where = f"rank {first.rank}" + (f" on {first.host}" if first.host else "")
-    what = f"{where} {views.rank_line(first)}"
-    rest = views.others(state, first.rank) if state.final else ""
-    return f"{what}; {rest}" if rest else what
+    said = [] if state.reason.startswith(where) else [f"{where} {views.rank_line(first)}"]
+    return [*said, *filter(None, [views.others(state, first.rank) if state.final else ""])]

@@ -122,8 +122,10 @@ def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:
 
 
 def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
-    """The memo without atoms and without what only the pickling itself referred to (but for storages, which
-    tensors refer to behind Python's back)."""
+    """The memo without atoms and without what only the pickling itself referred to.
+
+    Storages stay: tensors refer to them behind Python's back.
+    """
     memo[-1] = object()
     counts = {}
     for place in memo:
@@ -133,7 +135,11 @@ def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
     # The object made above has no other reference than the loop's: what has no more than it, nobody can reach.
     alone = counts.pop(-1)
     del value
-    return {place: memo[place] for place, count in counts.items() if count > alone or type(memo[place]) is rebuild.Storage}
+    return {
+        place: memo[place]
+        for place, count in counts.items()
+        if count > alone or type(memo[place]) is rebuild.Storage
+    }
 
 
 def install_lines(manifest: Manifest, blob_dir: Path) -> None:

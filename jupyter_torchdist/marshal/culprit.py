@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import refusals
 from .pickler import Pickler
 
 _TRIALS = 2000
@@ -36,7 +37,7 @@ def explain(value: Any, name: str, error: Exception) -> Culprit:
     path, current, reason = name, value, error
     trials = _TRIALS
     seen = {id(value)}
-    while trials > 0:
+    while trials > 0 and refusals.reason(type(current)) is None:
         for label, child in itertools.islice(_children(current), _WIDTH):
             if id(child) in seen or isinstance(child, (str, bytes, int, float, type(None))):
                 continue

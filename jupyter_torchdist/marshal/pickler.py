@@ -107,7 +107,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         maker, arguments, state = reduced[:3]
-        if "__slots__" in vars(value):  # cloudpickle sets it afterwards, too late to make slots
+        if "__slots__" in vars(value) and maker is cloudpickle._make_skeleton_class and not hasattr(value, "_fields"):
+            # cloudpickle sets it afterwards, too late to make slots
             arguments[3]["__slots__"] = state[0].pop("__slots__", ())
         parts = (maker, arguments[:-2], value.__module__, value.__qualname__, codes.class_digest(value))
         return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
@@ -116,6 +117,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if value.__globals__ is not self.main and cloudpickle._should_pickle_by_reference(value):
             self._refer(value)
             return NotImplemented
+        for name in codes.references(value.__code__).imports:
+            self.modules.setdefault(name, value.__qualname__)
         state, slots = cloudpickle._function_getstate(value)
         if value.__globals__ is self.main:
             scope, needed = None, list(self.globals_of(value))
@@ -177,6 +180,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _refer_module(self, name: str, user: str) -> None:
         if name not in self.modules:
+            if _made_by_hand(name) and _made_by_hand(name.partition(".")[0]):
+                raise pickle.PicklingError(f"the module {name} exists only in this process")
             self.modules[name] = user
 
     def _builtin(self, value: Any) -> Any:
@@ -202,6 +207,14 @@ def _collector(buffers: list[pickle.PickleBuffer], large: int) -> Callable[[pick
         return False
 
     return collect
+
+
+def _made_by_hand(name: str) -> bool:
+    """Whether the loaded module came from no file and no finder: another process cannot import it."""
+    module = sys.modules.get(name)
+    if module is None or name in ("__main__", "__mp_main__") or name in sys.builtin_module_names:
+        return False
+    return getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
 
 
 def _submodules(function: types.FunctionType) -> list[types.ModuleType]:

@@ -125,7 +125,7 @@ def _make_class(kind: type, name: str, bases: tuple[Any, ...], attributes: dict[
         return types.new_class(name, bases, {"metaclass": kind}, lambda body: body.update(attributes))
     finally:
         for parent, own in aside.items():
-            parent.__init_subclass__ = own
+            setattr(parent, "__init_subclass__", own)  # noqa: B010  # a method, says mypy
 
 
 def set_class(target: type, state: Any) -> None:

@@ -78,7 +78,7 @@ def reduce_tensor(value: Any, storages: Storages) -> Any:
         item = dense.element_size()
         low, high = _extent(dense, item)
         storages.use(untyped._cdata, untyped.nbytes(), low, high)
-        offset = dense.storage_offset() - storage.start // item if dense.numel() else 0
+        offset = max(0, dense.storage_offset() - storage.start // item)
         arguments = (
             type(value), storage, dense.dtype, offset, tuple(dense.shape), tuple(dense.stride()), value.requires_grad,
         )  # fmt: skip

@@ -54,4 +54,7 @@ def dumps(value: Any) -> str:
 
 def loads(text: str | bytes) -> Any:
     """The value ``dumps`` wrote. Raises ``ValueError`` for anything that is not JSON."""
-    return _untag(json.loads(text))
+    try:
+        return _untag(json.loads(text))
+    except RecursionError:
+        raise ValueError("nested more deeply than anything of ours") from None

@@ -26,10 +26,16 @@ from __future__ import annotations
 class TorchDistError(Exception):
     """Base of all errors of this package. ``hint`` says what to do now."""
 
+    hint: str = ""
+
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
         self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """Without the hint. One that comes from a rank is rebuilt without ``__init__``: it has its arguments alone."""
+        return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.hint}" if self.hint else self.message

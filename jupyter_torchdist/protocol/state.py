@@ -33,6 +33,8 @@ class RankState:
     results: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     """Names that did not come back, each with the reason."""
+    dropped: int = 0
+    """Lines that it printed and a full disk did not take."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,8 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
     if event.kind == "rank.result":
         left = tuple((str(name), str(why)) for name, why in data.get("left", ()))
         return replace(rank, results=tuple(data.get("names", ())), left=left)
+    if event.kind == "rank.dropped":
+        return replace(rank, dropped=rank.dropped + int(data["lines"]))
     if event.kind == "rank.done":
         return rank if rank.state in RANK_ENDS else replace(rank, state="done", ended=event.t)
     if event.kind == "rank.exited":

@@ -396,6 +396,7 @@ class Agent:
         job = self._jobs.pop(name)
         job.close(remove=not self._shared.pop(name, True))
         self._orphans.claimed(name)
+        self._retried.discard(name)
 
 
 def _children() -> set[int]:

@@ -57,7 +57,8 @@ class Interrupts:
 
 def default_signals(stacks: Path) -> None:
     """Undo torch elastic's handlers, which raise an ``Exception``; show stacks on a crash and on SIGUSR1."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(2)
     dumps = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -77,10 +78,11 @@ def forget_the_parent() -> None:
     finalize: Any = weakref.finalize
     finalize._registry.clear()
     finalize._registered_with_atexit = False
-    multiprocessing.current_process().name = "MainProcess"
+    process: Any = multiprocessing.current_process()
+    process.name, process._identity = "MainProcess", ()
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.seed()
 

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.events import Event
+from ..protocol.reserve import reserve
 
 _KEPT = 64 * 1024
 """Bytes of events that wait for room on a full disk; what comes after them is lost."""
+
+_ROOM = 32 * 1024
+"""Bytes that are kept for the events of one process when a job begins: how a rank ended must not be lost."""
 
 
 class EventFile:
@@ -20,6 +24,7 @@ class EventFile:
         self._rank = rank
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._unwritten = b""
+        reserve(self.fd, _ROOM)
 
     def write(self, kind: str, *, rank: int | None = None, **data: Any) -> None:
         event = Event(kind, time.time(), rank=self._rank if rank is None else rank, data=data)

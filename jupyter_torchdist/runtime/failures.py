@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator
 
+from ..protocol.errors import TorchDistError
 from ..protocol.events import ErrorRecord
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -36,6 +37,9 @@ def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
     )
     for part in _chain(described):
         _tidy(part)
+    if isinstance(error, TorchDistError) and all(is_ours(frame[0]) for frame in frames):
+        frames = ()  # its words say what happened and what to do; lines of ours would not
+        described.stack.clear()
     text = "".join(described.format())
     if len(text) > _TEXT:
         text = text[: _TEXT // 2] + "\n  … (shortened) …\n" + text[-_TEXT // 2 :]

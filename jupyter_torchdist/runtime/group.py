@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from typing import Any
 
 import torch
@@ -49,6 +50,18 @@ def _let_user_code_join_again() -> None:
 
     for module in (dist, dist.distributed_c10d):
         module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def answers(patience: float = 0.3) -> bool:
+    """Whether values can be read from the device: not while a collective that will never end occupies it."""
+    if not torch.cuda.is_initialized():
+        return True
+    end = time.monotonic() + patience
+    while not torch.cuda.default_stream().query():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def leave() -> None:

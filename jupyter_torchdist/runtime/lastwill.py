@@ -1,39 +1,113 @@
-"""What a rank with results does on SIGTERM: torch elastic sends it to the others when one rank failed.
+"""How the values of a rank come back although it is stopped in the middle of something.
 
-A rank in a collective runs no Python, so a handler alone would never be called: C's handler writes a byte to a
-pipe (``signal.set_wakeup_fd``), and a thread that reads it acts when the main thread does not.
+torch elastic sends SIGTERM to the other ranks when one failed, and an interrupt may find a rank in a collective,
+where no Python runs and a handler is never called. C's handler writes a byte to a pipe (``signal.set_wakeup_fd``),
+and a thread that reads it acts when the main thread does not.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 _PATIENCE = 0.05
-"""Seconds for the main thread to hear the signal itself."""
+"""Seconds for the main thread to hear a SIGTERM itself."""
+
+_UNHEARD = 1.0
+"""Seconds after which an interrupt that the main thread did not hear makes the thread act."""
 
 
 class LastWill:
-    """Calls ``act`` once when SIGTERM comes, and then lets the signal end the process as it always would."""
+    """Calls ``act`` when SIGTERM comes, and then lets the signal end the process as it always would.
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    ``heard`` tells whether the main thread has taken notice of an interrupt; as long as it has not, ``act`` is
+    called a second after the signal, and the process lives on.
+    """
+
+    def __init__(self, act: Callable[[], None], heard: Callable[[], bool]) -> None:
         self._act = act
-        self._begun = threading.Lock()
+        self._interrupt_heard = heard
+        self._acting = threading.Lock()
+        self._ends_by: str = ""
+        """``main`` once the main thread does all by itself, ``signal`` once a SIGTERM was taken up."""
+        self._late = False
+        self._terminated = threading.Event()
+        self._mask: set[int] | None = None
         self._read, write = os.pipe()
         os.set_blocking(write, False)
-        self._old = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        self._heard = threading.Event()
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_signal)
         threading.Thread(target=self._watch, name="torchdist-last-will", daemon=True).start()
-        self._mask: set[int] | None = None
         os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._in_child)
 
+    def settle(self) -> None:
+        """The main thread publishes by itself from here on; waits for ever when the end is under way already."""
+        with self._acting:
+            if self._ends_by != "signal":
+                self._ends_by = "main"
+                return
+        threading.Event().wait()
+
+    def revoke(self) -> None:
+        """SIGTERM is the system's own again, also one that came since ``settle``. Only in the main thread."""
+        if signal.getsignal(signal.SIGTERM) == self._on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        if self._late:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._terminated.set()
+        self._end()
+
+    def _watch(self) -> None:
+        due: float | None = None
+        while True:
+            wait = None if due is None else max(0.0, due - time.monotonic())
+            readable = select.select([self._read], [], [], wait)[0]
+            received = os.read(self._read, 64) if readable else b""
+            if signal.SIGTERM in received and signal.getsignal(signal.SIGTERM) == self._on_signal:
+                self._terminated.wait(_PATIENCE)
+                self._end()
+            if signal.SIGINT in received and due is None:
+                due = time.monotonic() + _UNHEARD
+            if due is not None and time.monotonic() >= due:
+                due = None
+                if not self._interrupt_heard():
+                    self._leave_a_copy()
+
+    def _leave_a_copy(self) -> None:
+        with self._acting:
+            if not self._ends_by:
+                self._act()
+        if self._late:
+            self._end()
+
+    def _end(self) -> None:
+        """Act and let the process end, in one thread only; the other goes on as before until then."""
+        self._late = True
+        if not self._acting.acquire(blocking=False):
+            return
+        try:
+            if self._ends_by:
+                return
+            self._ends_by = "signal"
+        finally:
+            self._acting.release()
+        try:
+            self._act()
+        finally:
+            end_by_signal()
+
+    # A child that is terminated before it has dropped the pipe would speak for the rank: SIGTERM waits meanwhile.
+
     def _block(self) -> None:
-        """A child that is terminated before it has dropped the pipe would speak for the rank."""
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _unblock(self) -> None:
@@ -41,34 +115,17 @@ class LastWill:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _in_child(self) -> None:
+        self._late = False
         self.revoke()
         self._unblock()
 
-    def revoke(self) -> None:
-        """SIGTERM is the system's own again. Only in the main thread."""
-        if signal.getsignal(signal.SIGTERM) == self._on_signal:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._heard.set()
-        self._perform()
+def end_by_signal() -> None:
+    """End as SIGTERM ends a process, so that the exit status tells of it.
 
-    def _watch(self) -> None:
-        while received := os.read(self._read, 64):
-            if signal.SIGTERM in received and signal.getsignal(signal.SIGTERM) == self._on_signal:
-                self._heard.wait(_PATIENCE)
-                self._perform()
-
-    def _perform(self) -> None:
-        """In one thread only; the other one goes on as before until the process ends."""
-        if not self._begun.acquire(blocking=False):
-            return
-        try:
-            self._act()
-        finally:
-            # signal.signal works in the main thread only, and the exit status should tell of the signal.
-            libc = ctypes.CDLL(None)
-            libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-            libc.signal(signal.SIGTERM, None)
-            os.kill(os.getpid(), signal.SIGTERM)
+    From any thread: ``signal.signal`` would work in the main thread only.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(signal.SIGTERM, None)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -9,46 +9,36 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import sys
 import traceback
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.process import ProcessId, exit_in_words
 from . import assignment as world
 from .assignment import Assignment
 from .eventfile import EventFile
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
 MONITOR_INTERVAL = 0.01
 """Seconds between two looks of the elastic agent at its ranks (its default, 0.1, is most of a warm launch)."""
-
-_LEFT_AFTER = 0.5
-"""Seconds after the last rank's exit at which an engine that still waits for return values is told to stop."""
-
-
-class AllRanksLeft(Exception):
-    """Every rank exited with code 0, one of them without returning (``os._exit(0)``): nothing is left to wait for."""
 
 
 def main(assignment: Assignment) -> int:
     """Run the ranks to their end; the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
     events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
-    watch = RankWatch(events, len(assignment.node_plan().ranks))
+    watch = RankWatch(events)
     error = ""
     try:
         (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
-    except AllRanksLeft:
-        pass
     except BaseException as failure:  # noqa: BLE001  # this process's edge
         watch.note_failures(failure)
         if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
             error = "".join(traceback.format_exception(failure))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
     codes = {str(pid): code for pid, code in watch.codes.items()}
     events.write("launcher.ended", codes=codes, error=error, attempt=assignment.attempt)
     return 1 if error or any(watch.codes.values()) else 0
@@ -57,23 +47,15 @@ def main(assignment: Assignment) -> int:
 class RankWatch:
     """Writes down how each rank's process ended. The engine itself tells only of the first failure."""
 
-    def __init__(self, events: EventFile, ranks: int) -> None:
+    def __init__(self, events: EventFile) -> None:
         self._events = events
-        self._ranks = ranks
         self.codes: dict[int, int] = {}
 
     def note(self, pid: int, code: int) -> None:
-        """Once for each process. When all have left in peace, the engine gets a moment to see it too."""
-        if pid in self.codes:
-            return
-        self.codes[pid] = code
-        self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code))
-        if len(self.codes) == self._ranks and not any(self.codes.values()):
-            signal.signal(signal.SIGALRM, self._on_alarm)
-            signal.setitimer(signal.ITIMER_REAL, _LEFT_AFTER)
-
-    def _on_alarm(self, signum: int, frame: FrameType | None) -> None:
-        raise AllRanksLeft
+        """Once for each process."""
+        if pid not in self.codes:
+            self.codes[pid] = code
+            self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code))
 
     def note_failures(self, error: BaseException) -> None:
         """The exit codes in torch's ``ChildFailedError``."""
@@ -109,7 +91,20 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
     )
 
 
+def _all_done(self: MultiprocessContext) -> bool:
+    """The engine's ``_is_done``, for which a rank that left with code 0 (``os._exit(0)``) has returned nothing.
+
+    It waits for a value of every rank, and the others wait until it has them all.
+    """
+    assert self._pc is not None
+    for number, process in enumerate(self._pc.processes):
+        if process.exitcode == 0:
+            self._return_values.setdefault(number, None)
+    return len(self._return_values) == self.nprocs
+
+
 def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     from . import rendezvous
@@ -134,6 +129,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign]
+    MultiprocessContext._is_done = _all_done  # type: ignore[method-assign]
     config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
 
@@ -148,8 +144,6 @@ def _numa_options(mode: str | None) -> Any:
 
 def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
     """First function of a forked rank: drop what belongs to the launcher, then be a worker."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     if handler.listen_fd >= 0:
         with contextlib.suppress(OSError):
             os.close(handler.listen_fd)

@@ -54,9 +54,7 @@ class NodeJob:
     """Ranks whose exit was written down."""
     ready: set[int] = field(default_factory=set)
     failed: bool = False
-    ending_since: float = 0.0
     kill_at: float = 0.0
-    ended_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.files = self.paths.node(self.node)
@@ -212,7 +210,6 @@ class NodeJob:
             return
         if self.state != "ending":
             self.state = "ending"
-            self.ending_since = now
             self.kill_at = now + grace
             if grace > 0 and self.launcher is not None:
                 self.launcher.signal(signal.SIGTERM)
@@ -244,7 +241,6 @@ class NodeJob:
         self._tell_the_rest()
         self.events.write("node.ended", attempt=self.attempt, error=self._error)
         self.state = "ended"
-        self.ended_at = now
 
     def _tell_the_rest(self) -> None:
         for rank in self.ranks:

@@ -7,6 +7,9 @@ import re
 import time
 from pathlib import Path
 
+KERNEL_LOG = "/dev/kmsg"
+CGROUPS = Path("/sys/fs/cgroup")
+
 _LOG_LINES = 4000
 
 
@@ -48,16 +51,16 @@ def _counters() -> list[tuple[Path, str]]:
         number, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if number == "0":
-            found.append((Path("/sys/fs/cgroup") / relative / "memory.events", r"(?m)^oom_kill (\d+)"))
+            found.append((CGROUPS / relative / "memory.events", r"(?m)^oom_kill (\d+)"))
         elif "memory" in controllers.split(","):
-            found.append((Path("/sys/fs/cgroup/memory") / relative / "memory.oom_control", r"(?m)^oom_kill (\d+)"))
+            found.append((CGROUPS / "memory" / relative / "memory.oom_control", r"(?m)^oom_kill (\d+)"))
     return found
 
 
 def _in_kernel_log(pid: int, since: float) -> bool:
     """``since``: seconds on the monotonic clock, before which the number was another process's."""
     try:
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:

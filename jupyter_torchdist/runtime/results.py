@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 import types
 from collections.abc import Iterable
@@ -24,14 +23,13 @@ _WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, type
 
 
 class Results:
-    """The values of one rank, published at most once."""
+    """The values of one rank; publishing them again replaces them."""
 
     def __init__(
         self, rank: int, plan: Plan, manifest: Manifest, loaded: marshal.Loaded, paths: JobPaths, events: EventFile
     ) -> None:
         self._rank, self._plan, self._manifest = rank, plan, manifest
         self._loaded, self._paths, self._events = loaded, paths, events
-        self._publishing = threading.Lock()
 
     @property
     def wanted(self) -> bool:
@@ -43,8 +41,9 @@ class Results:
 
         Raises ``StoreError`` when the disk does not take them.
         """
-        if not self.wanted or not self._publishing.acquire(blocking=False):
+        if not self.wanted:
             return
+        vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
         chosen, left = self._choose(names)
         dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank)
         left += [list(item) for item in dumped.left]

@@ -70,7 +70,7 @@ def _copy_from_device(tensor: torch.Tensor) -> Callable[[], Number]:
         raise NotAScalar("being captured into a CUDA graph")
     host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor.detach().reshape(()), non_blocking=True)
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event: Any = torch.cuda.Event()
     event.record(torch.cuda.current_stream(tensor.device))
 
     def arrived() -> Number:

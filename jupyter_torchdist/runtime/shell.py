@@ -89,8 +89,20 @@ def _stand_in(verbs: dict[str, Any]) -> None:
     package, module = ModuleType("IPython"), ModuleType("IPython.display")
     package.__path__ = []
     vars(module).update(verbs)
+    for name, method in _TEXTS.items():
+        vars(module)[name] = type(name, (_Text,), {method: lambda self: self.data})
     vars(package).update(display=module, get_ipython=builtins.get_ipython)  # type: ignore[attr-defined]
     sys.modules["IPython"], sys.modules["IPython.display"] = package, module
+
+
+class _Text:
+    """``HTML("…")`` and the like: text that is shown as what it is."""
+
+    def __init__(self, data: str) -> None:
+        self.data = data
+
+
+_TEXTS = {"HTML": "_repr_html_", "Markdown": "_repr_markdown_", "Latex": "_repr_latex_", "SVG": "_repr_svg_"}
 
 
 def _draw_into_memory(matplotlib: ModuleType) -> None:

@@ -36,7 +36,7 @@ from .output import Output
 from .results import Results
 
 _LAST_SECONDS = 3.0
-"""How long a failed rank may take for the clean-up that user code registered."""
+"""How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
 
 
 def main(job_root: str, blobs: str, node: str) -> None:
@@ -44,7 +44,7 @@ def main(job_root: str, blobs: str, node: str) -> None:
     rank = Rank(JobPaths(Path(job_root)), Path(blobs), node)
     try:
         rank.live()
-    except BaseException as error:  # noqa: BLE001  # a signal between two steps of our own
+    except BaseException as error:  # noqa: BLE001  # results that cannot be written; a signal between two steps of ours
         rank.fail(error)
 
 
@@ -54,11 +54,9 @@ class Rank:
     def __init__(self, paths: JobPaths, blobs: Path, node: str) -> None:
         self.number = int(os.environ["RANK"])
         files = paths.node(node)
-        self.paths, self.blobs, self.node = paths, blobs, node
+        self.paths, self.blobs = paths, blobs
         self.events = EventFile(files.rank_events(self.number), self.number)
-        self.events.write(
-            "rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"])
-        )
+        self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"]))
         self.flusher = Flusher()
         bootstrap.default_signals(files.stacks(self.number))
         self.output = Output(
@@ -71,6 +69,7 @@ class Rank:
         self.recorder = Recorder(files.metrics(self.number), self.flusher)
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()
+        self.flags = 0
         self.results: Results | None = None
         self.will: LastWill | None = None
 
@@ -108,7 +107,7 @@ class Rank:
         loaded = marshal.load_bundle(manifest, self.blobs, self.main)
         self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
         if self.results.wanted:
-            self.will = LastWill(self.leave_what_exists)
+            self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
         return spec
 
     def run(self, spec: JobSpec) -> None:
@@ -141,11 +140,12 @@ class Rank:
         self.events.write("rank.interrupted")
         self.say(failures.record(error))
         self.publish()
-        self.flush()
-        self.close()
+        self.clean_up()
+        if _threads():
+            os._exit(0)  # a thread of the user's would keep the process
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Report first, as the notebook waits for it; then leave what can be left, and end at once."""
+        """Report first, as the notebook waits for it; then leave what can be left, and end."""
         try:
             record = failures.record(error)
             self.events.write("rank.failed", error=record.to_json())
@@ -157,18 +157,27 @@ class Rank:
         except BaseException:  # noqa: BLE001  # the report is out; the end must come
             traceback.print_exc()
         finally:
-            faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True, file=2)
-            _end_children()
             with contextlib.suppress(BaseException):
-                atexit._run_exitfuncs()
-            with contextlib.suppress(BaseException):
-                self.close()
+                self.clean_up()
             os._exit(1)
 
-    def leave_what_exists(self) -> None:
-        """SIGTERM: this rank is stopped, because another one failed or took too long to be interrupted."""
+    def clean_up(self) -> None:
+        """What user code registered for the end, but within seconds; its child processes go at once."""
+        self.flush()
+        faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True, file=2)
+        for child in multiprocessing.active_children():
+            with contextlib.suppress(OSError, ValueError):
+                child.kill()
         with contextlib.suppress(Exception):
-            self.publish()
+            atexit._run_exitfuncs()
+        self.close()
+        faulthandler.cancel_dump_traceback_later()
+
+    def leave_what_exists(self) -> None:
+        """This rank is stopped, because another one failed or because an interrupt did not reach it."""
+        with contextlib.suppress(Exception):
+            if self.results is not None and group.answers():
+                self.results.publish(vars(self.main))
         with contextlib.suppress(Exception):
             self.flush()
 
@@ -185,6 +194,8 @@ class Rank:
         self.display.figures()
 
     def publish(self) -> None:
+        if self.will is not None:
+            self.will.settle()
         if self.results is not None:
             self.results.publish(vars(self.main))
 
@@ -194,11 +205,11 @@ class Rank:
 
     def close(self) -> None:
         """The last output; after this the process only ends."""
-        if self.will is not None:
-            self.will.revoke()
         self.flusher.stop()
         self.recorder.close()
         self.output.close()
+        if self.will is not None:
+            self.will.revoke()
 
 
 def _ended_well(error: BaseException) -> bool:
@@ -206,23 +217,20 @@ def _ended_well(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
+def _threads() -> list[threading.Thread]:
+    """The user's threads that an interpreter would wait for."""
+    return [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+
+
 def _join_threads() -> None:
-    """Wait for the user's threads that are no daemons, as an interpreter does before it ends.
+    """Wait for the user's threads as an interpreter does before it ends.
 
     Idle threads of an executor end when ``threading``'s own exit handlers tell them to.
     """
     for call in reversed(getattr(threading, "_threading_atexits", ())):
         call()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
-
-
-def _end_children() -> None:
-    """A failed rank leaves no DataLoader worker behind."""
-    for child in multiprocessing.active_children():
-        with contextlib.suppress(OSError, ValueError):
-            child.kill()
+    for thread in _threads():
+        thread.join()
 
 
 if __name__ == "__main__":

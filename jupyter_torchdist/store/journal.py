@@ -9,9 +9,13 @@ from types import TracebackType
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.events import Event, parse_lines
 from ..protocol.paths import JobPaths
+from ..protocol.reserve import reserve
 from ..protocol.state import JobState, fold
 from .files import publish_json, read_json, write_all, writing
 from .jobdir import read_plan, read_spec
+
+ROOM = 256 * 1024
+"""Bytes that are kept for the journal, which must reach its last line on a disk that has filled up."""
 
 
 class Writer:
@@ -25,6 +29,7 @@ class Writer:
         """What the journal held when it was opened."""
         self._end = end
         os.ftruncate(self._fd, end)
+        reserve(self._fd, ROOM)
         self.seq = max((event.seq for event in self.events), default=0)
 
     def append(self, event: Event) -> Event:
@@ -47,6 +52,7 @@ class Writer:
             return
         fd, self._fd = self._fd, -1
         try:
+            os.ftruncate(fd, self._end)  # gives back the room that was kept
             os.fsync(fd)
         except OSError:
             pass  # A pipe-like or network file system may refuse; the lines are written all the same.

@@ -52,7 +52,8 @@ def effective_state(paths: JobPaths, state: JobState | None = None, now: float |
     now = time.time() if now is None else now
     driver = _latest(driver_of(paths), state)
     if driver is None:
-        return "orphaned" if now - state.submitted > SILENCE else state.state
+        # Also where the clock was set back since: no job waits for its driver that long.
+        return "orphaned" if abs(now - state.submitted) > SILENCE else state.state
     if driver.process.here:
         return state.state if driver.process.alive() else "orphaned"
     if now - driver.beat <= SILENCE:

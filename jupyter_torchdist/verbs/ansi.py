@@ -26,6 +26,11 @@ def safe(text: str) -> str:
     return "".join(_CONTROL.sub("", piece) + escape for piece, escape in zip(pieces, kept, strict=True))
 
 
+def drop_colours(text: str) -> str:
+    """``text`` without colours; all else stays, line breaks too."""
+    return _COLOUR.sub("", text)
+
+
 def plain(text: str) -> str:
     """``text`` without escapes and control characters; tabs stay."""
     return _CONTROL.sub("", _ESCAPE.sub("", text).replace("\n", " "))

@@ -37,6 +37,8 @@ class Pairs(Dataset):
 numbers = np.random.default_rng(0).random(2**25)
 """
 EMPTY = "%%distribute --ranks 2 --out none\nstamp('there')"
+PAUSE = "\ntime.sleep(0.5)"
+"""So that the memory is seen at its highest."""
 BACK = """%%distribute --ranks 2
 import torch
 weights = torch.rand({elements}) if os.environ["RANK"] == "0" else None
@@ -46,34 +48,38 @@ stamp("made")
 
 @dataclass(frozen=True)
 class Kind:
-    """One way of holding 256 MB: how to make it, change a little of it, and touch it in a rank."""
+    """One way of holding 256 MB: how to make it, change a little of it, touch it in a rank, read all of it there."""
 
     name: str
     make: str
     change: str
     touch: str
+    read: str
 
 
 KINDS = (
-    Kind("numpy array", "held = numbers", "held[0] += 1", "float(held[-1])"),
-    Kind("tensor", "held = torch.from_numpy(numbers.copy())", "held[0] += 1", "float(held[-1])"),
+    Kind("numpy array", "held = numbers", "held[0] += 1", "float(held[-1])", "float(held.sum())"),
+    Kind("tensor", "held = torch.from_numpy(numbers.copy())", "held[0] += 1", "float(held[-1])", "float(held.sum())"),
     Kind(
         "nn.Module",
         "held = nn.Linear(8192, 8191, bias=True)",
         "with torch.no_grad(): held.bias[0] += 1; held.weight[0, 0] += 1",
         "float(held.weight[-1, -1])",
+        "float(held.weight.sum())",
     ),
     Kind(
         "DataFrame",
         "held = pd.DataFrame(numbers.reshape(-1, 16).copy(), columns=[f'c{i}' for i in range(16)])",
         "held.iat[0, 0] += 1",
         "float(held.iat[-1, -1])",
+        "float(held.to_numpy().sum())",
     ),
     Kind(
         "Dataset",
         "held = Pairs(numbers.reshape(-1, 64).copy(), np.zeros(2**19, np.int64))",
         "held.x[0, 0] += 1",
         "float(held[-1][0][-1])",
+        "float(held.x.sum())",
     ),
 )
 
@@ -94,13 +100,13 @@ def to_ranks(stage: Stage, notebook: Notebook) -> Iterator[Row]:
             bare.append(yardstick(stage, notebook))
             empty = launch(stage, notebook, EMPTY)
             notebook.run(kind.change)
-            changed.append(launch(stage, notebook, held(kind)) - empty)
-            before = stage.stored()
-            unchanged.append(launch(stage, notebook, held(kind)) - empty)
-            written.append(stage.stored() - before)
+            changed.append(launch(stage, notebook, held(kind.touch)) - empty)
+            before = stage.blobs()
+            unchanged.append(launch(stage, notebook, held(kind.touch)) - empty)
+            written.append(stage.data_written(before))
         stage.forget_blobs()
         notebook.run(kind.change)
-        peak = peak_memory(stage, notebook, held(kind))
+        peak = peak_memory(stage, notebook, held(kind.read) + PAUSE) - peak_memory(stage, notebook, EMPTY + PAUSE)
         beside = "SHA-256 and one write"
         yield Row(
             "data", f"256 MB to 2 ranks as {kind.name}: added to the launch", median(changed), "s", 1.3, median(bare),
@@ -111,12 +117,12 @@ def to_ranks(stage: Stage, notebook: Notebook) -> Iterator[Row]:
             "data", f"…as {kind.name}, unchanged, second launch", median(unchanged), "s", 0.8, median(bare), beside,
             samples=tuple(unchanged),
         )  # fmt: skip
-        yield Row("data", f"…as {kind.name}, unchanged: bytes written", max(written), "bytes", 0)
+        yield Row("data", f"…as {kind.name}, unchanged: bytes of data written", max(written), "bytes", 0)
 
 
-def held(kind: Kind) -> str:
-    """A cell that captures it; the rank is there when it has read the last element."""
-    return f"%%distribute --ranks 2 --out none\nlast = {kind.touch}\nstamp('there')"
+def held(expression: str) -> str:
+    """A cell that captures the data; the rank is there when it has the expression's value."""
+    return f"%%distribute --ranks 2 --out none\nlast = {expression}\nstamp('there')"
 
 
 def launch(stage: Stage, notebook: Notebook, code: str) -> float:
@@ -139,8 +145,8 @@ def from_rank(stage: Stage, notebook: Notebook) -> Iterator[Row]:
         bare.append(yardstick(stage, notebook))
         small = back(stage, notebook, 1)
         took.append(back(stage, notebook, SIZE // 4) - small)
-    code = BACK.format(elements=SIZE // 4)
-    peak = peak_memory(stage, notebook, code)
+    small = peak_memory(stage, notebook, BACK.format(elements=1) + PAUSE)
+    peak = peak_memory(stage, notebook, BACK.format(elements=SIZE // 4) + PAUSE) - small
     yield Row(
         "data", "256 MB tensor back from rank 0", median(took), "s", 0.75, median(bare), "SHA-256 and one write",
         samples=tuple(took),

@@ -35,28 +35,32 @@ def ranks():
     stamp("first")
     dist.destroy_process_group()
 """
-WARM, COLD, BARE = 15, 3, 5
+ROUNDS, WARM, FORKS = 5, 5, 3
 
 
 def rows() -> Iterator[Row]:
-    with Stage.open() as stage:
-        launches, wholes = bare(stage)
-        forked = accelerate(stage)
-        with stage.notebook() as notebook:
-            warm, whole = zip(*(one(stage, notebook) for _ in range(WARM)), strict=True)
-        cold = [from_nothing() for _ in range(COLD)]
-    torch_launch = median(launches)
+    warm, whole, launches, wholes, forked, cold = [], [], [], [], [], []
+    with Stage.open() as stage, stage.notebook() as notebook:
+        for _ in range(ROUNDS):  # in turn, so that a busy moment of the machine meets both sides
+            for sample in (one(stage, notebook) for _ in range(WARM)):
+                warm.append(sample[0])
+                whole.append(sample[1])
+            launched, ended = bare(stage)
+            launches.append(launched)
+            wholes.append(ended)
+            forked += accelerate(stage)
+            cold.append(from_nothing())
     yield Row(
         "launch", "warm launch: cell start → first line on the last of 2 ranks, process group up", median(warm), "s",
-        1 / 20, torch_launch, "bare torchrun", samples=tuple(warm),
+        1 / 20, median(launches), "bare torchrun", samples=tuple(warm),
     )  # fmt: skip
     yield Row(
         "launch", "…beside a fork of the kernel (an aim)", median(warm), "s", 1.0, median(forked),
         "accelerate.notebook_launcher", samples=tuple(forked),
     )  # fmt: skip
     yield Row(
-        "launch", "cold launch: no process of ours is there yet", median(cold), "s", 0.9, torch_launch, "bare torchrun",
-        samples=tuple(cold),
+        "launch", "cold launch: no process of ours is there yet", median(cold), "s", 0.9, median(launches),
+        "bare torchrun", samples=tuple(cold),
     )  # fmt: skip
     yield Row(
         "launch", "whole warm trivial job: cell start → result in the notebook", median(whole), "s", 1 / 12,
@@ -78,26 +82,22 @@ def from_nothing() -> float:
         return max(stage.stamps("first")) - loaded.ended
 
 
-def bare(stage: Stage) -> tuple[list[float], list[float]]:
+def bare(stage: Stage) -> tuple[float, float]:
     """torchrun: seconds to the first line on the last rank, and to its result read back."""
-    script = stage.script("bare", SCRIPT)
-    launches, wholes = [], []
-    for _ in range(BARE):
-        ran = torchrun(script)
-        launches.append(max(stage.stamps("first")) - ran.begun)
-        assert (stage.root / "answer.json").read_text() == "42"
-        wholes.append(ran.ended - ran.begun)
-    return launches, wholes
+    ran = torchrun(stage.script("bare", SCRIPT))
+    first = max(stage.stamps("first"))
+    assert (stage.root / "answer.json").read_text() == "42"
+    return first - ran.begun, ran.ended - ran.begun
 
 
 def accelerate(stage: Stage) -> list[float]:
     """accelerate's launcher for notebooks: it forks the kernel, torch, threads and all, and so hangs now and then."""
     samples: list[float] = []
-    for _ in range(BARE):
+    for _ in range(FORKS):
         with Notebook(stage.root, stage.environ) as notebook:
             notebook.run(STAMP.format(marks=str(stage.marks)) + ACCELERATE, timeout=120)
             try:
-                for _ in range(BARE):
+                for _ in range(FORKS):
                     cell = notebook.run("notebook_launcher(ranks, num_processes=2)", timeout=15)
                     samples.append(max(stage.stamps("first")) - cell.sent)
                 return samples

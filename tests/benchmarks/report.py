@@ -87,7 +87,7 @@ def save(rows: Sequence[Row]) -> None:
     measured = {row.group for row in rows}
     kept = [row for row in load() if row.group not in measured]
     everything = [*kept, *rows]
-    value = {"machine": machine(), "rows": [asdict(row) for row in everything]}
+    value = {"machine": machine(), "load": os.getloadavg(), "rows": [asdict(row) for row in everything]}
     JSON.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     TABLE.write_text(table(everything))
 

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_torchdist.protocol.paths import Home
+from jupyter_torchdist.protocol.paths import Home, JobPaths
+from jupyter_torchdist.store.jobdir import read_manifest
 from tests.leaks import processes_of_runtime, wait_until
 from tests.notebook import Notebook
 
@@ -95,10 +96,16 @@ class Stage:
         """Kernel, driver, agent, zygote, launcher and ranks."""
         return [notebook.pid, *(pid for pid in processes_of_runtime(self.runtime) if pid != notebook.pid)]
 
-    def stored(self) -> int:
-        """Bytes of all blobs."""
-        blobs = self.home.blobs
-        return sum(file.stat().st_size for file in blobs.rglob("*") if file.is_file()) if blobs.exists() else 0
+    def blobs(self) -> dict[str, int]:
+        """Digest and size of all blobs."""
+        return {file.name: file.stat().st_size for file in self.home.blobs.iterdir() if file.is_file()}
+
+    def data_written(self, before: dict[str, int]) -> int:
+        """Bytes of new blobs, less the text of the newest job's cell, which is new in every cell."""
+        jobs = [path for path in self.home.jobs.iterdir() if not path.name.startswith(".")]
+        newest = max(jobs, key=lambda path: (path / "spec.json").stat().st_mtime_ns)
+        text = read_manifest(JobPaths(newest)).linecache.digest
+        return sum(size for name, size in self.blobs().items() if name not in before and name != text)
 
     def forget_blobs(self) -> None:
         """Free the disk of large blobs that no later cell refers to."""

@@ -68,7 +68,7 @@ def test_a_second_interrupt_kills_at_once(kernel: Notebook) -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.06, 0.1, 0.2])
 def test_an_interrupt_at_any_moment_leaves_nothing(kernel: Notebook, delay: float) -> None:
     kernel.run("1 + 1")
-    cell = kernel.start("print('begun')\n" + "get_ipython().run_cell_magic('distribute', '--ranks 2 --grace 1s', %r)" % BODY)
+    cell = kernel.start(f"print('begun')\nget_ipython().run_cell_magic('distribute', '--ranks 2 --grace 1s', {BODY!r})")
     kernel.wait_for(cell, "begun")  # before that ipykernel itself ignores an interrupt
     time.sleep(delay)
     kernel.interrupt()

@@ -191,7 +191,9 @@ def test_a_damaged_bundle_is_refused(warm: Warm, tmp_path: Path) -> None:
 
 
 def test_fresh_interpreters(warm: Warm, tmp_path: Path) -> None:
-    job = RankJob(warm, tmp_path, "import os\nprint(__name__, os.environ['RANK'])\nx = 5\n", fresh=True, bound=("x",)).run()
+    job = RankJob(
+        warm, tmp_path, "import os\nprint(__name__, os.environ['RANK'])\nx = 5\n", fresh=True, bound=("x",)
+    ).run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.out_text(1) == "__main__ 1\n" and job.values() == {"x": 5}
 
@@ -234,6 +236,49 @@ def test_a_rank_that_is_stopped_leaves_what_exists(warm: Warm, tmp_path: Path, w
     job.wait()
     assert job.codes == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
     assert job.kinds(0)[-1] == "rank.result" and job.values() == {"best": {"loss": 0.5}}
+
+
+def test_an_interrupt_that_is_not_heard(warm: Warm, tmp_path: Path) -> None:
+    source = (
+        "import torch.distributed as dist\n"
+        "seen = [1]\n"
+        "print('here')\n"
+        "dist.barrier() if dist.get_rank() == 0 else __import__('time').sleep(600)\n"
+    )
+    job = RankJob(warm, tmp_path, source, bound=("seen",)).start()
+    for rank in (0, 1):
+        job.until(lambda rank=rank: job.files.out(rank).exists() and "here" in job.out_text(rank))  # type: ignore[misc]
+    os.kill(job.pid(0), signal.SIGINT)
+    job.until(lambda: "rank.result" in job.kinds(0))
+    assert job.values() == {"seen": [1]} and job.kinds(0)[-1] == "rank.result"
+    for rank in (0, 1):
+        os.kill(job.pid(rank), signal.SIGKILL)
+    job.wait()
+
+
+def test_an_interrupted_rank_does_not_wait_for_threads_and_children(warm: Warm, tmp_path: Path) -> None:
+    source = (
+        "import time, threading, multiprocessing as mp\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "child = mp.Process(target=time.sleep, args=(600,))\n"
+        "child.start()\n"
+        "print(child.pid)\n"
+        "time.sleep(600)\n"
+    )
+    job = RankJob(warm, tmp_path, source, world=1).start()
+    job.until(lambda: job.files.out(0).exists() and job.out_text(0).endswith("\n"))
+    os.kill(job.pid(0), signal.SIGINT)
+    job.wait()
+    assert job.codes == {0: 0} and "rank.interrupted" in job.kinds(0)
+    job.until(lambda: start_ticks(int(job.out_text(0))) == 0)
+
+
+def test_results_on_a_full_disk_are_a_failure_in_words(warm: Warm, tmp_path: Path) -> None:
+    source = "import resource\nx = bytes(1 << 20)\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))\n"
+    job = RankJob(warm, tmp_path, source, world=1, bound=("x",)).run()
+    assert job.codes == {0: 1}
+    assert job.error(0).type == "StoreError" and "cannot be written" in job.error(0).message
+    assert job.error(0).frames == ()
 
 
 def test_terminated_children_leave_the_rank_alone(warm: Warm, tmp_path: Path) -> None:

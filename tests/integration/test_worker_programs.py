@@ -16,6 +16,7 @@ def warm() -> Iterator[Warm]:
     with Warm() as process:
         yield process
 
+
 DATASET = """
 import torch, dataclasses, typing
 from torch.utils.data import DataLoader, Dataset
@@ -114,7 +115,9 @@ def test_a_script(warm: Warm, tmp_path: Path) -> None:
         "    dist.barrier()\n"
         "    dist.destroy_process_group()\n"
     )
-    job = RankJob(warm, tmp_path, str(script), kind="script", argv=("--lr", "1"), out=("none",), label=str(script)).run()
+    job = RankJob(
+        warm, tmp_path, str(script), kind="script", argv=("--lr", "1"), out=("none",), label=str(script)
+    ).run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.out_text(1) == "['--lr', '1'] 1 train.py\n"
 
@@ -135,7 +138,11 @@ def test_names_that_are_asked_for(warm: Warm, tmp_path: Path) -> None:
 
 def test_what_cannot_be_pickled_stays_and_still_shows(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
-        warm, tmp_path, "import threading\nok = 1\nlock = threading.Lock()\n(i for i in [1])", world=1, bound=("ok", "lock")
+        warm,
+        tmp_path,
+        "import threading\nok = 1\nlock = threading.Lock()\n(i for i in [1])",
+        world=1,
+        bound=("ok", "lock"),
     ).run()
     assert job.codes == {0: 0}
     assert job.values() == {"ok": 1}
@@ -228,3 +235,27 @@ facts = td.rank, td.world_size, td.local_rank, td.is_main, td.device.type, td.ga
 def test_top_level_await_on_a_rank(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(warm, tmp_path, "import asyncio\nx = await asyncio.sleep(0, 5)\nx", world=1, bound=("x",)).run()
     assert job.values() == {"x": 5, "__torchdist_value__": 5}
+
+
+def test_a_compiled_step(warm: Warm, tmp_path: Path) -> None:
+    source = """
+import torch, torch._dynamo.utils as dynamo
+model = torch.nn.Linear(3, 1)
+@torch.compile(backend="eager")
+def step(x):
+    loss = model(x).sum()
+    loss.backward()
+    return loss
+for _ in range(3): step(torch.ones(4, 3))
+breaks = len(dynamo.counters["graph_break"])
+"""
+    job = RankJob(warm, tmp_path, source, world=1, bound=("breaks",)).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.values() == {"breaks": 1}
+    assert [(line["step"], *line["v"]) for line in job.metrics(0)] == [(1, "loss"), (2, "loss"), (3, "loss")]
+
+
+def test_a_matmul_in_every_forked_rank(warm: Warm, tmp_path: Path) -> None:
+    source = "import torch\nx = torch.ones(300, 300)\ny = (x @ x).sum().item()\n"
+    job = RankJob(warm, tmp_path, source, env={"OMP_NUM_THREADS": "2"}, bound=("y",), collect="all").run()
+    assert [job.values(rank) for rank in (0, 1)] == [{"y": 300.0**3}] * 2

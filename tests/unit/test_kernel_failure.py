@@ -48,7 +48,7 @@ def shown(record: ErrorRecord = RECORD) -> str:
 def test_the_traceback_shows_the_notebooks_lines_as_the_user_counts_them() -> None:
     text = shown()
     assert "rank 1 on box" in text
-    assert "Cell In[4], line 6\n      4     raise ValueError(y)\n      5 \n----> 6 f(1)\n" in text
+    assert "Cell In[4], line 6\n      4     raise ValueError(y)\n      5 \n----> 6 f(1)\n\n" in text
     assert "Cell In[4], line 4, in f\n      2 def f(x):\n      3     y = x\n----> 4     raise ValueError(y)\n" in text
     assert text.endswith("ValueError: 1\n\n7 other ranks were stopped because of this")
 

@@ -50,7 +50,7 @@ def test_a_failure_is_named_with_the_ranks_it_stopped() -> None:
     record = ErrorRecord("ValueError", "builtins", "bad <b>", "…", (), 1.0)
     state = replace(state, ranks={**state.ranks, 2: replace(state.ranks[2], state="failed", error=record)})
     text = as_text(Snapshot(state, 101.0))
-    assert "rank 2 on box failed: ValueError: bad <b>; 3 other ranks were stopped because of this" in text
+    assert "rank 2 on box failed: ValueError: bad <b>\n3 other ranks were stopped because of this" in text
     assert "bad &lt;b&gt;" in as_html(Snapshot(state, 101.0))
 
 

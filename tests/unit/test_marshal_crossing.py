@@ -45,7 +45,11 @@ def test_lists_of_the_notebook_are_updated_in_place(notebook: Notebook) -> None:
         ("import torch\nx = torch.zeros(3)", "x.data = torch.ones(2, dtype=torch.int64)", "torch.tensor([1, 1])"),
         ("import random\nx = random.Random(1)", "x.random()", "None"),
         ("import pandas as pd\nx = pd.DataFrame({'a': [1, 2]})", "x.loc[0, 'a'] = 9", "pd.DataFrame({'a': [9, 2]})"),
-        ("import pandas as pd\nx = pd.DataFrame({'a': [1, 2]})", "x['b'] = 'z'", "pd.DataFrame({'a': [1, 2], 'b': 'z'})"),
+        (
+            "import pandas as pd\nx = pd.DataFrame({'a': [1, 2]})",
+            "x['b'] = 'z'",
+            "pd.DataFrame({'a': [1, 2], 'b': 'z'})",
+        ),
     ],
 )
 def test_every_kind_of_container_is_updated_in_place(notebook: Notebook, make: str, change: str, expected: str) -> None:
@@ -61,7 +65,9 @@ def test_every_kind_of_container_is_updated_in_place(notebook: Notebook, make: s
 
 
 def test_what_did_not_change_does_not_come_back(notebook: Notebook) -> None:
-    notebook.cell("import numpy as np, torch\na = [1, {'k': (2, [3])}]\nb = np.ones(200_000)\nt = torch.ones(200_000)\nc = 'x'")
+    notebook.cell(
+        "import numpy as np, torch\na = [1, {'k': (2, [3])}]\nb = np.ones(200_000)\nt = torch.ones(200_000)\nc = 'x'"
+    )
     notebook.run("y = (len(a), b.sum(), t.sum().item(), c, a[1]['k'][1][0])")
     assert notebook.answer["changed"] == []
     assert notebook.answer["size"] < 2000

@@ -20,7 +20,8 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="dataclass",
         ),
         pytest.param(
-            "import enum\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n    def hot(self): return self is Color.RED\n"
+            "import enum\nclass Color(enum.Enum):\n    RED = 1\n    BLUE = 2\n"
+            "    def hot(self): return self is Color.RED\n"
             "red = Color.RED",
             "assert red is Color.RED and red.hot() and list(Color) == [Color.RED, Color.BLUE]\nresult = red",
             id="enum",
@@ -37,7 +38,8 @@ ranks, notebook = crossing.ranks, crossing.notebook
         ),
         pytest.param(
             "from typing import TypedDict, Generic, TypeVar, NewType\nT = TypeVar('T')\nUser = NewType('User', int)\n"
-            "class D(TypedDict):\n    a: int\nclass G(Generic[T]):\n    def __init__(self, v: T): self.v = v\ng = G[int](3)",
+            "class D(TypedDict):\n    a: int\nclass G(Generic[T]):\n"
+            "    def __init__(self, v: T): self.v = v\ng = G[int](3)",
             "assert g.v == 3 and D(a=1) == {'a': 1} and User(4) == 4 and G[str]\nresult = g",
             id="typing",
         ),
@@ -66,14 +68,20 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="properties",
         ),
         pytest.param(
-            "import functools\ndef logged(f):\n    @functools.wraps(f)\n    def inner(*a, **k):\n        calls.append(f.__name__)\n"
-            "        return f(*a, **k)\n    return inner\ncalls = []\n@logged\ndef area(w, h=3, *, scale=unit if 'unit' in dir() else 2):\n"
+            "import functools\ndef logged(f):\n    @functools.wraps(f)\n    def inner(*a, **k):\n"
+            "        calls.append(f.__name__)\n"
+            "        return f(*a, **k)\n    return inner\ncalls = []\n@logged\n"
+            "def area(w, h=3, *, scale=unit if 'unit' in dir() else 2):\n"
             "    'doc'\n    return w * h * scale",
-            "assert area(2) == 12 and area.__doc__ == 'doc' and area.__wrapped__(1) == 6 and calls == ['area']\nresult = area(1)",
+            (
+                "assert area(2) == 12 and area.__doc__ == 'doc' and area.__wrapped__(1) == 6 and calls == ['area']\n"
+                "result = area(1)"
+            ),
             id="decorator",
         ),
         pytest.param(
-            "import functools\n@functools.lru_cache(maxsize=None)\ndef fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\n"
+            "import functools\n@functools.lru_cache(maxsize=None)\n"
+            "def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\n"
             "assert fib(5)",
             "result = fib(30)\nassert result == 832040",
             id="lru_cache",
@@ -86,19 +94,22 @@ ranks, notebook = crossing.ranks, crossing.notebook
         ),
         pytest.param(
             "import functools\ndef power(b, e): return b ** e\nsquare = functools.partial(power, e=2)\n"
-            "class K:\n    def __init__(self, n): self.n = n\n    def add(self, x): return self.n + x\nbound = K(5).add",
+            "class K:\n    def __init__(self, n): self.n = n\n"
+            "    def add(self, x): return self.n + x\nbound = K(5).add",
             "result = square(4) + bound(1)\nassert result == 22",
             id="partial and bound method",
         ),
         pytest.param(
-            "def make():\n    n = 0\n    def inc():\n        nonlocal n\n        n += 1\n    def get(): return n\n    return inc, get\n"
+            "def make():\n    n = 0\n    def inc():\n        nonlocal n\n        n += 1\n"
+            "    def get(): return n\n    return inc, get\n"
             "inc, get = make()\ninc()",
             "inc()\nresult = get()\nassert result == 2",
             id="closures that share a variable",
         ),
         pytest.param(
             "def even(n): return n == 0 or odd(n - 1)\ndef odd(n): return n != 0 and even(n - 1)\n"
-            "def fact(n): return 1 if n < 2 else n * fact(n - 1)\ndef local():\n    def down(n): return n and down(n - 1)\n"
+            "def fact(n): return 1 if n < 2 else n * fact(n - 1)\ndef local():\n"
+            "    def down(n): return n and down(n - 1)\n"
             "    return down\ndown = local()",
             "result = (even(10), fact(5), down(3))\nassert result == (True, 120, 0)",
             id="recursion",
@@ -123,13 +134,17 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="nested class",
         ),
         pytest.param(
-            "class Reg:\n    known = {}\n    def __init_subclass__(cls, *, tag, **k):\n        super().__init_subclass__(**k)\n"
+            "class Reg:\n    known = {}\n    def __init_subclass__(cls, *, tag, **k):\n"
+            "        super().__init_subclass__(**k)\n"
             "        Reg.known[tag] = cls\nclass A(Reg, tag='a'): pass\n",
             "result = sorted(Reg.known)\nassert result == ['a'] and Reg.known['a'] is A",
             id="init_subclass with arguments",
         ),
         pytest.param(
-            "class Strict:\n    def __init_subclass__(cls, *, tag): cls.tag = tag\nclass B(Strict, tag='b'): pass\nb = B()",
+            (
+                "class Strict:\n    def __init_subclass__(cls, *, tag): cls.tag = tag\n"
+                "class B(Strict, tag='b'): pass\nb = B()"
+            ),
             "result = b.tag\nassert result == 'b' and B.__bases__ == (Strict,)",
             id="init_subclass that wants an argument",
         ),
@@ -141,13 +156,15 @@ ranks, notebook = crossing.ranks, crossing.notebook
         pytest.param(
             "import numpy as np\nclass Packed:\n    def __init__(self, v): self.v = np.asarray(v)\n"
             "    def __getstate__(self): return {'v': self.v.tolist()}\n"
-            "    def __setstate__(self, s): self.v = np.asarray(convert(s['v']))\ndef convert(v): return list(v)\np = Packed([1, 2])",
+            "    def __setstate__(self, s): self.v = np.asarray(convert(s['v']))\n"
+            "def convert(v): return list(v)\np = Packed([1, 2])",
             "p.v = p.v + 1\nresult = p.v.sum()",
             id="setstate that needs globals",
         ),
         pytest.param(
             "import logging, pathlib, datetime, decimal, uuid, re, random, collections\n"
-            "things = [logging.getLogger('x'), pathlib.Path('a/b'), datetime.datetime(2020, 1, 1), decimal.Decimal('1.5'),\n"
+            "things = [logging.getLogger('x'), pathlib.Path('a/b'), datetime.datetime(2020, "
+            "1, 1), decimal.Decimal('1.5'),\n"
             "          uuid.UUID(int=5), re.compile('a+'), random.Random(3), collections.ChainMap({1: 2}), range(3),\n"
             "          slice(1, 2), complex(1, 2), frozenset([1]), ..., NotImplemented, int, len, 'x'.join]",
             "assert len(things) == 17 and things[5].match('aa') and things[15]('abc') == 3\nresult = things[1]",
@@ -176,7 +193,11 @@ ranks, notebook = crossing.ranks, crossing.notebook
             "result = asyncio.run(later(1)) + sum(gen(3))\nassert result == 6",
             id="coroutine and generator functions",
         ),
-        pytest.param("sum = 7\nimport builtins", "result = sum + builtins.len('ab')\nassert result == 9", id="shadowed builtin"),
+        pytest.param(
+            "sum = 7\nimport builtins",
+            "result = sum + builtins.len('ab')\nassert result == 9",
+            id="shadowed builtin",
+        ),
     ],
 )
 def test_code_and_data_of_the_notebook_work_on_a_rank(notebook: Notebook, make: str, use: str) -> None:
@@ -293,7 +314,10 @@ def test_a_rank_may_write_into_what_it_was_given_and_the_blob_stays(notebook: No
 def test_a_call_is_captured_with_its_function(notebook: Notebook) -> None:
     from jupyter_torchdist import capture
 
-    notebook.cell("rate = 3\nlog = []\ndef train(x, *, y=1):\n    log.append(x)\n    return helper(x) + y\ndef helper(x): return x * rate")
+    notebook.cell(
+        "rate = 3\nlog = []\ndef train(x, *, y=1):\n    log.append(x)\n"
+        "    return helper(x) + y\ndef helper(x): return x * rate"
+    )
     captured = capture.capture_call(notebook.names["train"], (5,), {"y": 2}, cwd=notebook.home)
     assert set(captured.names) >= {"__torchdist_call__", "helper", "rate", "log"}
     notebook.launch(captured)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,12 +53,12 @@ class Kept(Recorder):
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)
     monkeypatch.setattr(torch.amp.GradScaler, "scale", torch.amp.GradScaler.scale)
     kept = Kept()
     Autolog(kept).install()
-    yield kept
+    return kept
 
 
 def run(source: str, **names: Any) -> None:

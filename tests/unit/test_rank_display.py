@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import builtins
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pandas
 import pytest
 
 from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.runtime import shell
 from jupyter_torchdist.runtime.afterimport import after_import
 from jupyter_torchdist.runtime.display import Display, Frontend
 from jupyter_torchdist.runtime.mimebundle import TEXT_LIMIT, mimebundle
@@ -145,3 +147,17 @@ def test_after_import_of_a_missing_module(monkeypatch: pytest.MonkeyPatch) -> No
     after_import({"tdx_no_such_module": lambda module: None})
     with pytest.raises(ImportError):
         __import__("tdx_no_such_module")
+
+
+def test_a_node_without_ipython(shown: tuple[Display, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    display, lines = shown
+    for name in ("IPython", "IPython.display"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(builtins, "get_ipython", lambda: None, raising=False)
+    frontend = Frontend(display)
+    shell._stand_in({"display": frontend.display, "clear_output": frontend.clear_output})
+    names: dict[str, Any] = {}
+    exec("from IPython.display import HTML, clear_output, display\nfrom IPython import get_ipython", names)
+    names["display"](names["HTML"]("<b>x</b>"))
+    names["clear_output"]()
+    assert lines()[0]["data"]["text/html"] == "<b>x</b>" and lines()[1]["kind"] == "clear"

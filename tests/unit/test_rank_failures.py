@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jupyter_torchdist.protocol.errors import DamagedJob
 from jupyter_torchdist.protocol.events import ErrorRecord
 from jupyter_torchdist.runtime import api, execution, failures
 
@@ -55,7 +56,9 @@ def test_causes_notes_and_groups() -> None:
 
 
 def test_notes_are_shown() -> None:
-    source = "e = ValueError('x')\nif hasattr(e, 'add_note'): e.add_note('a note')\nelse: e.args = ('a note',)\nraise e\n"
+    source = (
+        "e = ValueError('x')\nif hasattr(e, 'add_note'): e.add_note('a note')\nelse: e.args = ('a note',)\nraise e\n"
+    )
     assert "a note" in failing(source).text
 
 
@@ -93,6 +96,12 @@ def test_a_script_shows_no_runpy(tmp_path: Path) -> None:
     error = _of(functools.partial(runpy.run_path, str(script)))
     assert [frame[0] for frame in error.frames if frame[0] != __file__] == [str(script)]
     assert "runpy>" not in error.text and "runpy.py" not in error.text
+
+
+def test_our_own_errors_speak_for_themselves() -> None:
+    error = failures.record(DamagedJob("a file is gone", "run the cell again"))
+    assert error.frames == ()
+    assert error.text == f"{DamagedJob.__module__}.DamagedJob: a file is gone\n  → run the cell again\n"
 
 
 def test_json_and_back() -> None:

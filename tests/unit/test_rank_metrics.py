@@ -75,9 +75,7 @@ def test_a_value_is_read_when_it_is_logged(tmp_path: Path) -> None:
     assert [line["v"]["total"] for line in lines(tmp_path / "m")] == [1, 2, 3]
 
 
-def test_what_is_not_a_number_is_left_out_and_named_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_a_number_is_left_out_and_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorder = Recorder(tmp_path / "m")
     for _ in range(3):
         recorder.log({"loss": 1.0, "phase": "warm-up"})
@@ -115,7 +113,7 @@ def test_a_value_that_never_arrives_does_not_keep_the_rank(tmp_path: Path) -> No
 def test_odd_names_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorder = Recorder(tmp_path / "m")
     for step in (torch.tensor(3), numpy.int64(4), 5.9, 2**60, "x", math.nan):
-        recorder.log({"@at \"quoted\" ü": 1.0}, step)
+        recorder.log({'@at "quoted" ü': 1.0}, step)
     assert [line["step"] for line in lines(tmp_path / "m")] == [3, 4, 5, 2**60, None, None]
     assert {name for line in lines(tmp_path / "m") for name in line["v"]} == {'@at "quoted" ü'}
     assert capsys.readouterr().err.count("step is a str") == 1

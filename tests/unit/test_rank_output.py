@@ -47,69 +47,91 @@ def run(folder: Path, body: str, *, tear_down: str = TEAR_DOWN, code: int = 0) -
 
 
 def test_an_isolated_line_is_there_at_once(tmp_path: Path) -> None:
-    run(tmp_path, """
+    run(
+        tmp_path,
+        """
         for i in range(3):
             print("line", i)
             assert seen().endswith(b"line %d\\n" % i)
             while "write" not in vars(sys.stdout): time.sleep(0.001)
-    """)
+    """,
+    )
 
 
 def test_a_line_without_an_end_appears_by_itself(tmp_path: Path) -> None:
-    run(tmp_path, """
+    run(
+        tmp_path,
+        """
         print("half", end="")
         wait_for(b"half")
         sys.stderr.write("other half")
         wait_for(b"other half", "err")
-    """)
+    """,
+    )
 
 
 def test_a_loop_of_prints_pays_nothing_and_is_whole(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, """
+    out, _ = run(
+        tmp_path,
+        """
         for i in range(20000):
             print("step", i)
         assert type(sys.stdout) is io.TextIOWrapper
-    """)
+    """,
+    )
     assert out == b"".join(b"step %d\n" % i for i in range(20000))
 
 
 def test_the_quiet_mode_returns_after_a_burst(tmp_path: Path) -> None:
-    run(tmp_path, """
+    run(
+        tmp_path,
+        """
         for _ in range(1000): print("x")
         while "write" not in vars(sys.stdout): time.sleep(0.001)
         print("later")
         assert seen().endswith(b"later\\n")
-    """)
+    """,
+    )
 
 
 def test_threads_do_not_lose_lines(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, """
+    out, _ = run(
+        tmp_path,
+        """
         def work(n):
             for i in range(500):
                 sys.stdout.write(f"{n}:{i}\\n")
         threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
         [t.start() for t in threads]; [t.join() for t in threads]
-    """)
+    """,
+    )
     assert sorted(out.split()) == sorted(f"{n}:{i}".encode() for n in range(4) for i in range(500))
 
 
 def test_sigkill_loses_only_the_last_milliseconds(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, """
+    out, _ = run(
+        tmp_path,
+        """
         for i in range(100): print("early", i)
         wait_for(b"early 99")
         os.kill(os.getpid(), signal.SIGKILL)
-    """, code=-9)
+    """,
+        code=-9,
+    )
     assert out.count(b"\n") == 100
 
 
 def test_c_stdout_lands_in_the_file_line_by_line(tmp_path: Path) -> None:
-    run(tmp_path, """
+    run(
+        tmp_path,
+        """
         import ctypes
         ctypes.CDLL(None).puts(b"from C")
         assert b"from C" in seen()
         os.system("echo from a child")
         assert b"from a child" in seen()
-    """)
+    """,
+    )
 
 
 def test_text_that_has_no_utf8_form(tmp_path: Path) -> None:
@@ -118,7 +140,9 @@ def test_text_that_has_no_utf8_form(tmp_path: Path) -> None:
 
 
 def test_user_code_may_close_or_replace_the_streams(tmp_path: Path) -> None:
-    out, err = run(tmp_path, """
+    out, err = run(
+        tmp_path,
+        """
         import contextlib
         with contextlib.redirect_stdout(io.StringIO()) as text:
             print("elsewhere")
@@ -127,23 +151,30 @@ def test_user_code_may_close_or_replace_the_streams(tmp_path: Path) -> None:
         time.sleep(0.02)
         sys.stderr = None
         time.sleep(0.02)
-    """)
+    """,
+    )
     assert (out, err) == (b"here\n", b"")
 
 
 def test_user_code_may_close_the_descriptor(tmp_path: Path) -> None:
-    run(tmp_path, """
+    run(
+        tmp_path,
+        """
         os.close(1)
         print("lost")
         print("lost, too")
         time.sleep(0.02)
         assert output.out.raw.dropped == 2
-    """, tear_down="\nflusher.stop(); output.close()\nassert sum(dropped) == 2, dropped")
+    """,
+        tear_down="\nflusher.stop(); output.close()\nassert sum(dropped) == 2, dropped",
+    )
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_drops_lines_and_says_so_when_there_is_space_again(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, """
+    out, _ = run(
+        tmp_path,
+        """
         print("before")
         good = os.dup(1)
         os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
@@ -153,12 +184,15 @@ def test_a_full_disk_drops_lines_and_says_so_when_there_is_space_again(tmp_path:
         print("after")
         while not dropped: time.sleep(0.001)
         assert sum(dropped) == 5000, dropped
-    """)
+    """,
+    )
     assert out == b"before\n\nafter\n"
 
 
 def test_a_forked_child_flushes_its_lines_and_repeats_none(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, """
+    out, _ = run(
+        tmp_path,
+        """
         for i in range(100): print("parent", i)
         sys.stdout.write("unfinished ")
         pid = os.fork()
@@ -166,7 +200,8 @@ def test_a_forked_child_flushes_its_lines_and_repeats_none(tmp_path: Path) -> No
             print("child")
             os._exit(0)
         os.waitpid(pid, 0)
-    """)
+    """,
+    )
     assert out.count(b"unfinished") == 1
     assert out.count(b"child\n") == 1
     assert out.count(b"parent") == 100
@@ -177,7 +212,9 @@ def test_stdin_is_empty(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_in_the_middle_of_a_write_repeats_nothing(tmp_path: Path) -> None:
-    out, _ = run(tmp_path, """
+    out, _ = run(
+        tmp_path,
+        """
         from jupyter_torchdist.runtime.bootstrap import Interrupts
         interrupts = Interrupts(flusher)
         def later():
@@ -191,6 +228,7 @@ def test_an_interrupt_in_the_middle_of_a_write_repeats_nothing(tmp_path: Path) -
                 sys.stdout.write(f"line {last}\\n")
         except KeyboardInterrupt:
             assert interrupts.received is not None
-    """)
+    """,
+    )
     numbers = [int(line.split()[1]) for line in out.splitlines()]
     assert numbers == list(range(1, len(numbers) + 1))

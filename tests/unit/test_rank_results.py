@@ -6,9 +6,11 @@ import types
 from typing import Any, cast
 
 import numpy
+import pytest
 import torch
 
 from jupyter_torchdist import marshal
+from jupyter_torchdist.runtime import results
 from jupyter_torchdist.runtime.results import Sizes
 
 
@@ -21,7 +23,7 @@ class Holder:
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:  # a proxy, such as torch has some
         raise RuntimeError("do not touch")
 
@@ -52,3 +54,14 @@ def test_a_list_that_holds_itself() -> None:
     loop: list[Any] = [torch.ones(1)]
     loop.append(loop)
     assert sizes().of(loop) == 4
+
+
+def test_what_is_too_large_stays_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "AUTO_LIMIT", 1000)
+    nothing: Any = None
+    loaded = cast(marshal.Loaded, types.SimpleNamespace(places={}))
+    values = {"small": torch.ones(10), "large": torch.ones(1000), "last": torch.ones(20)}
+    found = results.Results(0, nothing, nothing, loaded, nothing, nothing)
+    chosen, left = found._within_limit(values)
+    assert list(chosen) == ["small", "last"]
+    assert [name for name, _ in left] == ["large"] and "--out large" in left[0][1]

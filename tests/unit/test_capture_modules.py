@@ -1,0 +1,165 @@
+"""Local modules travel as source; what is installed is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.capture import modules
+from tests import crossing
+from tests.crossing import Notebook
+
+ranks, notebook = crossing.ranks, crossing.notebook
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory on ``sys.path`` whose modules are forgotten afterwards."""
+    root = tmp_path / "project"
+    root.mkdir()
+    monkeypatch.syspath_prepend(str(root))
+    before = set(sys.modules)
+    yield root
+    for name in set(sys.modules) - before:
+        if str(root) in str(getattr(sys.modules[name], "__file__", "")) or name.startswith("td_"):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_file_beside_the_notebook_and_what_it_imports(notebook: Notebook, project: Path) -> None:
+    write(
+        project,
+        {
+            "td_one.py": "import td_two\ndef f(x): return td_two.g(x) + 1",
+            "td_two.py": "import json\ndef g(x):\n    from td_three import h\n    return h(x)",
+            "td_three.py": "def h(x): return x * 10",
+            "td_unused.py": "1 / 0",
+        },
+    )
+    notebook.cell("import td_one\nfrom td_one import f as fun")
+    captured = notebook.capture("a = fun(2)\nb = td_one.f(3)\nwhere = td_one.__file__")
+    assert set(captured.sources) == {"td_one.py", "td_two.py", "td_three.py"}
+    notebook.launch(captured, "a = fun(2)\nb = td_one.f(3)\nwhere = td_one.__file__")
+    found = notebook.bring(captured)
+    assert (found["a"], found["b"]) == (21, 31)
+    assert found["where"] == str(notebook.paths.source / "td_one.py")
+
+
+def test_packages_with_data_and_relative_imports(notebook: Notebook, project: Path) -> None:
+    write(project, {
+        "td_pkg/__init__.py": "from .sub.deep import Thing",
+        "td_pkg/sub/__init__.py": "",
+        "td_pkg/sub/deep.py": (
+            "from pathlib import Path\nfrom .. import __name__ as top\nclass Thing:\n"
+            "    def text(self): return top + (Path(__file__).parent / 'data.txt').read_text()"
+        ),
+        "td_pkg/sub/data.txt": "data",
+        "td_pkg/__pycache__/x.pyc": "",
+        "td_pkg/.git/config": "",
+    })  # fmt: skip
+    notebook.cell("from td_pkg import Thing\nthing = Thing()")
+    source = "text = thing.text()\nother = Thing()"
+    captured = notebook.send(source)
+    assert set(captured.sources) == {
+        "td_pkg/__init__.py",
+        "td_pkg/sub/__init__.py",
+        "td_pkg/sub/deep.py",
+        "td_pkg/sub/data.txt",
+    }
+    found = notebook.bring(captured)
+    assert found["text"] == "td_pkgdata"
+    assert type(found["other"]) is notebook.names["Thing"]
+
+
+def test_namespace_packages(notebook: Notebook, project: Path) -> None:
+    write(project, {"td_ns/inner/mod.py": "value = 5"})
+    notebook.cell("import td_ns.inner.mod as m")
+    assert notebook.run("v = m.value")["v"] == 5
+
+
+def test_a_submodule_reached_as_an_attribute(notebook: Notebook, project: Path) -> None:
+    write(project, {"td_pkg2/__init__.py": "", "td_pkg2/a.py": "", "td_pkg2/b.py": "value = 6"})
+    notebook.cell("import td_pkg2\nimport td_pkg2.b\ndef f(): return td_pkg2.b.value")
+    assert notebook.run("v = f() + td_pkg2.b.value")["v"] == 12
+
+
+def test_imports_of_the_cell_and_of_captured_functions(notebook: Notebook, project: Path) -> None:
+    write(project, {"td_lazy.py": "value = 7", "td_cell.py": "value = 8"})
+    notebook.cell("def f():\n    import td_lazy\n    return td_lazy.value")
+    found = notebook.run("from td_cell import value\ntotal = f() + value")
+    assert found["total"] == 15
+    assert not {"td_lazy"} & set(sys.modules)
+
+
+def test_a_module_beside_the_notebook_that_is_not_on_the_path(notebook: Notebook, tmp_path: Path) -> None:
+    write(tmp_path / "nb", {"td_beside.py": "value = 9"})
+    assert notebook.run("from td_beside import value\nv = value", cwd=tmp_path / "nb")["v"] == 9
+
+
+def test_what_is_installed_stays_where_it_is(notebook: Notebook) -> None:
+    notebook.cell("import numpy, json, torch, pytest, cloudpickle, jupyter_torchdist, os, sys, math")
+    captured = notebook.capture("numpy, json, torch, pytest, cloudpickle, jupyter_torchdist, os, sys, math")
+    assert captured.sources == {}
+
+
+def test_an_editable_installation_is_local(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "checkout" / "src", {"td_editable/__init__.py": "value = 3"})
+
+    class Finder:  # as setuptools' and hatchling's editable hooks do
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> object:
+            if name != "td_editable":
+                return None
+            from importlib.util import spec_from_file_location
+
+            folder = tmp_path / "checkout" / "src" / "td_editable"
+            return spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert notebook.run("import td_editable\nv = td_editable.value")["v"] == 3
+
+
+def test_large_files_of_a_package_stay(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "FILE_LIMIT", 100)
+    write(project, {"td_big/__init__.py": "", "td_big/weights.bin": "x" * 200})
+    found, notes = modules.local_sources(["td_big.sub"], project)
+    assert set(found) == {"td_big/__init__.py"}
+    assert "weights.bin" in notes[0]
+
+
+def test_a_module_made_by_hand_travels_by_value(notebook: Notebook) -> None:
+    notebook.cell(
+        "import types\nmade = types.ModuleType('td_made')\nmade.value = 4\nexec('def f(): return value', made.__dict__)"
+    )
+    assert notebook.run("v = made.f()")["v"] == 4
+
+
+def test_a_module_that_only_this_kernel_knows_is_refused(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    import types
+
+    from jupyter_torchdist.protocol.errors import CaptureError
+
+    made = types.ModuleType("td_only_here")
+    exec("def f(): return 1\nclass C: pass", made.__dict__)
+    monkeypatch.setitem(sys.modules, "td_only_here", made)
+    notebook.names["f"] = made.__dict__["f"]
+    with pytest.raises(CaptureError, match="td_only_here"):
+        notebook.capture("f()")
+
+
+def test_two_jobs_do_not_share_their_sources(notebook: Notebook, project: Path) -> None:
+    write(project, {"td_changing.py": "value = 1"})
+    assert notebook.run("import td_changing\nv = td_changing.value")["v"] == 1
+    write(project, {"td_changing.py": "value = 22"})
+    assert notebook.run("import td_changing\nv = td_changing.value")["v"] == 22

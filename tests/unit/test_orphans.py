@@ -1,0 +1,105 @@
+"""Jobs whose driver is gone: a new one comes, and where none can, the job does not go on for ever."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.protocol.paths import JobPaths
+from jupyter_torchdist.runtime import orphans
+from jupyter_torchdist.runtime.orphans import DRIVER_TRIES, LEASH_SECONDS, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
+from tests.leaks import wait_until
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> JobPaths:
+    paths = JobPaths(tmp_path / "j")
+    paths.root.mkdir()
+    paths.spec.write_text("{}")
+    return paths
+
+
+@pytest.fixture
+def care(tmp_path: Path) -> Iterator[Orphans]:
+    care = Orphans(tmp_path / "driver.log")
+    yield care
+    assert wait_until(lambda: settled(care), 10)
+
+
+def settled(care: Orphans) -> bool:
+    care.reap()
+    return not care.pids
+
+
+def driver_is(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``true``: the job's lock is held, so that a new driver leaves at once; ``false``: it fails."""
+    monkeypatch.setattr(orphans.sys, "executable", shutil.which(program) or program)
+
+
+def test_a_moment_alone_is_nothing(paths: JobPaths, care: Orphans) -> None:
+    assert not care.hopeless(paths, True, 0.0)
+    assert not care.hopeless(paths, True, ORPHAN_SECONDS)
+    assert care.pids == set()
+
+
+def test_one_driver_at_a_time(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_is("true", monkeypatch)
+    care.hopeless(paths, True, 0.0)
+    assert not care.hopeless(paths, True, 1.0)
+    (pid,) = care.pids
+    assert not care.hopeless(paths, True, 1000.0)
+    assert care.pids == {pid}
+
+
+def test_a_driver_that_lives_is_waited_for(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped or slow, it still has the job's lock: new drivers leave at once, and the job goes on."""
+    driver_is("true", monkeypatch)
+    now = 0.0
+    for _ in range(3 * DRIVER_TRIES):
+        assert not care.hopeless(paths, True, now)
+        now += RETRY_SECONDS + 0.1
+        assert wait_until(lambda: settled(care), 10)
+
+
+def test_a_job_that_no_driver_can_read_is_given_up(
+    paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver_is("false", monkeypatch)
+    now, started = 0.0, 0
+    while not care.hopeless(paths, True, now):
+        started += len(care.pids)
+        now += RETRY_SECONDS + 0.1
+        assert wait_until(lambda: settled(care), 10)
+    assert started == DRIVER_TRIES
+
+
+def test_no_process_can_be_started(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_is("/nonexistent/python", monkeypatch)
+    assert any(care.hopeless(paths, True, step * (RETRY_SECONDS + 0.1)) for step in range(DRIVER_TRIES + 2))
+
+
+def test_a_driver_that_took_the_job(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver_is("true", monkeypatch)
+    care.hopeless(paths, True, 0.0)
+    care.hopeless(paths, True, 1.0)
+    (pid,) = care.pids
+    care.claimed("j")
+    assert care.pids == {pid}  # still our child, to be reaped
+    assert not care.hopeless(paths, True, 100.0)  # alone again: the time begins anew
+
+
+@pytest.mark.parametrize("what", ["ended", "removed"])
+def test_a_job_that_needs_no_driver(what: str, paths: JobPaths, care: Orphans) -> None:
+    paths.summary.write_text("{}") if what == "ended" else paths.spec.unlink()
+    care.hopeless(paths, True, 0.0)
+    assert care.hopeless(paths, True, 1.0)
+
+
+def test_a_job_of_a_driver_elsewhere_has_a_leash(paths: JobPaths, care: Orphans) -> None:
+    assert not care.hopeless(paths, False, 0.0)
+    assert not care.hopeless(paths, False, LEASH_SECONDS)
+    assert care.hopeless(paths, False, LEASH_SECONDS + 1)
+    assert care.pids == set()

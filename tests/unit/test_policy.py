@@ -1,0 +1,302 @@
+"""The driver's decisions: which state and standing lead to which action, and how a job is said to have ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist.driver import policy
+from jupyter_torchdist.driver.policy import Again, End, Finish, Interrupt, Standing, Stopping, decide, finish
+from jupyter_torchdist.protocol.events import ErrorRecord
+from jupyter_torchdist.protocol.plan import NodePlan, Plan
+from jupyter_torchdist.protocol.state import JobState, RankState
+
+GRACE = 5.0
+NOW = 100.0
+STOP = policy.STOP_GRACE
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:43210"
+
+
+def plan(nodes: int = 1, **changes: Any) -> Plan:
+    parts = tuple(NodePlan(f"node{n}", (2 * n, 2 * n + 1)) for n in range(nodes))
+    base = Plan("j", 2 * nodes, "gloo", parts, threads=1, fresh=False, numa_binding=None, timeout=None, grace=GRACE)
+    return replace(base, **changes)
+
+
+def rank(number: int, state: str, **changes: Any) -> RankState:
+    return RankState(number, node=f"node{number // 2}", host=f"host{number // 2}", state=state, **changes)
+
+
+def raised(number: int, message: str, t: float, kind: str = "ValueError", **changes: Any) -> RankState:
+    return rank(number, "failed", error=ErrorRecord(kind, "builtins", message, "", t=t), ended=t, **changes)
+
+
+def killed(number: int, t: float) -> RankState:
+    return rank(number, "killed", code=-9, why="was killed (SIGKILL)", ended=t)
+
+
+def job(*ranks: RankState, state: str = "running", **changes: Any) -> JobState:
+    return JobState("j", state=state, world_size=2, attempt=1, ranks={rank.rank: rank for rank in ranks}, **changes)
+
+
+RUNNING = job(rank(0, "running"), rank(1, "running"))
+STARTING = job(rank(0, "starting"), state="starting")
+DONE = job(rank(0, "done"), rank(1, "done"))
+FAILED = job(raised(0, "boom", 1.0), rank(1, "running"))
+STOPPING = replace(RUNNING, state="stopping", reason="cancelled")
+
+TRANSITIONS: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
+    "all is well: wait": (RUNNING, Standing(), []),
+    "nothing has begun: wait": (JobState("j"), Standing(), []),
+    # -- an interrupt
+    "an interrupt is said and sent": (
+        RUNNING,
+        Standing(interrupts=1, interrupted_at=NOW),
+        [Stopping("cancelled"), Interrupt()],
+    ),
+    "an interrupt is said once": (STOPPING, Standing(interrupts=1, interrupted_at=NOW), [Interrupt()]),
+    "an interrupt is sent once": (STOPPING, Standing(interrupts=1, interrupted_at=NOW, signalled=True), []),
+    "ranks that do not hear an interrupt are killed after the grace": (
+        STOPPING,
+        Standing(interrupts=1, interrupted_at=NOW - GRACE - 0.1, signalled=True),
+        [End(0.0)],
+    ),
+    "ranks that were interrupted and do not leave are killed after the grace": (
+        job(rank(0, "interrupted"), rank(1, "interrupted"), state="stopping", reason="cancelled"),
+        Standing(interrupts=1, interrupted_at=NOW - GRACE - 0.1, signalled=True),
+        [End(0.0)],
+    ),
+    "ranks that were interrupted may take the grace to leave": (
+        job(rank(0, "interrupted"), rank(1, "interrupted"), state="stopping", reason="cancelled"),
+        Standing(interrupts=1, interrupted_at=NOW - GRACE + 0.1, signalled=True),
+        [],
+    ),
+    "an interrupt before user code runs ends the ranks": (
+        STARTING,
+        Standing(interrupts=1, interrupted_at=NOW),
+        [Stopping("cancelled"), End(STOP)],
+    ),
+    "an interrupt before there is a rank ends the launcher": (
+        JobState("j", state="starting", attempt=1),
+        Standing(interrupts=1, interrupted_at=NOW),
+        [Stopping("cancelled"), End(STOP)],
+    ),
+    "a second interrupt kills at once": (
+        STOPPING,
+        Standing(interrupts=2, interrupted_at=NOW, signalled=True),
+        [End(0.0)],
+    ),
+    "a kill kills at once": (RUNNING, Standing(kill=True), [Stopping("cancelled"), End(0.0)]),
+    "a kill is sent once": (STOPPING, Standing(kill=True, end_sent=0.0), []),
+    "a kill shortens an end that is under way": (STOPPING, Standing(kill=True, end_sent=STOP), [End(0.0)]),
+    # -- a timeout
+    "a timeout interrupts": (
+        RUNNING,
+        Standing(timed_out=True, interrupted_at=NOW),
+        [Stopping("timed_out"), Interrupt()],
+    ),
+    "a timeout kills after the grace": (
+        replace(RUNNING, state="stopping", reason="timed_out"),
+        Standing(timed_out=True, interrupted_at=NOW - GRACE - 0.1, signalled=True),
+        [End(0.0)],
+    ),
+    # -- a failure
+    "a failure is said; the engine ends its own node": (FAILED, Standing(failed_at=NOW), [Stopping("failed")]),
+    "a failure that the engine does not end is ended": (
+        replace(FAILED, state="stopping", reason="failed"),
+        Standing(failed_at=NOW - GRACE - policy.ENGINE_GRACE - 0.1),
+        [End(STOP)],
+    ),
+    "an interrupt after a failure is sent as well": (
+        replace(FAILED, state="stopping", reason="failed"),
+        Standing(failed_at=NOW, interrupts=1, interrupted_at=NOW),
+        [Interrupt()],
+    ),
+    # -- a stall
+    "ranks that hang before their first line are ended": (
+        STARTING,
+        Standing(stalled=True),
+        [Stopping("failed"), End(STOP)],
+    ),
+    "…and started again": (STARTING, Standing(stalled=True, ended=frozenset({"node0"})), [Again()]),
+    "…but once": (
+        replace(STARTING, attempt=2),
+        Standing(stalled=True, ended=frozenset({"node0"})),
+        [Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)],
+    ),
+    "…and not after an interrupt": (
+        replace(STARTING, state="stopping"),
+        Standing(stalled=True, interrupts=1, ended=frozenset({"node0"})),
+        [Finish("cancelled", "stopped on request", None)],
+    ),
+    # -- the end
+    "nothing is alive: the end": (DONE, Standing(ended=frozenset({"node0"})), [Finish("succeeded", "", None)]),
+    "a lost node is an end too": (
+        RUNNING,
+        Standing(lost=frozenset({"node0"})),
+        [Finish("lost", "node node0 is gone", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRANSITIONS)
+def test_one_node(case: str) -> None:
+    state, standing, expected = TRANSITIONS[case]
+    assert decide(plan(), state, standing, NOW) == expected
+
+
+TWO = replace(RUNNING, world_size=4, ranks={number: rank(number, "running") for number in range(4)})
+TWO_FAILED = replace(TWO, ranks={**TWO.ranks, 3: raised(3, "boom", 1.0)})
+TWO_OUT = replace(TWO, ranks={**TWO.ranks, 3: raised(3, "boom", 1.0, code=1)})
+HALF_DONE = replace(TWO, ranks={**TWO.ranks, 0: rank(0, "done"), 1: rank(1, "done")})
+NODE0 = frozenset({"node0"})
+
+TWO_NODES: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
+    "a failing rank is given the time to report": (TWO_FAILED, Standing(failed_at=NOW), [Stopping("failed")]),
+    "once it is out, the other node is ended": (TWO_OUT, Standing(failed_at=NOW), [Stopping("failed"), End(STOP)]),
+    "a node that has succeeded leaves the other alone": (HALF_DONE, Standing(ended=NODE0), []),
+    "a node that has ended with a failure ends the other": (
+        TWO_OUT,
+        Standing(ended=NODE0, failed_at=NOW),
+        [Stopping("failed"), End(STOP)],
+    ),
+    "a node that ended after an interrupt ends the other": (
+        replace(TWO, state="stopping", reason="cancelled"),
+        Standing(ended=NODE0, interrupts=1, interrupted_at=NOW, signalled=True),
+        [End(STOP)],
+    ),
+    "a lost node ends the other": (TWO, Standing(lost=NODE0), [Stopping("failed"), End(STOP)]),
+    "…which is told once": (
+        replace(TWO, state="stopping", reason="failed"),
+        Standing(lost=NODE0, end_sent=STOP),
+        [],
+    ),
+    "one ended, one lost: the end": (
+        TWO,
+        Standing(lost=NODE0, ended=frozenset({"node1"})),
+        [Finish("lost", "node node0 is gone", None)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWO_NODES)
+def test_two_nodes(case: str) -> None:
+    state, standing, expected = TWO_NODES[case]
+    assert decide(plan(nodes=2), state, standing, NOW) == expected
+
+
+def test_no_second_start_of_a_fresh_job() -> None:
+    (end,) = decide(plan(fresh=True), STARTING, Standing(stalled=True, ended=NODE0), NOW)
+    assert isinstance(end, Finish)
+    assert end.state == "failed"
+
+
+ENDS: dict[str, tuple[JobState, Standing, tuple[str, str, int | None]]] = {
+    "all done": (DONE, Standing(), ("succeeded", "", None)),
+    "all done although somebody pressed ■": (DONE, Standing(interrupts=1), ("succeeded", "", None)),
+    "cancelled": (
+        job(rank(0, "interrupted"), rank(1, "stopped")),
+        Standing(interrupts=1),
+        ("cancelled", "stopped on request", None),
+    ),
+    "killed on request": (RUNNING, Standing(kill=True), ("cancelled", "stopped on request", None)),
+    "what a cancel breaks is no failure": (
+        job(rank(0, "interrupted"), raised(1, GLOO, 2.0), state="stopping", reason="cancelled"),
+        Standing(interrupts=1),
+        ("cancelled", "stopped on request", None),
+    ),
+    "a cancel after a failure hides nothing": (
+        job(raised(0, "boom", 1.0), rank(1, "interrupted"), state="stopping", reason="failed"),
+        Standing(interrupts=1),
+        ("failed", "rank 0 on host0: ValueError: boom", 0),
+    ),
+    "timed out": (
+        job(rank(0, "interrupted"), rank(1, "killed")),
+        Standing(timed_out=True),
+        ("timed_out", "ran longer than --timeout 90s", None),
+    ),
+    "raised": (FAILED, Standing(), ("failed", "rank 0 on host0: ValueError: boom", 0)),
+    "killed": (
+        job(rank(0, "stopped"), killed(1, 3.0)),
+        Standing(),
+        ("failed", "rank 1 on host0 was killed (SIGKILL)", 1),
+    ),
+    "an exit code": (
+        job(rank(0, "failed", code=3, why="ended with exit code 3"), rank(1, "stopped")),
+        Standing(),
+        ("failed", "rank 0 on host0 ended with exit code 3", 0),
+    ),
+    "the launcher was killed": (
+        job(rank(0, "stopped"), rank(1, "stopped")),
+        Standing(),
+        ("failed", "the launcher of the ranks was killed, and the ranks were ended", None),
+    ),
+    "nothing ever began": (
+        JobState("j", state="starting"),
+        Standing(),
+        ("failed", "the ranks could not be started; see the launcher's log", None),
+    ),
+    "no outcome": (RUNNING, Standing(), ("lost", "the ranks are gone and left no outcome", None)),
+    "a lost node is named with the failure": (
+        FAILED,
+        Standing(lost=frozenset({"node1", "node0"})),
+        ("lost", "node node0, node1 is gone", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_how_a_job_ended(case: str) -> None:
+    state, standing, expected = ENDS[case]
+    assert finish(plan(timeout=90.0), state, standing) == Finish(*expected)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GLOO,
+        "Connection reset by peer",
+        "[Rank 1] NCCL: ncclRemoteError: A call failed possibly due to a network error",
+        "Socket closed",
+        "connectFullMesh failed with error",
+    ],
+)
+def test_a_killed_rank_is_blamed_although_its_peer_spoke_first(message: str) -> None:
+    state = job(raised(0, message, 1.0, "RuntimeError"), killed(1, 1.2))
+    assert [failed.rank for failed in policy.failures(state)] == [1, 0]
+    assert finish(plan(), state, Standing()).first_failure == 1
+
+
+def test_of_two_causes_the_earlier_is_blamed() -> None:
+    state = job(raised(0, "late", 2.0), raised(1, "early", 1.0))
+    assert finish(plan(), state, Standing()) == Finish("failed", "rank 1 on host0: ValueError: early", 1)
+
+
+def test_of_consequences_alone_the_earlier_is_blamed() -> None:
+    state = job(raised(0, GLOO, 2.0), raised(1, GLOO, 1.0))
+    assert finish(plan(), state, Standing()).first_failure == 1
+
+
+def test_noted_keeps_the_first_time() -> None:
+    failed = policy.noted(Standing(), FAILED, 1.0)
+    assert failed.failed_at == 1.0
+    assert policy.noted(failed, FAILED, 2.0).failed_at == 1.0
+    interrupted = policy.noted(Standing(interrupts=1), RUNNING, 1.0)
+    assert (interrupted.interrupted_at, interrupted.failed_at) == (1.0, None)
+    assert policy.noted(replace(interrupted, interrupts=2), RUNNING, 2.0).interrupted_at == 1.0
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (RUNNING, Standing()),
+        (replace(RUNNING, state="stopping", reason="cancelled"), Standing(interrupts=1)),
+        (replace(RUNNING, state="stopping", reason="timed_out"), Standing(timed_out=True)),
+        (replace(FAILED, state="stopping", reason="failed"), Standing()),
+    ],
+)
+def test_a_driver_that_takes_over_knows_what_its_predecessor_was_told(state: JobState, expected: Standing) -> None:
+    assert policy.resumed(state) == expected

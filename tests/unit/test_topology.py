@@ -1,0 +1,130 @@
+"""Plans, and every refusal in words: what there is, and what to ask for instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist.planning.topology import make_plan
+from jupyter_torchdist.protocol.errors import ResourceError
+from jupyter_torchdist.protocol.plan import Gpu, Inventory
+from jupyter_torchdist.protocol.spec import JobSpec, Options
+
+GIB = 1024**3
+
+
+def gpu(index: int, *pids: int, used: int = 0) -> Gpu:
+    return Gpu(f"GPU-{index:04d}", index, "NVIDIA H100", 80 * GIB, used, pids)
+
+
+def machine(*gpus: Gpu, cores: int = 8, memory: int = 64 * GIB) -> Inventory:
+    return Inventory("here", cores, memory, gpus)
+
+
+def spec(**options: Any) -> JobSpec:
+    return JobSpec("j", "cell", "pass", "Cell In[1]", 2, Options(**options), 0.0)
+
+
+def refusal(
+    inventory: Inventory, busy: dict[str, str] | None = None, own: set[int] | None = None, **options: Any
+) -> str:
+    with pytest.raises(ResourceError) as caught:
+        make_plan(spec(**options), inventory, busy=busy or {}, own=own or set())
+    return str(caught.value)
+
+
+# -- on the CPU
+
+
+def test_ranks_share_the_cores() -> None:
+    plan = make_plan(spec(ranks=3), machine(cores=8))
+    assert (plan.world_size, plan.backend, plan.threads) == (3, "gloo", 2)
+    (node,) = plan.nodes
+    assert (node.ranks, node.gpus, node.address) == ((0, 1, 2), (), "127.0.0.1")
+
+
+def test_more_ranks_than_cores_is_a_rehearsal() -> None:
+    assert make_plan(spec(ranks=8), machine(cores=2)).threads == 1
+
+
+def test_200_ranks_on_2_cores() -> None:
+    assert refusal(machine(cores=2), ranks=200) == (
+        "200 ranks on 2 cores of here would share each core 100 ways\n  → ask for at most --ranks 64 here"
+    )
+    assert make_plan(spec(ranks=64), machine(cores=2)).world_size == 64
+
+
+def test_more_ranks_than_memory() -> None:
+    assert refusal(machine(memory=GIB // 2), ranks=20) == (
+        "20 ranks need at least 1.2 GiB; here has 0.5 GiB free\n  → ask for at most --ranks 8"
+    )
+
+
+def test_a_machine_that_does_not_tell_its_memory() -> None:
+    assert make_plan(spec(ranks=4), machine(memory=0)).world_size == 4
+
+
+# -- on GPUs
+
+
+def test_every_free_gpu_is_the_default() -> None:
+    plan = make_plan(spec(), machine(gpu(0), gpu(1, 77), gpu(2)))
+    assert (plan.nodes[0].gpus, plan.world_size, plan.backend) == (("GPU-0000", "GPU-0002"), 2, "nccl")
+
+
+def test_8_gpus_with_none() -> None:
+    assert refusal(machine(), gpus=8) == (
+        "here has no GPU that this kernel may use\n  → --ranks 8 runs the cell on 8 CPU ranks, as a rehearsal"
+    )
+
+
+def test_the_default_with_none() -> None:
+    assert "--ranks 2 runs the cell on 2 CPU ranks" in refusal(machine())
+
+
+def test_8_gpus_with_2() -> None:
+    assert refusal(machine(gpu(0), gpu(1)), gpus=8) == (
+        "--gpus 8: here has 2 GPUs (NVIDIA H100)\n  → --gpus 2, or --ranks 8 for a rehearsal on the CPU"
+    )
+    assert "here has 1 GPU (NVIDIA H100)" in refusal(machine(gpu(0)), gpus=8)
+
+
+def test_gpus_of_an_earlier_job_and_of_a_stranger() -> None:
+    inventory = machine(gpu(0), gpu(1, 400, 300, used=3 * GIB), gpu(2))
+    assert refusal(inventory, {"GPU-0000": "20260101-a"}, gpus=2) == (
+        "1 of 3 GPUs are free: GPU 0 has job 20260101-a; GPU 1 has process 300, 400 (3.0 GiB)\n"
+        "  → wait, or end what holds them: `%dist attach JOB`, `%dist cancel JOB`, or --replace"
+    )
+
+
+def test_no_gpu_is_free() -> None:
+    assert refusal(machine(gpu(0)), {"GPU-0000": "20260101-a"}).startswith("0 of 1 GPU are free: GPU 0 has job")
+
+
+def test_what_only_this_kernel_holds_is_free_and_taken_last() -> None:
+    inventory = machine(gpu(0, 42, used=GIB), gpu(1), gpu(2))
+    assert make_plan(spec(gpus=2), inventory, own={42}).nodes[0].gpus == ("GPU-0001", "GPU-0002")
+    assert make_plan(spec(gpus=3), inventory, own={42}).nodes[0].gpus == ("GPU-0000", "GPU-0001", "GPU-0002")
+
+
+def test_what_this_kernel_shares_with_a_stranger_is_not_free() -> None:
+    message = refusal(machine(gpu(0, 42, 43, used=GIB)), own={42}, gpus=1)
+    assert "GPU 0 has process 43 (1.0 GiB)" in message
+
+
+def test_ranks_leave_gpus_alone() -> None:
+    assert make_plan(spec(ranks=2), machine(gpu(0), gpu(1))).nodes[0].gpus == ()
+
+
+def test_a_backend_of_the_users_choice() -> None:
+    assert make_plan(spec(gpus=1, backend="gloo"), machine(gpu(0))).backend == "gloo"
+
+
+def test_the_plan_keeps_names_of_variables_and_no_values() -> None:
+    assert make_plan(spec(ranks=1, env=("TOKEN=secret", "HOME")), machine()).env_names == ("TOKEN", "HOME")
+
+
+def test_a_plan_survives_its_journey() -> None:
+    plan = make_plan(spec(gpus=2, timeout=60.0, out=("a", "b")), machine(gpu(0), gpu(1)))
+    assert type(plan).from_json(plan.to_json()) == plan

@@ -264,7 +264,12 @@ def others(state: JobState, first: int) -> str:
     stopped = sum(not rank.error and rank.state != "done" for rank in rest)
     if stopped:
         lines.append(f"{count(stopped, 'other rank')} {'was' if stopped == 1 else 'were'} stopped because of this")
-    return "; ".join(lines)
+    return "; ".join([*lines, *left_early(state)])
+
+
+def left_early(state: JobState) -> list[str]:
+    """One sentence for each rank that ended its own process in peace, as ``os._exit(0)`` does."""
+    return [f"rank {number} {rank.why}" for number, rank in sorted(state.ranks.items()) if rank.state == "done" and rank.why]
 
 
 def error_text(record: ErrorRecord) -> str:

@@ -55,12 +55,15 @@ def capture_cell(
     namespace: Mapping[str, Any],
     *,
     exclude: Iterable[str] = (),
+    hidden: Iterable[str] = (),
     flags: int = 0,
     cwd: Path,
     labels: Mapping[str, str] | None = None,
 ) -> Capture:
     """What the cell needs from ``namespace``, and nothing else.
 
+    ``namespace`` is the very dictionary that functions of the notebook have as their globals: only those are rebuilt
+    over the rank's. ``hidden`` are names in it that are the shell's own; the cell cannot have them.
     ``label`` and ``first_line`` are how tracebacks call the cell and its first line; ``flags`` are compiler flags
     of the notebook's ``from __future__`` imports; ``labels`` renames source files of earlier cells
     (co_filename → ``Cell In[3]``). Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
@@ -69,12 +72,13 @@ def capture_cell(
     for magic, line in names.magics.items():
         raise refused_magic(magic, f"line {line}")
     scope = namespace if isinstance(namespace, dict) else dict(namespace)
-    notes = _check_defined(names, scope)
+    kept_out = frozenset(hidden)
+    notes = _check_defined(names, {name: value for name, value in scope.items() if name not in kept_out})
     wanted = Wanted(
         scope,
         {name: f"line {need.line}" for name, need in names.needs.items()},
         soft=frozenset(names.binds),
-        exclude=frozenset(exclude),
+        exclude=kept_out | frozenset(exclude),
         labels=labels or {},
         attributes=frozenset(names.attributes),
     )

@@ -154,7 +154,9 @@ def _rank(value: Any) -> int:
 
 
 def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tuple[str, str]:
-    name = pickler.open[-1][0] if pickler.open else next(iter(wanted.names), "")
+    # Globals of a function that is not the notebook's own have no line in the notebook: what holds it has.
+    opened = [name for name, _, _ in pickler.open if name in pickler.found]
+    name = opened[-1] if opened else next(iter(wanted.names), "")
     user = pickler.found.get(name, "")
     if name in _HISTORY:
         hint = "copy what you need of it into a variable of its own"

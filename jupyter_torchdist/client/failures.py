@@ -73,6 +73,7 @@ def _others(state: JobState, first: RankState | None) -> list[str]:
     stopped = sum(rank.state != "done" for rank in state.ranks.values() if rank.rank not in known)
     if stopped:
         lines.append(f"{stopped} other {'rank was' if stopped == 1 else 'ranks were'} stopped because of this")
+    lines += [f"rank {rank.rank} {rank.why}" for rank in state.ranks.values() if rank.state == "done" and rank.why]
     return lines
 
 

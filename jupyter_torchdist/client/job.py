@@ -261,7 +261,8 @@ class Job:
             ranks = [self.result(rank) for rank in range(self.plan.world_size)]
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
-        return Brought(tuple(values), result.left, result.notes)
+        told = self.state.ranks.get(0)  # in the results' file stands only what was tried and could not be written
+        return Brought(tuple(values), told.left if told and told.left else result.left, result.notes)
 
     # ---- failure
 

@@ -45,6 +45,9 @@ class Request:
     """Line of ``source``'s first line as the user counts."""
     options: Options = field(default_factory=Options)
     namespace: Mapping[str, Any] = field(default_factory=dict)
+    """The very dictionary that functions of the notebook have as their globals."""
+    hidden: frozenset[str] = frozenset()
+    """Names in it that are not the user's."""
     kind: str = "cell"
     flags: int = 0
     """Compiler flags of the notebook's ``from __future__`` imports."""
@@ -184,6 +187,7 @@ def _capture(request: Request, cwd: Path) -> Capture:
         request.first_line,
         {} if script else request.namespace,
         exclude=request.options.exclude,
+        hidden=request.hidden,
         flags=request.flags,
         cwd=cwd,
         labels=request.labels,

@@ -46,6 +46,9 @@ class Link:
         self._after_prepare: Callable[[], None] | None = None
         self._blobs_wanted: set[str] = set()
         self._end: float | None = None
+        self._order: Callable[[], None] | None = None
+        """Tells the node to start; given again to a new channel until the agent has shown that it heard it."""
+        self._known = False
 
     # -- connection
 
@@ -55,20 +58,26 @@ class Link:
         self._heard = self._pinged = now
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
         if self.started and not self.ended:
-            self.channel.send(
-                {
-                    "type": "follow",
-                    "job": self._plan.job,
-                    "job_root": str(self._paths.root),
-                    "node": self.node.name,
-                    "ranks": list(self.node.ranks),
-                    "attempt": self.attempt,
-                    "shared": self.shared,
-                    "offsets": {} if self.shared else self._offsets(),
-                }
-            )
+            if self._order is not None and not self._known:
+                self._order()
+            else:
+                self._follow()
             if self._end is not None:
                 self.channel.send({"type": "end", "job": self._plan.job, "grace": self._end})
+
+    def _follow(self) -> None:
+        self.send(
+            {
+                "type": "follow",
+                "job": self._plan.job,
+                "job_root": str(self._paths.root),
+                "node": self.node.name,
+                "ranks": list(self.node.ranks),
+                "attempt": self.attempt,
+                "shared": self.shared,
+                "offsets": {} if self.shared else self._offsets(),
+            }
+        )
 
     def _offsets(self) -> dict[str, int]:
         """Bytes of the node's files that are here."""
@@ -122,7 +131,9 @@ class Link:
             return
         self._heard = now
         self._down_since = None
-        yield from messages
+        for message, body in messages:
+            self._known |= message["type"] in ("grown", "bytes", "ended")
+            yield message, body
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Best effort: what matters is told again when the channel is opened again."""
@@ -135,16 +146,19 @@ class Link:
     def start(self, assignment: dict[str, Any], blobs: Path, digests: list[str]) -> None:
         """Start the node's part; a node without this disk first gets the files and blobs it lacks."""
         self.started = True
+        self._blob_directory = blobs
+        self._order = lambda: self._prepare(assignment, digests)
+        self._order()
 
+    def _prepare(self, assignment: dict[str, Any], digests: list[str]) -> None:
         def begin() -> None:
-            self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": {}})
+            self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": self._offsets()})
 
         if self.shared:
-            begin()
+            self.send({"type": "start", "assignment": assignment, "shared": True, "offsets": {}})
             return
         self._after_prepare = begin
         names = [self._paths.spec, self._paths.plan, self._paths.manifest]
-        self._blob_directory = blobs
         self.send(
             {
                 "type": "prepare",

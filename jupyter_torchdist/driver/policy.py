@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import dataclass, replace
 
 from ..protocol.plan import Plan
@@ -161,12 +162,19 @@ def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
         return Finish("failed", failure_in_words(failed[0]), failed[0].rank)
     if standing.stalled:
         return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
-    stopped = [rank for rank in state.ranks.values() if rank.state == "stopped"]
-    if stopped:
+    if any(_lost_its_launcher(rank) for rank in state.ranks.values()):
         return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)
+    if interrupted := [rank.rank for rank in state.ranks.values() if rank.state == "interrupted"]:
+        ranks = ", ".join(map(str, sorted(interrupted)))
+        return Finish("failed", f"rank {ranks} got a SIGINT that nobody asked for here", None)
     if not state.ranks:
         return Finish("failed", "the ranks could not be started; see the launcher's log", None)
     return Finish("lost", "the ranks are gone and left no outcome", None)
+
+
+def _lost_its_launcher(rank: RankState) -> bool:
+    """Torch has a rank interrupted when its launcher dies; then nobody is there to see its exit code."""
+    return rank.state == "stopped" or (rank.state == "interrupted" and rank.code == -signal.SIGKILL)
 
 
 def failure_in_words(rank: RankState) -> str:

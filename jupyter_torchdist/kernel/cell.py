@@ -57,14 +57,14 @@ def labels(ip: InteractiveShell) -> dict[str, str]:
     return {name: f"Cell In[{number}]" for name, number in numbers.items()}
 
 
-def namespace(ip: InteractiveShell) -> dict[str, Any]:
-    """The notebook's names without the shell's own (``In``, ``Out``, ``_i``, ``exit``, ``get_ipython``…)."""
+def shells_own(ip: InteractiveShell) -> frozenset[str]:
+    """Names among the notebook's that are the shell's (``In``, ``Out``, ``_i``, ``exit``, ``get_ipython``…)."""
     hidden = ip.user_ns_hidden
-    return {
-        name: value
+    return frozenset(
+        name
         for name, value in ip.user_ns.items()
-        if _OUTPUTS.fullmatch(name) or not (_INPUTS.fullmatch(name) or (name in hidden and hidden[name] is value))
-    }
+        if not _OUTPUTS.fullmatch(name) and (_INPUTS.fullmatch(name) or (name in hidden and hidden[name] is value))
+    )
 
 
 def _number(ip: InteractiveShell) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,14 +62,14 @@ class TorchDistMagics(Magics):
                 label=read.label,
                 first_line=read.first_line,
                 options=options,
-                namespace=cells.namespace(self.shell),
+                namespace=self.shell.user_ns,
+                hidden=cells.shells_own(self.shell),
                 flags=read.flags,
                 labels=read.labels,
                 notebook=notebook(self.shell),
                 cwd=Path.cwd(),
             )
-            quiet: Any = DisplayHook.semicolon_at_end_of_expression
-            return run.run(self.shell, request, quiet=bool(quiet(cell)))
+            return run.run(self.shell, request, quiet=_quiet(cell))
 
     @line_magic
     def dist(self, line: str) -> Any:
@@ -77,6 +78,15 @@ class TorchDistMagics(Magics):
             from . import dist
 
             return dist.perform(self.shell, line)
+
+
+def _quiet(cell: str) -> bool:
+    """Whether a semicolon at the end asks not to show the value; a cell that cannot be read is told of later."""
+    asks: Any = DisplayHook.semicolon_at_end_of_expression
+    try:
+        return bool(asks(cell))
+    except (tokenize.TokenError, SyntaxError):
+        return False
 
 
 def notebook(ip: InteractiveShell) -> str:

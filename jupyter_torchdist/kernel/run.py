@@ -79,7 +79,7 @@ def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
 
 def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[str, ...]:
     """What to say about the results: nothing when all is as expected."""
-    lines = views.lost_lines(state)
+    lines = [*views.lost_lines(state), *(views.left_early(state) if state.state == "succeeded" else ())]
     if state.state != "succeeded" and state.final:
         names = ", ".join(brought.names) if brought and brought.names else "nothing"
         lines.append(f"brought back from before the end: {names}")

@@ -17,6 +17,8 @@ from .pickler import Pickler
 
 _TRIALS = 2000
 _WIDTH = 100_000
+_PATH = 160
+"""Characters of a path that are shown, half of them from each end."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ class Culprit:
 
     @property
     def sentence(self) -> str:
-        return f"{self.path}: {self.kind}: {self.reason}" if self.reason else f"{self.path}: {self.kind}"
+        whole = len(self.path) <= _PATH
+        path = self.path if whole else f"{self.path[: _PATH // 2]}…{self.path[-_PATH // 2 :]}"
+        return f"{path}: {self.kind}: {self.reason}" if self.reason else f"{path}: {self.kind}"
 
 
 def explain(value: Any, name: str, error: Exception) -> Culprit:

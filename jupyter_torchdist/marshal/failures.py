@@ -16,7 +16,7 @@ from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
 from . import rebuild
 from .bundle import Loaded
-from .results import Reader, ResultPickler, memo_of_job
+from .results import Reader, ResultPickler, made_once, memo_of_job
 
 _DEPTH = 20
 
@@ -110,7 +110,7 @@ def load_exception(
         with open(path, "rb") as file:
             description = pickle.load(file)
             known = _LazyMemo(path, main_dict) if memo is None else memo
-            with rebuild.loading(main_dict):
+            with made_once(JobPaths(path.parent.parent).job, main_dict):
                 found = Reader(file, known, main_dict).load()
     except Exception:  # noqa: BLE001  # rebuilding runs the user's own code; the description is what is left then
         found = None
@@ -173,7 +173,7 @@ def _importable(module: str, name: str, main_dict: dict[str, Any]) -> type[BaseE
 
 def _carry(found: BaseException, record: ErrorRecord) -> RankFailed:
     """An ``Exception`` in place of one that would end the kernel or stop it without a trace."""
-    words = {"SystemExit": "sys.exit() was called", "KeyboardInterrupt": "the rank was interrupted"}
+    words = {"SystemExit": "the code called sys.exit()", "KeyboardInterrupt": "the code raised it, not an interrupt"}
     text = _text(found, str)
     title = f"{type(found).__name__}: {text}" if text else type(found).__name__
     what = next((words[kind.__name__] for kind in type(found).__mro__ if kind.__name__ in words), "")

@@ -8,6 +8,7 @@ left behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -32,7 +33,7 @@ from .states import State, put, state_of
 
 _WRITE = 1 << 30
 _made: weakref.WeakValueDictionary[tuple[str, str, str], type] = weakref.WeakValueDictionary()
-"""Classes that cells of a job defined, so that reading its results twice gives the same class."""
+"""Classes that cells of a job defined, so that its results and its exception have the same one, however often read."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def load_results(
     known = memo if memo is not None else memo_of_job(directory, main_dict)
     values, updates = Values(), []
     try:
-        with open(path, "rb") as file, rebuild.loading(main_dict, _made_by(directory.job)) as context:
+        with open(path, "rb") as file, made_once(directory.job, main_dict):
             reader = Reader(file, known, main_dict, buffers=_result_buffers(directory, rank))
             while (part := reader.load()) is not None:
                 if isinstance(part, dict):
@@ -194,7 +195,6 @@ def load_results(
                 else:
                     updates.append(part)
             values.left = pickle.load(file)
-            _made.update({(directory.job, *key): kind for key, kind in context.made.items()})
     except FileNotFoundError as error:
         hint = "the job ended before this rank published them; look at its log"
         raise DamagedJob(f"there are no results of rank {rank} in {error.filename or path}", hint) from error
@@ -221,13 +221,12 @@ def _result_buffers(directory: JobPaths, rank: int) -> Iterator[Any]:
         index += 1
 
 
-def _made_by(job: str) -> rebuild.Resolve:
-    """Classes this process already has from the job, by name and digest."""
-
-    def resolve(name: str, digest: str) -> Any:
-        return _made.get((job, name, digest))
-
-    return resolve
+@contextlib.contextmanager
+def made_once(job: str, main_dict: dict[str, Any]) -> Iterator[None]:
+    """While this is open, classes that this process already has from the job stand for themselves."""
+    with rebuild.loading(main_dict, lambda name, digest: _made.get((job, name, digest))) as context:
+        yield
+    _made.update({(job, *key): kind for key, kind in context.made.items()})
 
 
 def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[str, ...]:

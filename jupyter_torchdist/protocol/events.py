@@ -109,9 +109,8 @@ class ErrorRecord:
     @staticmethod
     def from_json(value: dict[str, Any]) -> ErrorRecord:
         frames = tuple((str(f[0]), int(f[1]), str(f[2]), str(f[3])) for f in value.get("frames", ()))
-        return ErrorRecord(
-            str(value["type"]), str(value["module"]), str(value["message"]), str(value["text"]), frames, float(value["t"])
-        )
+        words = (str(value[key]) for key in ("type", "module", "message", "text"))
+        return ErrorRecord(*words, frames=frames, t=float(value["t"]))
 
     @property
     def title(self) -> str:

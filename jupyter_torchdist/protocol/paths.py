@@ -47,8 +47,7 @@ def runtime_dir() -> Path:
 def scratch_dir() -> Path:
     """Node-local directory for the job replicas of nodes that do not share the driver's disk."""
     path = os.environ.get("TORCHDIST_SCRATCH")
-    base = Path(path) if path else Path(os.environ.get("TMPDIR", "/tmp")) / f"torchdist-scratch-{os.getuid()}"
-    return base
+    return Path(path) if path else Path(os.environ.get("TMPDIR", "/tmp")) / f"torchdist-scratch-{os.getuid()}"
 
 
 def make_private(path: Path) -> Path:

@@ -122,10 +122,12 @@ def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Optio
 OPTIONS: tuple[Option, ...] = (
     Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
-    _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, gloo on CPUs)"),
+    _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, else gloo)"),
     Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),
-    _choice("--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks, as torchrun's option"),
-    Option("--out", "data", "a,b|auto|none", "names that come back from rank 0 (default: auto, what was bound or changed)", _names),
+    _choice(
+        "--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks, as torchrun's option"
+    ),
+    Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
     Option("--background", "life", "", "return at once with the job"),
@@ -176,7 +178,8 @@ def _store(chosen: dict[str, Any], option: Option, text: str) -> None:
     try:
         value = option.convert(text)
     except ValueError as error:
-        raise OptionError(f"{option.flag} {text!r}: expected {error}", f"write {option.flag} {option.metavar}") from None
+        hint = f"write {option.flag} {option.metavar}"
+        raise OptionError(f"{option.flag} {text!r}: expected {error}", hint) from None
     if option.repeatable:
         items = value if isinstance(value, tuple) else (value,)
         value = (*chosen.get(option.field, ()), *items)

@@ -62,9 +62,13 @@ class JobState:
         return self.state in FINAL_STATES
 
     def failures(self) -> list[RankState]:
-        """Ranks that failed or were killed, the earliest first; those stopped because of it are not among them."""
+        """Ranks that failed or were killed: the one that is blamed, then the earliest first.
+
+        Those stopped because of it are not among them.
+        """
         failed = [rank for rank in self.ranks.values() if rank.state in ("failed", "killed", "lost")]
-        return sorted(failed, key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
+        failed.sort(key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
+        return sorted(failed, key=lambda rank: rank.rank != self.first_failure)
 
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)

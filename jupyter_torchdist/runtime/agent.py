@@ -264,7 +264,11 @@ class Agent:
             trust_replica(paths)
             message["assignment"].update(job_root=str(paths.root), blobs=str(replica_blobs()))
         assignment = Assignment.from_json(message["assignment"])
-        old = self._jobs.pop(name, None)
+        old = self._jobs.get(name) or self._left_by_another(assignment)
+        if old is not None and old.attempt == assignment.attempt:  # the order came twice: its channel broke
+            self._jobs[name] = old
+            self._follow(peer, old, shared, message.get("offsets", {}))
+            return
         if old is not None:
             old.close()
         job = NodeJob(assignment.job_paths, assignment.node, assignment.node_plan().ranks, assignment.attempt)
@@ -277,6 +281,18 @@ class Agent:
         else:
             job.expected = True
             self._pool.launch(assignment)
+
+    def _left_by_another(self, assignment: Assignment) -> NodeJob | None:
+        """The job as an agent that is gone started it, if it did."""
+        if not assignment.node_paths.launcher_events.exists():
+            return None
+        ranks = assignment.node_plan().ranks
+        job = NodeJob(assignment.job_paths, assignment.node, ranks, assignment.attempt, adopt=True)
+        job.poll(time.monotonic())
+        if job.launcher is None:
+            job.close()
+            return None
+        return job
 
     def _start_fresh(self, assignment: Assignment) -> None:
         process = warm.start_fresh(assignment, assignment.node_paths.launcher_log)
@@ -311,7 +327,7 @@ class Agent:
                 self._pool.launch(assignment)
             else:
                 job.expected = False
-                job.events.write("job.note", text="warm processes do not live here; the ranks start in new interpreters")
+                job.events.write("job.note", text="warm processes die here; the ranks start in new interpreters")
                 try:
                     self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
                 except OSError as error:

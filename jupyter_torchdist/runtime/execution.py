@@ -8,7 +8,6 @@ import inspect
 import io
 import linecache
 import os
-import runpy
 import sys
 import tokenize
 from collections.abc import Sequence
@@ -78,8 +77,10 @@ def run_call(namespace: dict[str, Any]) -> None:
     namespace[VALUE] = asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-def run_script(path: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Run a file as ``python path args`` would; its names afterwards."""
+def run_script(source: str, path: str, argv: Sequence[str], names: dict[str, Any]) -> None:
+    """Run a script's text in ``names`` as ``python path args`` would; the file itself need not be on this node."""
     sys.argv = [path, *argv]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    return runpy.run_path(path, run_name="__main__")
+    names["__file__"] = path
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    exec(compile(source, path, "exec", dont_inherit=True), names)

@@ -128,7 +128,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
         "numa_options": _numa_options(plan.numa_binding),
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign]
+    ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
     MultiprocessContext._is_done = _all_done  # type: ignore[method-assign]
     config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])

@@ -53,6 +53,8 @@ class NodeJob:
     told: set[int] = field(default_factory=set)
     """Ranks whose exit was written down."""
     ready: set[int] = field(default_factory=set)
+    spoke: set[int] = field(default_factory=set)
+    """Ranks that said themselves how they ended."""
     failed: bool = False
     kill_at: float = 0.0
 
@@ -120,15 +122,17 @@ class NodeJob:
             self._error = str(event.data["error"])
 
     def _read_ranks(self) -> bool:
-        changed = False
-        for rank, tail in self._rank_tails.items():
-            for event in tail.read():
-                changed = True
-                with contextlib.suppress(KeyError, TypeError, ValueError):
-                    self._take_rank(rank, event)
-        if changed:
+        changed = [self._read_rank(rank) for rank in self.ranks]
+        if any(changed):
             self._match_codes()
-        return changed
+        return any(changed)
+
+    def _read_rank(self, rank: int) -> bool:
+        events = self._rank_tails[rank].read()
+        for event in events:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._take_rank(rank, event)
+        return bool(events)
 
     def _take_rank(self, rank: int, event: Event) -> None:
         if event.kind == "rank.started":
@@ -136,8 +140,10 @@ class NodeJob:
             self._pids[self.processes[rank].pid] = rank
         elif event.kind == "rank.ready":
             self.ready.add(rank)
-        elif event.kind == "rank.failed":
-            self._note_failure()
+        elif event.kind in ("rank.done", "rank.interrupted", "rank.failed"):
+            self.spoke.add(rank)
+            if event.kind == "rank.failed":
+                self._note_failure()
 
     def _note_failure(self) -> None:
         if not self.failed:
@@ -157,10 +163,13 @@ class NodeJob:
             return
         self.told.add(rank)
         self.codes[rank] = code
+        self._read_rank(rank)  # what it said before its exit
         stopped = self._was_stopped(code)
         why = "was stopped" if stopped else exit_in_words(code)
         if code == -signal.SIGKILL and not stopped:
             why += self._memory.words(self.processes[rank].pid if rank in self.processes else 0)
+        if code == 0 and rank not in self.spoke:
+            why = "left with exit code 0 before its end"
         state = "stopped" if stopped else ("done" if code == 0 else "failed" if code > 0 else "killed")
         if code != 0:
             self._note_failure()

@@ -16,7 +16,7 @@ from typing import Any
 from ..protocol import codec
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
-from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId
+from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, processes_of_job
 from .assignment import Assignment, import_environment
 
 IDLE_SECONDS = 15 * 60
@@ -182,12 +182,12 @@ class WarmPool:
                 self._drop(key)
 
     def close(self) -> None:
-        """End all of them; each ends at the end of its channel, for good measure by a signal."""
+        """End all of them, by the end of the channel and by a signal: a successor hears nothing while it imports."""
         for key in list(self.zygotes):
-            zygote = self.zygotes[key]
-            process = ProcessId.of(zygote.pid or zygote.process.pid)
+            first = ProcessId.of(self.zygotes[key].process.pid)
             self._drop(key)
-            process.signal(signal.SIGTERM)
+            for process in processes_of_job("", [first]):  # its session; launchers have left it
+                process.signal(signal.SIGTERM)
 
     def describe(self) -> list[dict[str, Any]]:
         return [

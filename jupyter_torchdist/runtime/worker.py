@@ -119,7 +119,7 @@ class Rank:
         elif spec.kind == "function":
             execution.run_call(names)
         else:
-            names.update(execution.run_script(spec.source, spec.argv))
+            execution.run_script(spec.source, spec.label, spec.argv, names)
 
     def succeed(self) -> None:
         """Show the last value, publish the results, end as an interpreter ends."""

@@ -269,7 +269,7 @@ def test_more_ranks_than_cores(kernel: Notebook) -> None:
 
 # ---- killed processes
 
-STEPS = """%%distribute --ranks 2 --watch text --grace 1s {options}
+STEPS = """%%distribute --ranks 2 --watch text --grace 1s
 import os, time
 print('begun', flush=True)
 wait_for({go!r})
@@ -325,7 +325,7 @@ def test_whoever_is_killed_in_the_middle_of_a_job(
 
     def run(value: int, *killed: str, go: bool = True) -> tuple[Cell, JobState]:
         mark = tmp_path / f"go-{value}"
-        cell = kernel.start(STEPS.format(go=str(mark), value=value, options=""))
+        cell = kernel.start(STEPS.format(go=str(mark), value=value))
         kernel.wait_for(cell, "[rank 0] begun")
         kernel.wait_for(cell, "[rank 1] begun")
         gone = victims.kill(*killed)
@@ -338,7 +338,7 @@ def test_whoever_is_killed_in_the_middle_of_a_job(
         return cell, journal.state(paths)
 
     number = 0
-    for killed in [("driver",), ("agent",), ("zygote",), (), ("agent", "driver"), ("driver", "zygote")]:
+    for killed in [("driver",), ("agent",), ("zygote",), (), ("agent", "driver")]:
         number += 1
         cell, state = run(number, *killed)
         assert state.state == "succeeded", f"{killed}: {cell.text}"
@@ -354,9 +354,7 @@ def test_whoever_is_killed_in_the_middle_of_a_job(
     assert "1 other rank was stopped because of this" in words
     assert "`%dist logs" in words and "--rank 1` shows what it printed last" in words
     cell, state = run(102, "agent", "driver", "launcher", "rank", go=False)
-    assert state.state in ("failed", "lost") and cell.error is not None
-    assert cell.error.name in ("RankFailed", "JobLost", "LaunchError") and "Traceback" not in cell.error.traceback
-    print(cell.text)
+    assert state.state == "failed" and "the launcher of the ranks was killed" in refusal(cell, "LaunchError")
     cell, state = run(103)
     assert kernel.value("value") == 103
 
@@ -413,16 +411,11 @@ def test_a_home_without_locks_and_sockets(
         kernel.run(f"%%distribute --ranks 2 --watch off\nvalue = {number}")
         assert kernel.value("value") == number
     assert kernel.run("%dist").stdout.count("succeeded") == 2
-    assert not list(home.glob("catalog-*")) or not sqlite_rows(home)
-    kernel.run("job = _" if False else "from jupyter_torchdist.client import attach")
+    assert sum(path.stat().st_size for path in home.glob("catalog-*")) == 0
     assert "removed" in kernel.run(f"%dist rm {newest(home).job}").stdout
     kernel.run("%dist rm --older 0s")
     assert "no jobs yet" in kernel.run("%dist").stdout
     assert len(list(hook.glob("loaded-*"))) >= 4  # kernel, driver, agent, zygote
-
-
-def sqlite_rows(home: Path) -> int:
-    return sum(path.stat().st_size for path in home.glob("catalog-*"))
 
 
 FAR = ProcessId("far.example", "another-boot", "a-namespace", os.getpid(), 5)
@@ -493,18 +486,47 @@ while True:
 # ---- memory
 
 
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A memory cgroup (version 1 or 2) below this process's own, with a limit."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            group, limit = Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes"
+        elif number == "0":
+            group, limit = Path("/sys/fs/cgroup") / path.lstrip("/"), "memory.max"
+        else:
+            continue
+        made = group / f"torchdist-test-{os.getpid()}"
+        try:
+            made.mkdir()
+        except OSError:
+            continue
+        if (made / limit).exists():
+            break
+        made.rmdir()
+    else:
+        pytest.skip("no memory cgroup can be made here")
+    (made / limit).write_text("1500000000")
+    yield made
+    assert wait_until(lambda: not (made / "cgroup.procs").read_text(), PATIENCE)
+    made.rmdir()
+
+
 @needs_root
-@pytest.mark.timeout(120)
 def test_the_out_of_memory_killer_is_named(
-    own_runtime: Path, home: Path, new_notebook: Callable[[], Notebook], memory_group: Path
+    memory_group: Path, own_runtime: Path, home: Path, new_notebook: Callable[[], Notebook]
 ) -> None:
-    kernel = new_notebook()
-    kernel.run("%%distribute --ranks 2 --watch off\nvalue = 1")  # agent and zygote are in the group
-    (memory_group / "limit").touch() if False else None
+    (memory_group / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        kernel = new_notebook()  # and whatever it starts
+    finally:
+        (memory_group.parent / "cgroup.procs").write_text(str(os.getpid()))
     cell = kernel.try_run(
         "%%distribute --ranks 2 --watch text --grace 1s\nimport os, time\n"
-        "held = bytearray(3_000_000_000) if os.environ['RANK'] == '1' else time.sleep(60)"
+        "held = b'x' * 3_000_000_000 if os.environ['RANK'] == '1' else time.sleep(60)"
     )
     words = refusal(cell, "RankFailed")
-    assert "rank 1" in words and "was killed (SIGKILL)" in words
-    assert "out-of-memory killer" in words or "the memory limit of this cgroup was reached" in words, words
+    assert "rank 1 on " in words and " was killed (SIGKILL); " in words
+    assert "out-of-memory killer" in words or "the memory limit of this cgroup was reached" in words
+    assert not processes_of_job(newest(home).job)

@@ -1,4 +1,4 @@
-"""DESIGN section 6, risk 3: whoever of the processes is killed, at whatever moment, the job ends and nothing is left."""
+"""Whoever of the processes is killed, at whatever moment: the job ends and nothing is left (DESIGN section 6, 3)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class Scene:
         return JobPaths(root)
 
     def find(self, victim: str, paths: JobPaths) -> ProcessId | None:
-        node = paths.node("node0")
         if victim == "kernel":
             return ProcessId.of(self.notebook.pid)
         if victim == "driver":
@@ -65,7 +64,6 @@ class Scene:
         events = journal.read(paths)[0]
         kind = "launcher.started" if victim == "launcher" else "rank.started"
         found = [ProcessId.from_json(event.data["process"]) for event in events if event.kind == kind]
-        del node
         return self.random.choice(found) if found else None
 
     def kill(self, victim: str, paths: JobPaths, delay: float) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
 from jupyter_torchdist.store.blobs import BlobStore
 from jupyter_torchdist.store.jobdir import create_job
+from tests.leaks import wait_until
 
 
 class TwoNodes:
@@ -94,16 +97,21 @@ class CutChannel(Channel):
             os.close(target)
 
 
+@pytest.fixture(scope="module")
+def disks() -> Iterator[Path]:
+    """Two nodes' directories; their agents stay warm from test to test, and end by themselves."""
+    directory = Path(tempfile.mkdtemp(prefix="td2n-", dir="/tmp"))
+    yield directory
+    ended = wait_until(lambda: not list(directory.glob("*/r/agent-*/agent.sock")), timeout=10)
+    shutil.rmtree(directory)
+    assert ended, "an agent is still there"
+
+
 @pytest.fixture
-def nodes(tmp_path: Path, home: Path) -> Iterator[TwoNodes]:
-    del home
-    connector = TwoNodes(Path("/tmp") / f"td2n-{os.getpid()}-{time.monotonic_ns() % 10**6}")
+def nodes(disks: Path) -> Iterator[TwoNodes]:
+    connector = TwoNodes(disks)
     yield connector
     connector.close()
-    deadline = time.monotonic() + 10
-    while list(connector._directory.glob("*/r/agent-*/agent.sock")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    subprocess.run(["rm", "-rf", str(connector._directory)], check=True)
 
 
 def drive(cell: str, connector: TwoNodes, directory: Path, *, job: str = "two-nodes", grace: float = 5.0) -> JobPaths:

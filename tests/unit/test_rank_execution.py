@@ -89,6 +89,7 @@ def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script.write_text(
         "import sys, beside_the_script_tdx\nargs = sys.argv\nname = __name__\nvalue = beside_the_script_tdx.VALUE\n"
     )
-    names = execution.run_script(str(script), ("--lr", "1"))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    execution.run_script(script.read_text(), str(script), ("--lr", "1"), names)
     assert (names["args"], names["name"], names["value"]) == ([str(script), "--lr", "1"], "__main__", 5)
     monkeypatch.delitem(sys.modules, "beside_the_script_tdx")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import tokenize
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,20 +139,25 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
     """The job for a script or ``-m module``. Raises ``OptionError``."""
     chosen = defaults.options(options, Path.cwd())
+    if chosen.out == ("auto",):
+        chosen = replace(chosen, out=("none",))  # a shell has no names that results could go to
     if not program:
         raise OptionError("run: which script?", f"{PROGRAM} run --ranks 2 train.py -- args")
     if program[0] == "-m":
         if len(program) < 2:
             raise OptionError("-m needs a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
         source = _RUN_MODULE.format(os.getcwd(), program[1], _without_dashes(program[2:]))
-        return Request(source=source, label=f"-m {program[1]}", options=replace(chosen, out=("none",)), cwd=Path.cwd())
+        return Request(source=source, label=f"-m {program[1]}", options=chosen, cwd=Path.cwd())
     if program[0].startswith("-"):
         raise OptionError(f"there is no option {program[0]}", f"`{PROGRAM} run --help` lists the options")
     path = Path(program[0]).absolute()
-    if not os.access(path, os.R_OK) or path.is_dir():
-        raise OptionError(f"{path} cannot be read", "give the path of a Python script")
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} cannot be read: {error}", "give the path of a Python script") from error
     argv = tuple(_without_dashes(program[1:]))
-    return Request(source=str(path), label=str(path), options=chosen, kind="script", argv=argv, cwd=Path.cwd())
+    return Request(source=source, label=str(path), options=chosen, kind="script", argv=argv, cwd=Path.cwd())
 
 
 _RUN_MODULE = """\

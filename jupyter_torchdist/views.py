@@ -269,7 +269,9 @@ def others(state: JobState, first: int) -> str:
 
 def left_early(state: JobState) -> list[str]:
     """One sentence for each rank that ended its own process in peace, as ``os._exit(0)`` does."""
-    return [f"rank {number} {rank.why}" for number, rank in sorted(state.ranks.items()) if rank.state == "done" and rank.why]
+    return [
+        f"rank {number} {rank.why}" for number, rank in sorted(state.ranks.items()) if rank.state == "done" and rank.why
+    ]
 
 
 def error_text(record: ErrorRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .. import marshal
@@ -13,6 +14,10 @@ from ..store import logs
 SHOWN = 8
 """Failures of other ranks that are named one by one, each on a line of at most ``WIDTH`` characters."""
 WIDTH = 200
+
+CRASH_LINES = 300
+_CRASH = re.compile(r'^Fatal Python error: .*?^  File "(Cell In\[\d+\])", line (\d+)', re.DOTALL | re.MULTILINE)
+"""A ``faulthandler`` dump, innermost frames first, up to the first one of a cell."""
 
 
 def exception(
@@ -49,8 +54,19 @@ def _of_rank(
     if rank.error is None:
         where = f" on {rank.host}" if rank.host else ""
         hint = f"`%dist logs {state.job} --rank {rank.rank}` shows what it printed last"
-        return RankFailed(f"rank {rank.rank}{where} {rank.why or 'ended without a word'}", hint, rank=rank.rank)
-    return marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
+        why = f"{rank.why or 'ended without a word'}{_crash_site(paths, rank.rank)}"
+        return RankFailed(f"rank {rank.rank}{where} {why}", hint, rank=rank.rank)
+    error = marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
+    add_note(error, f"on rank {rank.rank}:\n{rank.error.text.rstrip()}")
+    return error
+
+
+def _crash_site(paths: JobPaths, rank: int) -> str:
+    """The cell's line at which native code crashed, as ``faulthandler`` wrote it into the rank's log."""
+    for log in logs.files(paths, rank, "err"):
+        if found := _CRASH.search(logs.tail(log.path, CRASH_LINES)):
+            return f" at {found[1]}, line {found[2]}"
+    return ""
 
 
 def _not_started(paths: JobPaths, state: JobState) -> BaseException:

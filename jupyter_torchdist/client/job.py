@@ -162,6 +162,11 @@ class Job:
         self._checked = now
         if liveness.effective_state(self.paths, self.state) != "orphaned":
             return
+        if not self.paths.spec.exists():
+            raise JobLost(
+                f"the files of job {self.id} are gone from {self.paths.root}",
+                "something deleted them while it ran; run the cell again",
+            )
         if self._takeovers >= TAKEOVERS:
             raise JobLost(
                 f"job {self.id} has no driver, and {TAKEOVERS} new ones died",

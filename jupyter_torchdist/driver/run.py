@@ -357,8 +357,8 @@ class Driver:
 
     def _take_requests(self) -> None:
         try:
-            files = sorted(file for file in self._paths.requests.iterdir() if file.suffix == ".json")
-        except FileNotFoundError:
+            files = sorted(file for file in self._paths.requests.iterdir() if file.suffix == ".json" and file.is_file())
+        except OSError:  # user code can reach this directory
             return
         for file in files:
             kind = ""

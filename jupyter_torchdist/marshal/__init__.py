@@ -16,8 +16,9 @@ In the notebook (or any later kernel)::
     load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict) -> Values
         Values is a dict {name: value} with .notes and .left; captured objects are updated in place.
         memo is Capture.memo; None reads the job's bundle (memo_from_bundle).
+        raises DamagedJob, RankFailed.
     load_exception(path, memo, main_dict, record: ErrorRecord) -> BaseException   (always an Exception)
-    memo_from_bundle(manifest, blob_dir, main_dict) -> Memo   (a dict with .notes)
+    memo_from_bundle(manifest, blob_dir, main_dict, *, source_dir=None) -> Memo   (a dict with .notes)
 """
 
 from __future__ import annotations

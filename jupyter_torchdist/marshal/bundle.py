@@ -170,7 +170,9 @@ def unpack_sources(manifest: Manifest, blob_dir: Path, directory: Path) -> None:
             raise
 
 
-def memo_from_bundle(manifest: Manifest, blob_dir: Path, main_dict: dict[str, Any]) -> Memo:
+def memo_from_bundle(
+    manifest: Manifest, blob_dir: Path, main_dict: dict[str, Any], *, source_dir: Path | None = None
+) -> Memo:
     """What the captured places mean in a kernel that did not capture them.
 
     A function or class that ``main_dict`` holds with the same code stands for the captured one; every other
@@ -190,7 +192,7 @@ def memo_from_bundle(manifest: Manifest, blob_dir: Path, main_dict: dict[str, An
         return None
 
     scope = {"__name__": "__main__", "__builtins__": __builtins__}
-    with _sources_on_path(manifest, blob_dir):
+    with _sources_on_path(manifest, blob_dir, source_dir or Home(blob_dir.parent).job(manifest.job).source):
         memo = Memo(read_stream(manifest, blob_dir, scope, resolve).memo)
     if differing:
         memo.notes = (f"{', '.join(differing)}: the code here is not what the job ran; what comes back uses the job's",)
@@ -198,12 +200,12 @@ def memo_from_bundle(manifest: Manifest, blob_dir: Path, main_dict: dict[str, An
 
 
 @contextlib.contextmanager
-def _sources_on_path(manifest: Manifest, blob_dir: Path) -> Iterator[None]:
+def _sources_on_path(manifest: Manifest, blob_dir: Path, directory: Path) -> Iterator[None]:
     """Local modules of the bundle can be imported as a last resort while this is open."""
-    directory = Home(blob_dir.parent).job(manifest.job).source
-    if not manifest.sources or not directory.is_dir():
+    if not manifest.sources:
         yield
         return
+    unpack_sources(manifest, blob_dir, directory)
     sys.path.append(str(directory))
     try:
         yield

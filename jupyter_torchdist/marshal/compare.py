@@ -1,15 +1,18 @@
-"""What changed in a rank: the bundle is read again and held against the live objects, one object at a time.
+"""What changed in a rank: the bundle is read again and held against the live objects.
 
-An object is compared by its own state only; captured objects it refers to stand there by their place in the
-stream, so that a change is known exactly where it happened, and aliases count.
+First each name is written as a whole, live and as captured: mostly the two are the same. Where they differ, one
+object at a time is compared by its own state only; captured objects it refers to stand there by their place in
+the stream, so that a change is known exactly where it happened, and aliases count.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import sys
 import types
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +29,8 @@ _LEAVES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What is known of one captured object. ``kind`` is its ``State.kind``."""
+class Facts:
+    """What is known of one captured object. ``kind`` is its ``State.kind``; ``children`` are places."""
 
     differs: bool
     kind: str = "leaf"
@@ -39,11 +42,14 @@ class Comparison:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
-        self.pages = Pages(loaded.ranges)
-        self._facts: dict[int, _Facts] = {}
+        self._pages = Pages(loaded.ranges)
+        self._facts: dict[int, Facts] = {}
         self._clean: set[int] = set()
+        self._pristine = loaded.pristine
+        self._live_writer = _Shallow(loaded)
+        self._pristine_writer = _Shallow(self._pristine) if self._pristine else None
 
-    def facts(self, place: int) -> _Facts:
+    def facts(self, place: int) -> Facts:
         found = self._facts.get(place)
         if found is None:
             found = self._facts[place] = self._look(place)
@@ -62,13 +68,15 @@ class Comparison:
         """Whether the object changed in a way that only another object can stand for."""
         facts = self.facts(place)
         if facts.kind == "array":
-            before = self.loaded.pristine.memo.get(place) if self.loaded.pristine else None
+            before = self._pristine.memo.get(place) if self._pristine else None
             live = self.loaded.memo[place]
             return before is None or live.shape != before.shape or live.dtype != before.dtype
         return facts.kind == "constant" and self.changed(place)
 
     def reaches_change(self, place: int) -> bool:
         """Whether the object or a captured one below it changed."""
+        if place in self._clean or self._same_as_a_whole(place):
+            return False
         seen = {place}
         waiting = [place]
         while waiting:
@@ -83,39 +91,58 @@ class Comparison:
         self._clean |= seen
         return False
 
-    def _look(self, place: int) -> _Facts:
-        live, pristine = self.loaded.memo[place], self.loaded.pristine
-        before = pristine.memo.get(place) if pristine else None
-        if isinstance(live, _LEAVES):
-            return _Facts(False)
-        if isinstance(live, Storage):
-            return _Facts(not (isinstance(before, Storage) and self._same_storage(live, before)), "storage")
-        if _is_array(live):
-            return _Facts(not (_is_array(before) and self._same_array(live, before)), "array")
+    def differs(self, value: Any, before: Any) -> bool:
+        """Whether a value that was not captured under a place of its own is not what a name held before."""
+        if self._pristine_writer is None:
+            return True
         try:
-            now = _Shallow(self.loaded).write(live)
-            then = _Shallow(pristine).write(before) if pristine and before is not None else None
+            now, then = self._live_writer.write(value), self._pristine_writer.write(before)
         except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
-            return _Facts(True, "unknown")
+            return True
+        return now != then or any(self.reaches_change(child) for child in now.places)
+
+    def _same_as_a_whole(self, place: int) -> bool:
+        if self._pristine is None or place not in self._pristine.memo:
+            return False
+        live, before = _Whole(self.loaded, self._clean), _Whole(self._pristine, self._clean)
+        try:
+            same = live.sign(self.loaded.memo[place]) == before.sign(self._pristine.memo[place])
+        except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
+            return False
+        if not same or any(self.facts(leaf).differs for leaf in live.leaves):
+            return False
+        self._clean.update(live.met)
+        return True
+
+    def _look(self, place: int) -> Facts:
+        live = self.loaded.memo[place]
+        before = self._pristine.memo.get(place) if self._pristine else None
+        if isinstance(live, _LEAVES):
+            return Facts(False)
+        if isinstance(live, Storage):
+            return Facts(not (isinstance(before, Storage) and self._same_storage(live, before)), "storage")
+        if _is_array(live):
+            return Facts(not (_is_array(before) and self._same_array(live, before)), "array")
+        try:
+            now = self._live_writer.write_state(live)
+            then = self._pristine_writer.write_state(before) if self._pristine_writer and before is not None else None
+        except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
+            return Facts(True, "unknown")
         alike = is_tensor(type(live)) and is_tensor(type(before))
         differs = now != then and not (alike and self._same_tensor(live, before))
-        return _Facts(differs, now.kind, now.places)
+        return Facts(differs, now.kind, now.places)
 
     def _same_storage(self, live: Storage, before: Storage) -> bool:
         if live.size != before.size:
             return False
-        if self.pages.untouched(live.address):
-            return True
-        return equal_memory(live.address, before.address, live.size)
+        return self._pages.untouched(live.address) or equal_memory(live.address, before.address, live.size)
 
     def _same_array(self, live: Any, before: Any) -> bool:
-        if live.shape != before.shape or live.dtype != before.dtype or live.dtype.hasobject:
+        if live.shape != before.shape or live.dtype != before.dtype or live.flags.writeable != before.flags.writeable:
             return False
         if live.strides == before.strides and (live.flags.c_contiguous or live.flags.f_contiguous):
-            address = live.__array_interface__["data"][0]
-            if self.pages.untouched(address):
-                return True
-            return equal_memory(address, before.__array_interface__["data"][0], live.nbytes)
+            here, there = (item.__array_interface__["data"][0] for item in (live, before))
+            return self._pages.untouched(here) or equal_memory(here, there, live.nbytes)
         return bool(live.tobytes() == before.tobytes())
 
     @staticmethod
@@ -138,11 +165,10 @@ class Comparison:
 
 
 def changed_names(loaded: Loaded, main: dict[str, Any] | types.ModuleType) -> list[str]:
-    """Captured names whose object changed, was replaced, or was set by a captured function's ``global``."""
+    """Captured names whose object changed or was replaced, and globals that captured functions set."""
     scope = vars(main) if isinstance(main, types.ModuleType) else main
     comparison = comparison_of(loaded)
-    pristine = loaded.pristine
-    names = [name for name in loaded.names if name in scope and _differs(name, scope, comparison, pristine)]
+    names = [name for name in loaded.names if name in scope and _differs(name, scope, comparison)]
     stored = dict.fromkeys(name for value in loaded.memo.values() for name in _stores(value, scope))
     return names + [name for name in stored if name in scope and name not in loaded.names]
 
@@ -155,24 +181,17 @@ def comparison_of(loaded: Loaded) -> Comparison:
     return found
 
 
-def _differs(name: str, scope: dict[str, Any], comparison: Comparison, pristine: Loaded | None) -> bool:
-    value = scope[name]
-    place = comparison.loaded.places.get(id(value))
-    if isinstance(value, types.ModuleType):
-        return pristine is not None and pristine.main.get(name) is not value
+def _differs(name: str, scope: dict[str, Any], comparison: Comparison) -> bool:
+    value, pristine = scope[name], comparison.loaded.pristine
     if pristine is None or name not in pristine.main:
         return not isinstance(value, _LEAVES)
     before = pristine.main[name]
+    place = comparison.loaded.places.get(id(value))
     if place is not None:
         return pristine.places.get(id(before)) != place or comparison.reaches_change(place)
     if isinstance(value, _LEAVES):
         return value is not before
-    try:
-        now = _Shallow(comparison.loaded).write_value(value)
-        then = _Shallow(pristine).write_value(before)
-    except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
-        return True
-    return now != then or any(comparison.reaches_change(child) for child in now.places)
+    return comparison.differs(value, before)
 
 
 def _stores(value: Any, scope: dict[str, Any]) -> Iterable[str]:
@@ -200,17 +219,32 @@ class Written:
         return all(ours == theirs for ours, theirs in zip(self.buffers, other.buffers, strict=True))
 
 
-class _Shallow(Pickler):
-    """Writes one object's state; captured objects in it are written as their place."""
+class _Writer(Pickler):
+    """Writes objects to be compared, not to be read. Tensors over memory that was not captured never equal."""
 
     _fresh = itertools.count()
 
+    def __init__(self, file: Any, loaded: Loaded) -> None:
+        super().__init__(file, loaded.main)
+        self._places = loaded.places
+        self._captured = loaded.storages
+        self.storages.share(loaded.storages)
+
+    def _tensor(self, value: Any) -> Any:
+        try:
+            captured = value.untyped_storage()._cdata in self._captured
+        except (RuntimeError, NotImplementedError, ValueError):  # a sparse or lazy tensor has no storage
+            return super()._tensor(value)
+        return super()._tensor(value) if captured else (rebuild.same, (next(self._fresh),))
+
+
+class _Shallow(_Writer):
+    """Writes one object's state; captured objects in it are written as their place."""
+
     def __init__(self, loaded: Loaded) -> None:
         self._file = io.BytesIO()
-        super().__init__(self._file, loaded.main)
-        self._places = loaded.places
+        super().__init__(self._file, loaded)
         self._seen: dict[int, None] = {}
-        self.storages.share(loaded.storages)
 
     def persistent_id(self, value: Any) -> Any:
         place = self._places.get(id(value))
@@ -218,18 +252,60 @@ class _Shallow(Pickler):
             self._seen[place] = None
         return place
 
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is Storage:  # memory that was not captured: never the same as what was
-            return rebuild.same, (next(self._fresh),)
-        return super().reducer_override(value)
-
-    def write(self, value: Any) -> Written:
+    def write_state(self, value: Any) -> Written:
         """The state of a captured object."""
         state = state_of(value, self)
-        return self.write_value(state, state.kind)
+        return self.write(state, state.kind)
 
-    def write_value(self, value: Any, kind: str = "value") -> Written:
+    def write(self, value: Any, kind: str = "value") -> Written:
         """Any value as it is."""
+        self.clear_memo()
+        self._file.seek(0)
+        self._file.truncate()
+        for kept in (self._seen, self.buffers, self._cells):
+            kept.clear()
         self.dump(value)
         buffers = [buffer.raw() for buffer in self.buffers]
         return Written(self._file.getvalue(), buffers, tuple(self._seen), kind)
+
+
+class _Hash:
+    """A file that keeps a digest of what is written."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self._digest.update(content)
+        return len(content)
+
+    def value(self) -> bytes:
+        return self._digest.digest()
+
+
+class _Whole(_Writer):
+    """Signs an object with all below it. Memory and arrays are leaves, to be compared by themselves."""
+
+    def __init__(self, loaded: Loaded, clean: set[int]) -> None:
+        self._hash = _Hash()
+        super().__init__(self._hash, loaded)
+        self._clean = clean
+        self.met = array("Q")
+        """Places in the order in which they were met: an alias of something equal is a difference."""
+        self.leaves: dict[int, None] = {}
+
+    def persistent_id(self, value: Any) -> Any:
+        place = self._places.get(id(value))
+        if place is None:
+            return None
+        self.met.append(place)
+        if place in self._clean or isinstance(value, _LEAVES):
+            return place
+        if isinstance(value, Storage) or _is_array(value):
+            self.leaves[place] = None
+            return place
+        return None
+
+    def sign(self, value: Any) -> tuple[bytes, bytes, int]:
+        self.dump(value)
+        return self._hash.value(), self.met.tobytes(), next(self._fresh) if self.buffers else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import hashlib
+import mmap
 import os
 import weakref
 from collections.abc import Iterable, Iterator
@@ -123,11 +124,16 @@ def digest_of(path: Path) -> str:
 
 
 class Pages:
-    """Which private maps were written: Linux counts a copied page as anonymous (proc(5), smaps)."""
+    """Which private maps were written: a page of one that was is the process's own, no longer the file's.
+
+    Linux tells it in /proc/self/pagemap (admin-guide/mm/pagemap.rst: bit 61 file page, 62 swapped, 63 present).
+    Where there is no such file, or it does not see a write of our own, nothing is known to be untouched.
+    """
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         self._ranges = sorted(ranges)
-        self._written: set[int] | None = None
+        self._untouched: dict[int, bool] = {}
+        self._trusted: bool | None = None
 
     def find(self, address: int) -> tuple[int, int] | None:
         """The map (start, end) that holds ``address``."""
@@ -141,26 +147,38 @@ class Pages:
         found = self.find(address)
         if found is None:
             return False
-        if self._written is None:
-            self._written = self._read()
-        return found[0] not in self._written
+        if self._trusted is None:
+            self._trusted = _sees_writes()
+        if found[0] not in self._untouched:
+            self._untouched[found[0]] = self._trusted and not _has_own_pages(*found)
+        return self._untouched[found[0]]
 
-    def _read(self) -> set[int]:
+
+def _has_own_pages(start: int, end: int) -> bool:
+    """Whether a page of the map was copied for this process, or swapped out after it was. Raises ``OSError``."""
+    size = mmap.PAGESIZE
+    entries = bytearray()
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        file.seek(start // size * 8)
+        wanted = (-(-end // size) - start // size) * 8
+        while len(entries) < wanted and (part := file.read(wanted - len(entries))):
+            entries += part
+    pages, count = int.from_bytes(entries, "little"), len(entries) // 8
+    present, swapped, of_file = (pages & _every(bit, count) for bit in (63, 62, 61))
+    return count * 8 < wanted or bool(swapped or present & ~(of_file << 2))
+
+
+def _every(bit: int, count: int) -> int:
+    return int.from_bytes((1 << bit).to_bytes(8, "little") * count, "little")
+
+
+def _sees_writes() -> bool:
+    """Whether a write of our own into a private map shows."""
+    with open(__file__, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as own:
+        start = address_of(own)
         try:
-            with open("/proc/self/smaps", encoding="ascii", errors="replace") as file:
-                return self._parse(file)
+            touched = bool(own[0]) and _has_own_pages(start, start + 1)
+            own[0] = own[0]
+            return not touched and _has_own_pages(start, start + 1)
         except OSError:
-            return {start for start, _ in self._ranges}
-
-    def _parse(self, lines: Iterable[str]) -> set[int]:
-        written: set[int] = set()
-        start = end = 0
-        for line in lines:
-            word, _, rest = line.partition(" ")
-            if word in ("Anonymous:", "Swap:"):
-                if int(rest.split()[0]):
-                    written.update(low for low, high in self._ranges if low < end and start < high)
-            elif not word.endswith(":") and "-" in word:
-                low, _, high = word.partition("-")
-                start, end = int(low, 16), int(high, 16)
-        return written
+            return False

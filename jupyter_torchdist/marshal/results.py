@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from ..protocol import codec
 from ..protocol.bundle import Manifest
-from ..protocol.errors import DamagedJob, StoreError
+from ..protocol.errors import DamagedJob, RankFailed, StoreError
 from ..protocol.paths import Home, JobPaths
 from . import rebuild
 from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
@@ -181,7 +181,8 @@ def load_results(
     """The values a rank published. Captured objects that changed are updated in place, all or (when the file
     cannot be read) none. ``memo`` is ``Capture.memo``; None reads the bundle to learn what was captured.
 
-    Raises ``DamagedJob`` for a file that is missing or cannot be read.
+    Raises ``DamagedJob`` for a file that is missing or cannot be read, ``RankFailed`` for a value that cannot be
+    rebuilt here (a class of a module that only the rank has).
     """
     path = directory.result(rank)
     known = memo if memo is not None else memo_of_job(directory, main_dict)
@@ -198,8 +199,14 @@ def load_results(
     except FileNotFoundError as error:
         hint = "the job ended before this rank published them; look at its log"
         raise DamagedJob(f"there are no results of rank {rank} in {error.filename or path}", hint) from error
+    except DamagedJob:
+        raise
     except (EOFError, pickle.UnpicklingError, ValueError) as error:
         raise DamagedJob(f"{path} cannot be read: {error}", "run the job again: %dist rerun") from error
+    except Exception as error:  # rebuilding runs the user's own code, which may raise anything
+        hint = "install here what the rank had, or bring the other names with --out"
+        message = f"a value of rank {rank} cannot be rebuilt here: {type(error).__name__}: {error}"
+        raise RankFailed(message, hint, rank=rank) from error
     values.notes = (*getattr(known, "notes", ()), *apply(updates, known))
     return values
 
@@ -210,7 +217,8 @@ def memo_of_job(directory: JobPaths, main_dict: dict[str, Any]) -> Memo:
         manifest = Manifest.from_json(codec.loads(directory.manifest.read_bytes()))
     except (OSError, ValueError, KeyError) as error:
         raise DamagedJob(f"{directory.manifest} cannot be read: {error}", "the job cannot be brought back") from error
-    return memo_from_bundle(manifest, Home(directory.root.parent.parent).blobs, main_dict)
+    blobs = Home(directory.root.parent.parent).blobs
+    return memo_from_bundle(manifest, blobs, main_dict, source_dir=directory.source)
 
 
 def _result_buffers(directory: JobPaths, rank: int) -> Iterator[Any]:

@@ -12,9 +12,14 @@ from pathlib import Path
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+def is_safe(name: str) -> bool:
+    """Whether ``name`` is one that we give to files."""
+    return bool(_SAFE.fullmatch(name))
+
+
 def safe_name(name: str) -> str:
     """``name`` if it can be one component of a path, else ``ValueError``: no traversal by construction."""
-    if not _SAFE.fullmatch(name):
+    if not is_safe(name):
         raise ValueError(f"{name!r} cannot name a file")
     return name
 

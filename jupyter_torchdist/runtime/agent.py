@@ -205,7 +205,7 @@ class Agent:
     # -- messages
 
     def _on_message(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        kind = message.get("type")
+        kind = str(message.get("type"))
         if kind not in MESSAGES:
             raise ChannelError(f"an unknown message {kind!r}")
         try:
@@ -453,6 +453,7 @@ def listen(directory: Path) -> socket.socket | None:
 
 def main(directory: Path) -> None:
     """Be the agent whose socket is in ``directory``, unless there is one."""
+    os.umask(0o077)  # logs are for their owner; each launcher takes its notebook's mask
     listener = listen(directory)
     if listener is None:
         return

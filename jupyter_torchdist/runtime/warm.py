@@ -38,6 +38,8 @@ class Zygote:
     """One warm process, as its agent sees it."""
 
     process: subprocess.Popen[bytes]
+    first: ProcessId
+    """Leader of the session that this one and its successor are in; launchers have left it."""
     channel: Channel
     pid: int = 0
     """Of the process that serves now: its first one hands over to a fork that has imported more."""
@@ -126,7 +128,7 @@ class WarmPool:
                 start_new_session=True,
             )
         fd = ours.detach()
-        return Zygote(process, Channel(fd, fd))
+        return Zygote(process, ProcessId.of(process.pid), Channel(fd, fd))
 
     def withdraw(self, job: str) -> bool:
         """Forget a job that waits for its zygote to be ready; False when it was asked for already."""
@@ -172,6 +174,8 @@ class WarmPool:
         zygote = self.zygotes.pop(key)
         self._unregister(zygote.channel)
         zygote.channel.close()
+        for process in processes_of_job("", [zygote.first]):  # a successor hears nothing while it imports
+            process.signal(signal.SIGTERM)
         for assignment in [*zygote.waiting, *zygote.asked.values()]:
             self._on_failed(assignment)
 
@@ -182,12 +186,9 @@ class WarmPool:
                 self._drop(key)
 
     def close(self) -> None:
-        """End all of them, by the end of the channel and by a signal: a successor hears nothing while it imports."""
+        """End all of them."""
         for key in list(self.zygotes):
-            first = ProcessId.of(self.zygotes[key].process.pid)
             self._drop(key)
-            for process in processes_of_job("", [first]):  # its session; launchers have left it
-                process.signal(signal.SIGTERM)
 
     def describe(self) -> list[dict[str, Any]]:
         return [

@@ -8,6 +8,7 @@ library that starts more is left to the ranks from then on.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -51,6 +52,9 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+PR_SET_PDEATHSIG = 1
+
+
 class ForkUnsafe(Exception):
     """An import started a thread that a fork would lose."""
 
@@ -74,9 +78,15 @@ def preload(names: tuple[str, ...], unsafe: Container[str] = ()) -> list[str]:
     return done
 
 
+def die_with_parent(yes: bool) -> None:
+    """Whether the parent's death ends this process at once (prctl(2)); a channel's end is seen only between imports."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if yes else 0, 0, 0, 0)
+
+
 def main(fd: int, unsafe: Container[str] = ()) -> None:
     """Serve fork requests on the socket ``fd`` until the agent is gone; ``unsafe`` are libraries not to import."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(True)
     channel = Channel(fd, fd)
     with contextlib.suppress(EOFError, ChannelError):
         try:
@@ -104,7 +114,9 @@ class _Successor:
 
     def _prepare(self, channel: Channel, unsafe: Container[str], write_fd: int, go_fd: int) -> None:
         try:
+            die_with_parent(True)
             done = preload(PRELOAD_LATER, unsafe)
+            die_with_parent(False)
             os.write(write_fd, b"r")
             os.close(write_fd)
             if os.read(go_fd, 1):

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import JobNotFound, StoreError
-from ..protocol.paths import Home, JobPaths
+from ..protocol.paths import Home, JobPaths, is_safe
 from ..protocol.paths import home as default_home
 from ..protocol.state import FINAL_STATES
 from . import cache, journal, liveness
 from .cache import JobSummary
 from .files import writing
-from .jobdir import read_manifest, read_spec
+from .jobdir import read_manifest, read_plan, read_spec
 
 
 def jobs(home: Home | None = None) -> list[JobSummary]:
@@ -36,7 +36,7 @@ def jobs(home: Home | None = None) -> list[JobSummary]:
 def _present(home: Home) -> list[str]:
     try:
         with os.scandir(home.jobs) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+            return [entry.name for entry in entries if is_safe(entry.name) and entry.is_dir()]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -87,12 +87,21 @@ def find(text: str, home: Home | None = None) -> JobPaths:
 def remove(paths: JobPaths) -> None:
     """Delete a job's directory. Raises ``StoreError`` for one that has not ended, ``JobNotFound``."""
     state = liveness.effective_state(paths)
-    if state not in FINAL_STATES:
+    if state not in FINAL_STATES and not (state == "orphaned" and _beyond_help(paths)):
         remedy = f"`%dist cancel {paths.job}` ends it"
         if state == "orphaned":
             remedy = f"its driver is gone; `%dist attach {paths.job}` finds out how it stands"
         raise StoreError(f"job {paths.job} is {state}, so it is not removed", remedy)
     discard(paths)
+
+
+def _beyond_help(paths: JobPaths) -> bool:
+    """Whether no driver can take the job up, because nothing says any more what it is."""
+    try:
+        read_spec(paths), read_plan(paths)
+    except StoreError:
+        return True
+    return False
 
 
 def discard(paths: JobPaths) -> None:

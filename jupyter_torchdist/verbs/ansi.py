@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 """CSI and OSC sequences and the two-character ones (ECMA-48)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HTML_COLOURS = ("#3e424d", "#e75c58", "#00a250", "#b58900", "#208ffb", "#d160c4", "#60a6a6", "#8a8d93")

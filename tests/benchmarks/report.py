@@ -15,6 +15,8 @@ from typing import Any
 HERE = Path(__file__).parent
 JSON = HERE / "results.json"
 TABLE = HERE / "RESULTS.md"
+GROUPS = ("launch", "logs", "data", "failure", "training")
+"""In the order of the table."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,14 @@ def _read(path: str) -> str:
 def save(rows: Sequence[Row]) -> None:
     """Put the rows in place of their groups' older ones; write the JSON and the table."""
     measured = {row.group for row in rows}
-    kept = [row for row in load() if row.group not in measured]
-    everything = [*kept, *rows]
+    everything = sorted([row for row in load() if row.group not in measured] + list(rows), key=_order)
     value = {"machine": machine(), "load": os.getloadavg(), "rows": [asdict(row) for row in everything]}
     JSON.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     TABLE.write_text(table(everything))
+
+
+def _order(row: Row) -> int:
+    return GROUPS.index(row.group)
 
 
 def load() -> list[Row]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.store import catalog
 from tests.notebook import Notebook
+
+
+@pytest.fixture
+def kernel(one_kernel: Notebook) -> Notebook:
+    """No test here needs a kernel of its own."""
+    return one_kernel
 
 
 def test_every_line_of_every_rank_is_there_once(kernel: Notebook) -> None:
@@ -212,9 +217,13 @@ def test_help_stands_alone(kernel: Notebook) -> None:
     assert "--grace TIME" in kernel.run("%%distribute --help\npass").stdout
 
 
-def test_defaults_lie_beside_the_notebook(kernel: Notebook, tmp_path: Path) -> None:
-    (tmp_path / "torchdist.toml").write_text("ranks = 2\nwatch = 'text'\n")
-    cell = kernel.run("%%distribute\nprint('hello')\n")
+def test_defaults_lie_beside_the_notebook(kernel: Notebook) -> None:
+    defaults = kernel.cwd / "torchdist.toml"
+    defaults.write_text("ranks = 2\nwatch = 'text'\n")
+    try:
+        cell = kernel.run("%%distribute\nprint('hello')\n")
+    finally:
+        defaults.unlink()
     assert sorted(cell.stdout.splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
 
 
@@ -239,6 +248,7 @@ def test_loading_twice_and_unloading(kernel: Notebook) -> None:
     assert "hello" in kernel.run("%%distribute --ranks 1\nprint('hello')").text
     kernel.run("%unload_ext jupyter_torchdist")
     assert kernel.try_run("%%distribute --ranks 1\npass").stderr.startswith("UsageError")
+    kernel.load()
 
 
 def test_the_job_is_at_hand(kernel: Notebook) -> None:

@@ -29,69 +29,71 @@ def state() -> str:
     return catalog.jobs()[0].state
 
 
-def test_an_interrupt_stops_the_ranks_and_brings_what_is_there(kernel: Notebook) -> None:
-    cell = kernel.start(SLEEP.format(options=""))
-    kernel.wait_for(cell, "[rank 1] asleep")
-    kernel.interrupt()
-    kernel.finish(cell)
+def test_an_interrupt_stops_the_ranks_and_brings_what_is_there(one_kernel: Notebook) -> None:
+    cell = one_kernel.start(SLEEP.format(options=""))
+    one_kernel.wait_for(cell, "[rank 1] asleep")
+    one_kernel.interrupt()
+    one_kernel.finish(cell)
     assert cell.error is not None and cell.error.name == "JobCancelled"
     assert "brought back from before the end: " in cell.text and "partial" in cell.text
     assert "Traceback" not in cell.error.traceback
-    assert kernel.value("partial") == 7
-    assert kernel.value("issubclass(__import__('sys').last_type, KeyboardInterrupt)") is True
+    assert one_kernel.value("partial") == 7
+    assert one_kernel.value("issubclass(__import__('sys').last_type, KeyboardInterrupt)") is True
     assert state() == "cancelled" and nothing_runs()
 
 
-def test_ranks_that_do_not_hear_it_are_killed_after_grace(kernel: Notebook) -> None:
-    cell = kernel.start(DEAF.format(options="--grace 1s"))
-    kernel.wait_for(cell, "[rank 1] asleep")
+def test_ranks_that_do_not_hear_it_are_killed_after_grace(one_kernel: Notebook) -> None:
+    cell = one_kernel.start(DEAF.format(options="--grace 1s"))
+    one_kernel.wait_for(cell, "[rank 1] asleep")
     began = time.monotonic()
-    kernel.interrupt()
-    kernel.finish(cell)
+    one_kernel.interrupt()
+    one_kernel.finish(cell)
     assert cell.error is not None and cell.error.name == "JobCancelled"
     assert 0.9 < time.monotonic() - began < 10
     assert nothing_runs()
 
 
-def test_a_second_interrupt_kills_at_once(kernel: Notebook) -> None:
-    cell = kernel.start(DEAF.format(options="--grace 60s"))
-    kernel.wait_for(cell, "[rank 1] asleep")
-    kernel.interrupt()
-    kernel.wait_for(cell, "no")
-    kernel.interrupt()
-    kernel.finish(cell, 20)
+def test_a_second_interrupt_kills_at_once(one_kernel: Notebook) -> None:
+    cell = one_kernel.start(DEAF.format(options="--grace 60s"))
+    one_kernel.wait_for(cell, "[rank 1] asleep")
+    one_kernel.interrupt()
+    one_kernel.wait_for(cell, "no")
+    one_kernel.interrupt()
+    one_kernel.finish(cell, 20)
     assert cell.error is not None and cell.error.name == "JobCancelled"
     assert state() == "cancelled" and nothing_runs()
-    assert (kernel.run("1 + 1").result or {})["text/plain"] == "2"
+    assert (one_kernel.run("1 + 1").result or {})["text/plain"] == "2"
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.06, 0.1, 0.2])
-def test_an_interrupt_at_any_moment_leaves_nothing(kernel: Notebook, delay: float) -> None:
-    kernel.run("1 + 1")
-    cell = kernel.start(f"print('begun')\nget_ipython().run_cell_magic('distribute', '--ranks 2 --grace 1s', {BODY!r})")
-    kernel.wait_for(cell, "begun")  # before that ipykernel itself ignores an interrupt
+def test_an_interrupt_at_any_moment_leaves_nothing(one_kernel: Notebook, delay: float) -> None:
+    one_kernel.run("1 + 1")
+    cell = one_kernel.start(
+        f"print('begun')\nget_ipython().run_cell_magic('distribute', '--ranks 2 --grace 1s', {BODY!r})"
+    )
+    one_kernel.wait_for(cell, "begun")  # before that ipykernel itself ignores an interrupt
     time.sleep(delay)
-    kernel.interrupt()
-    kernel.finish(cell, 30)
+    one_kernel.interrupt()
+    one_kernel.finish(cell, 30)
     assert cell.error is not None
     assert cell.error.name in ("JobCancelled", "KeyboardInterrupt")
     assert wait_until(nothing_runs, 10)
     assert all(summary.final for summary in catalog.jobs())
-    assert (kernel.run("1 + 1").result or {})["text/plain"] == "2"
+    assert (one_kernel.run("1 + 1").result or {})["text/plain"] == "2"
 
 
-def test_a_background_job_gives_the_notebook_back(kernel: Notebook) -> None:
-    kernel.run("losses = []")
-    cell = kernel.run("%%distribute --ranks 2 --background --name bg\nlosses.append(1)\nvalue = 5\nprint('done')")
+def test_a_background_job_gives_the_notebook_back(one_kernel: Notebook) -> None:
+    one_kernel.run("losses = []")
+    cell = one_kernel.run("%%distribute --ranks 2 --background --name bg\nlosses.append(1)\nvalue = 5\nprint('done')")
     assert re.search(r"<Job \S+ 'bg'", (cell.result or {})["text/plain"])
-    kernel.run("job = _\nstate = job.wait()")
-    assert kernel.value("(state.state, losses, 'value' in globals())") == ("succeeded", [], False)
-    kernel.run("brought = job.bring()")
-    assert kernel.value("(value, losses)") == (5, [1])
+    one_kernel.run("job = _\nstate = job.wait()")
+    assert one_kernel.value("(state.state, losses, 'value' in globals())") == ("succeeded", [], False)
+    one_kernel.run("brought = job.bring()")
+    assert one_kernel.value("(value, losses)") == (5, [1])
 
 
-def test_timeout(kernel: Notebook) -> None:
-    cell = kernel.try_run(SLEEP.format(options="--timeout 1s --grace 1s"))
+def test_timeout(one_kernel: Notebook) -> None:
+    cell = one_kernel.try_run(SLEEP.format(options="--timeout 1s --grace 1s"))
     assert cell.error is not None and cell.error.name == "JobTimedOut"
     assert nothing_runs()
 
@@ -127,39 +129,39 @@ def test_an_interrupt_while_attached_only_stops_looking(kernel: Notebook, new_no
     assert nothing_runs()
 
 
-def test_rerun_runs_what_was_captured(kernel: Notebook) -> None:
-    kernel.run("value = 1")
-    kernel.run("%%distribute --ranks 1 --name first --watch text\nprint('value', value)")
-    kernel.run("value = 2")
-    assert "[rank 0] value 1" in kernel.run("again = %dist rerun first").text
-    assert kernel.value("again.state.state") == "succeeded"
+def test_rerun_runs_what_was_captured(one_kernel: Notebook) -> None:
+    one_kernel.run("value = 1")
+    one_kernel.run("%%distribute --ranks 1 --name first --watch text\nprint('value', value)")
+    one_kernel.run("value = 2")
+    assert "[rank 0] value 1" in one_kernel.run("again = %dist rerun first").text
+    assert one_kernel.value("again.state.state") == "succeeded"
     assert len(catalog.jobs()) == 2
 
 
-def test_verbs(kernel: Notebook) -> None:
-    assert "no jobs yet" in kernel.run("%dist").stdout
-    kernel.run("%%distribute --ranks 2 --name one\nfor number in range(30):\n    print('line', number)")
+def test_verbs(one_kernel: Notebook) -> None:
+    assert "no jobs yet" in one_kernel.run("%dist").stdout
+    one_kernel.run("%%distribute --ranks 2 --name one\nfor number in range(30):\n    print('line', number)")
     (summary,) = catalog.jobs()
-    assert "one" in kernel.run("%dist").stdout
-    assert "print('line', number)" in kernel.run("%dist show one").stdout
-    assert kernel.run(f"%dist logs {summary.job[:-2]} --rank 1 --tail 2").stdout == "line 28\nline 29\n"
-    assert kernel.run("%dist logs one --grep 'line 7$'").stdout == "[rank 0] line 7\n[rank 1] line 7\n"
-    assert "has ended already" in kernel.run("%dist cancel one").stdout
-    assert "core" in kernel.run("%dist nodes").stdout
-    assert "2 ranks" in kernel.run("%dist plan --ranks 2").stdout
-    error = kernel.try_run("%dist lgs one").error
+    assert "one" in one_kernel.run("%dist").stdout
+    assert "print('line', number)" in one_kernel.run("%dist show one").stdout
+    assert one_kernel.run(f"%dist logs {summary.job[:-2]} --rank 1 --tail 2").stdout == "line 28\nline 29\n"
+    assert one_kernel.run("%dist logs one --grep 'line 7$'").stdout == "[rank 0] line 7\n[rank 1] line 7\n"
+    assert "has ended already" in one_kernel.run("%dist cancel one").stdout
+    assert "core" in one_kernel.run("%dist nodes").stdout
+    assert "2 ranks" in one_kernel.run("%dist plan --ranks 2").stdout
+    error = one_kernel.try_run("%dist lgs one").error
     assert error is not None and "did you mean logs?" in error.traceback
-    error = kernel.try_run("%dist show on").error
+    error = one_kernel.try_run("%dist show on").error
     assert error is not None and error.name == "JobNotFound"
-    assert summary.job in kernel.run("%dist rm one").stdout
+    assert summary.job in one_kernel.run("%dist rm one").stdout
     assert catalog.jobs() == []
 
 
-def test_completion(kernel: Notebook) -> None:
-    kernel.run("%%distribute --ranks 1 --name long-name --watch off\npass")
+def test_completion(one_kernel: Notebook) -> None:
+    one_kernel.run("%%distribute --ranks 1 --name long-name --watch off\npass")
 
     def complete(code: str) -> list[str]:
-        reply = kernel.client.complete(code, len(code), reply=True, timeout=30)
+        reply = one_kernel.client.complete(code, len(code), reply=True, timeout=30)
         return list(reply["content"]["matches"])
 
     assert "--ranks" in complete("%%distribute --ra")
@@ -168,8 +170,8 @@ def test_completion(kernel: Notebook) -> None:
     assert "long-name" in complete("%dist show lo")
 
 
-def test_the_journal_tells_the_same(kernel: Notebook) -> None:
-    kernel.run("%%distribute --ranks 2\npass")
+def test_the_journal_tells_the_same(one_kernel: Notebook) -> None:
+    one_kernel.run("%%distribute --ranks 2\npass")
     (summary,) = catalog.jobs()
     from jupyter_torchdist.protocol.paths import home
 

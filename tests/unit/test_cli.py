@@ -32,7 +32,7 @@ def test_a_script_is_a_request(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print('hello')\n")
     request = cli.request_of(["--ranks", "2"], [str(script), "--", "--lr", "1"])
-    assert (request.kind, request.source, request.label) == ("script", str(script), str(script))
+    assert (request.kind, request.source, request.label) == ("script", "print('hello')\n", str(script))
     assert (request.argv, request.options.ranks, request.first_line) == (("--lr", "1"), 2, 1)
 
 

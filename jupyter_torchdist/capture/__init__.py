@@ -15,7 +15,8 @@ objects alive, so drop the capture when the job's results have been brought.
 from __future__ import annotations
 
 from .cell import CALL, Capture, capture_call, capture_cell
-from .names import Names, analyse
+from .flow import Names
+from .names import analyse
 from .pack import pack
 
 __all__ = ["CALL", "Capture", "Names", "analyse", "capture_call", "capture_cell", "pack"]

@@ -7,7 +7,7 @@ import difflib
 import linecache
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from ..protocol.errors import UndefinedName
 from . import modules
 from .closure import PROVIDED, Closure, Wanted, close, refused_magic
 from .describe import human
-from .names import Names, analyse
+from .flow import Names
+from .names import analyse
 
 CALL = "__torchdist_call__"
 """The captured name that holds (function, args, kwargs) of a job of kind ``function``."""
@@ -82,7 +83,8 @@ def capture_cell(
         labels=labels or {},
         attributes=frozenset(names.attributes),
     )
-    return _capture(wanted, notes, names.imports, cwd, tuple(names.binds), names.flags | flags)
+    bound = tuple(dict.fromkeys([*names.binds, *_star_names(names.stars)]))
+    return _capture(wanted, notes, names.imports, cwd, bound, names.flags | flags)
 
 
 def capture_call(
@@ -151,6 +153,14 @@ def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
         if name not in names.binds and not names.stars and not names.dynamic:
             notes.append(f"{name} (line {need.line}) is not defined; the cell fails if it gets there")
     return notes
+
+
+def _star_names(stars: Iterable[str]) -> Iterator[str]:
+    """What ``from … import *`` of modules loaded here binds."""
+    for module in stars:
+        loaded = sys.modules.get(module)
+        if loaded is not None:
+            yield from getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
 
 
 def _lines(files: Iterable[str], labels: Mapping[str, str]) -> dict[str, str]:

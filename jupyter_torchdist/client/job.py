@@ -163,10 +163,7 @@ class Job:
         if liveness.effective_state(self.paths, self.state) != "orphaned":
             return
         if not self.paths.spec.exists():
-            raise JobLost(
-                f"the files of job {self.id} are gone from {self.paths.root}",
-                "something deleted them while it ran; run the cell again",
-            )
+            raise JobLost(f"the files of job {self.id} were deleted while it ran", f"they were in {self.paths.root}")
         if self._takeovers >= TAKEOVERS:
             raise JobLost(
                 f"job {self.id} has no driver, and {TAKEOVERS} new ones died",

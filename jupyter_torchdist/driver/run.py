@@ -26,6 +26,9 @@ from .links import Link
 QUIET_TICK = 0.02
 """Seconds between two looks at the requests of clients."""
 
+PATIENCE_SECONDS = 600.0
+"""How long a driver that has done everything waits for room on the disk for the journal's last lines."""
+
 _LAST_WORDS = 12
 """Lines of a launcher's log that are quoted when no rank came to be."""
 
@@ -107,6 +110,7 @@ class Driver:
             self._give_up(error)
             raise
         finally:
+            self._write_out()
             for link in self._links:
                 if link.channel is not None:
                     link.channel.close()
@@ -244,6 +248,8 @@ class Driver:
         self._begin(fresh=True)
 
     def _finish(self, end: policy.Finish) -> None:
+        if end.state == "lost" and not self._paths.spec.exists():
+            end = replace(end, reason=f"the files of job {self._paths.job} were deleted while it ran")
         reason = end.reason if self._state.ranks or end.state != "failed" else f"{end.reason}\n{self._launcher_words()}"
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
@@ -379,6 +385,13 @@ class Driver:
         self._unwritten.append(event)
         self._state = fold([event], self._state)
         self._write()
+
+    def _write_out(self) -> None:
+        """Until the last line is written nobody may think that the job has no driver."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self._unwritten and self._paths.root.is_dir() and time.monotonic() < until:
+            time.sleep(0.2)
+            self._write()
 
     def _write(self) -> None:
         """What a full disk refuses is kept and tried again: the job must not die of its own journal."""

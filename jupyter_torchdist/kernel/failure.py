@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import linecache
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,7 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
     ) -> None:
         rendering = getattr(error, "_render_traceback_", None)
         if isinstance(rendering, Rendering):
+            sys.last_type, sys.last_value, sys.last_traceback = kind, error, trace
             shell._showtraceback(kind, error, rendering())
         elif previous[0] and isinstance(error, previous[0]):
             previous[1](kind, error, trace, tb_offset)

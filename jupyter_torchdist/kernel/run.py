@@ -48,7 +48,11 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
     watch = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)
     state = wait(job, interrupts, watch.tick)
     interrupts.release()
-    brought = _bring(ip, job, state)
+    try:
+        brought = _bring(ip, job, state)
+    except BaseException:  # damaged results, or an interrupt: the picture must not go on saying "running"
+        watch.finish(state, (f"the results were not brought; `td.attach({job.id!r}).bring()` tries again",))
+        raise
     watch.finish(state, remarks(state, brought, interrupts.count))
     error = _error(ip, job, state)
     job.memo = None  # what was captured has been updated: it is the notebook's own again, to keep or to drop

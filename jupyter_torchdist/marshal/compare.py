@@ -20,7 +20,7 @@ from typing import Any
 from . import codes, rebuild
 from .bundle import Loaded
 from .mapping import Pages, equal_memory
-from .pickler import Pickler
+from .pickler import LARGE, Pickler
 from .rebuild import Storage
 from .states import state_of
 from .tensors import is_tensor
@@ -113,6 +113,12 @@ class Comparison:
             return False
         self._clean.update(live.met)
         return True
+
+    def became(self, place: int) -> type | None:
+        """The class of the live object, where it is not the one that was captured (a lazy layer changes its own)."""
+        kind = type(self.loaded.memo[place])
+        before = type(self._pristine.memo.get(place)) if self._pristine else kind
+        return kind if (kind.__module__, kind.__qualname__) != (before.__module__, before.__qualname__) else None
 
     def _look(self, place: int) -> Facts:
         live = self.loaded.memo[place]
@@ -220,7 +226,7 @@ class Written:
 
 
 class _Writer(Pickler):
-    """Writes objects to be compared, not to be read. Tensors over memory that was not captured never equal."""
+    """Writes objects to be compared, not to be read. Large tensors over memory that was not captured never equal."""
 
     _fresh = itertools.count()
 
@@ -232,10 +238,11 @@ class _Writer(Pickler):
 
     def _tensor(self, value: Any) -> Any:
         try:
-            captured = value.untyped_storage()._cdata in self._captured
+            here = value.device.type == "cpu" and value.untyped_storage().nbytes() < LARGE
+            plain = here or value.device.type == "meta" or value.untyped_storage()._cdata in self._captured
         except (RuntimeError, NotImplementedError, ValueError):  # a sparse or lazy tensor has no storage
             return super()._tensor(value)
-        return super()._tensor(value) if captured else (rebuild.same, (next(self._fresh),))
+        return super()._tensor(value) if plain else (rebuild.same, (next(self._fresh),))
 
 
 class _Shallow(_Writer):

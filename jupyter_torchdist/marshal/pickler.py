@@ -18,7 +18,16 @@ from cloudpickle import cloudpickle
 
 from . import codes, rebuild, refusals
 from .rebuild import Storage
-from .tensors import Storages, is_optimizer, is_tensor, reduce_optimizer, reduce_storage, reduce_tensor
+from .tensors import (
+    Storages,
+    is_optimizer,
+    is_parametrized,
+    is_tensor,
+    reduce_optimizer,
+    reduce_parametrized,
+    reduce_storage,
+    reduce_tensor,
+)
 
 LARGE = 256 << 10
 """Buffers of at least so many bytes travel out of band, each in a file of its own."""
@@ -91,6 +100,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._tensor
         if is_optimizer(kind):
             return reduce_optimizer
+        if is_parametrized(kind):
+            return reduce_parametrized
         if (reason := refusals.reason(kind)) is not None:
             return functools.partial(_refuse, reason)
         if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):

@@ -208,6 +208,23 @@ def set_tensor(target: Any, state: tuple[Any, dict[str, Any]]) -> None:
     target.__dict__.update(attributes)
 
 
+def bare_instance(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def set_parametrized(target: Any, state: dict[str, Any]) -> None:
+    """A module's state; its class with the computed tensors is made anew where it has none yet."""
+    from torch.nn.utils import parametrize
+
+    for name in target.__dict__.keys() - state.keys():
+        del target.__dict__[name]
+    target.__dict__.update(state)
+    if type(target).__module__ != "torch.nn.utils.parametrize":
+        parametrize._inject_new_class(target)
+        for name in target.parametrizations:
+            parametrize._inject_property(target, name)
+
+
 def set_optimizer(target: Any, state: tuple[Any, tuple[dict[str, Any], bool, bool | None]]) -> None:
     """An optimizer's state, its hooks, and the mark a scheduler left on its ``step``."""
     own, (hooks, watched, called) = state

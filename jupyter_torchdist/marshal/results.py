@@ -137,7 +137,7 @@ def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Compar
                 place = pickler.waiting.pop()
                 if comparison.changed(place):
                     live = comparison.loaded.memo[place]
-                    pickler.dump((place, state_of(live, pickler).for_update(live)))
+                    pickler.dump((place, state_of(live, pickler).for_update(comparison.became(place))))
                 for child in comparison.children(place):
                     if not comparison.replaced(child):
                         pickler.meet(child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import sys
 from collections import OrderedDict, deque
 from dataclasses import dataclass
@@ -30,9 +29,8 @@ class State:
     setter: Any = None
     become: type | None = None
 
-    def for_update(self, value: Any) -> State:
-        """What an update record needs: the state, and the class ``value`` has now (a lazy layer changes it)."""
-        become = None if isinstance(value, Storage) else type(value)
+    def for_update(self, become: type | None) -> State:
+        """What an update record needs: the state, and the class the object has taken on."""
         return State(self.kind, self.items, self.state, None, self.setter, become)
 
 
@@ -50,7 +48,7 @@ def state_of(value: Any, pickler: Pickler) -> State:
         return State(container, _items(container, value), _attributes(value))
     reduced = pickler.reducer_override(value)
     if reduced is NotImplemented:
-        reducer = copyreg.dispatch_table.get(kind)
+        reducer = pickler.dispatch_table.get(kind)
         reduced = reducer(value) if reducer else value.__reduce_ex__(5)
     if isinstance(reduced, str):
         return State("constant", rest=reduced)
@@ -108,9 +106,8 @@ def _is_array(value: Any) -> bool:
 
 def put(target: Any, state: State) -> None:
     """Make ``target`` what the state says, in place. Raises what the object's own ``__setstate__`` raises."""
-    become = state.become
-    if become and (become.__module__, become.__qualname__) != (type(target).__module__, type(target).__qualname__):
-        target.__class__ = become
+    if state.become is not None:
+        target.__class__ = state.become
     if state.kind == "storage":
         _put_storage(target, state.items)
     elif state.kind == "tensor":

@@ -130,6 +130,17 @@ def reduce_optimizer(value: Any) -> Any:
     return build, arguments, (state, extra), None, None, rebuild.set_optimizer
 
 
+def is_parametrized(kind: type) -> bool:
+    """Whether the class was made for one module by ``torch.nn.utils.parametrize`` (weight_norm, spectral_norm)."""
+    return kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized")
+
+
+def reduce_parametrized(value: Any) -> Any:
+    """torch refuses to pickle such a module because its class has no name; its base and its state say it all."""
+    made_from = type(value).__bases__[0]
+    return rebuild.bare_instance, (made_from,), dict(vars(value)), None, None, rebuild.set_parametrized
+
+
 def reduce_storage(storage: Storage) -> Any:
     if storage.size == 0:
         return rebuild.storage, (b"",)

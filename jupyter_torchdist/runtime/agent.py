@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ class Agent:
         now = time.monotonic()
         self._reap()
         for name, job in list(self._jobs.items()):
-            if job.poll(now, self._strays(job)):
+            if job.poll(now, partial(self._strays, job)):
                 self._busy_until = now + 0.5
             self._ship(name, job, now)
         self._pool.flush()
@@ -148,7 +149,7 @@ class Agent:
 
         They are children of this process, which is the subreaper of all jobs.
         """
-        if job.state != "ending" or any(other is not job and other.state != "ended" for other in self._jobs.values()):
+        if any(other is not job and other.state != "ended" for other in self._jobs.values()):
             return []
         zygotes = {zygote.process.pid for zygote in self._pool.zygotes.values()}
         orphans = [ProcessId.of(pid) for pid in _children() - self._known()]

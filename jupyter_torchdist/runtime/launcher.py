@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 import traceback
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.process import ProcessId, exit_in_words
@@ -63,10 +65,18 @@ class RankWatch:
             self.note(failure.pid, failure.exitcode)
 
     def process_class(self) -> type[Popen]:
-        """multiprocessing's forked child, which tells ``note`` when it is reaped."""
+        """multiprocessing's forked child, which tells ``note`` when it is reaped.
+
+        multiprocessing's own sentinel is a pipe, which children that the rank forks keep open when it has ended.
+        """
         watch = self
 
         class RankProcess(Popen):
+            def _launch(self, process_obj: BaseProcess) -> None:
+                super()._launch(process_obj)  # type: ignore[misc]
+                if hasattr(os, "pidfd_open"):
+                    self.sentinel: int = os.pidfd_open(self.pid)
+
             def poll(self, flag: int = os.WNOHANG) -> int | None:
                 code: int | None = super().poll(flag)
                 if code is not None:
@@ -109,6 +119,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
 
     from . import rendezvous
 
+    _log_plainly()
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
     plan, node = assignment.the_plan(), assignment.node_plan()
@@ -134,6 +145,24 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
 
 
+_torch_formatters: list[tuple[logging.Handler, logging.Formatter | None]] = []
+
+
+def _log_plainly() -> None:
+    """torch's own formatter imports ``torch._dynamo`` at the first warning: seconds, in the middle of a failure."""
+    plain = logging.Formatter("%(levelname).1s %(asctime)s %(name)s] %(message)s")
+    for name in ("torch", "torch.distributed"):
+        for handler in logging.getLogger(name).handlers:
+            _torch_formatters.append((handler, handler.formatter))
+            handler.setFormatter(plain)
+
+
+def _log_as_torch() -> None:
+    """In a rank the user sees torch's messages as ever."""
+    for handler, formatter in _torch_formatters:
+        handler.setFormatter(formatter)
+
+
 def _numa_options(mode: str | None) -> Any:
     if mode is None:
         return None
@@ -147,6 +176,7 @@ def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
     if handler.listen_fd >= 0:
         with contextlib.suppress(OSError):
             os.close(handler.listen_fd)
+    _log_as_torch()
     from . import worker
 
     worker.main(job_root, blobs, node)

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,10 +81,10 @@ class NodeJob:
 
     # -- looking
 
-    def poll(self, now: float, strays: Sequence[ProcessId] = ()) -> bool:
+    def poll(self, now: float, strays: Callable[[], Sequence[ProcessId]] = tuple) -> bool:
         """Take in what launcher and ranks wrote, and go on with an end. Whether anything changed.
 
-        ``strays`` are processes that nothing but their parent shows to be of this job: they end with it.
+        ``strays`` finds processes that nothing but their parent shows to be of this job: they end with it.
         """
         if self.state == "ended":
             return False
@@ -224,7 +224,7 @@ class NodeJob:
                 self.launcher.signal(signal.SIGTERM)
         self.kill_at = min(self.kill_at, now + grace)
 
-    def _go_on_ending(self, now: float, strays: Sequence[ProcessId]) -> None:
+    def _go_on_ending(self, now: float, strays: Callable[[], Sequence[ProcessId]]) -> None:
         if self.expected and now < self.kill_at + ANSWER_SECONDS:
             return
         if self.launcher is not None and self.launcher.alive() and now < self.kill_at:
@@ -232,7 +232,7 @@ class NodeJob:
         if now < self._look_at:
             return
         leaders = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
-        left = [*processes_of_job(job_token(self.paths.job, self.node), leaders), *strays]
+        left = [*processes_of_job(job_token(self.paths.job, self.node), leaders), *strays()]
         self._look_at = now + LOOK_SECONDS
         for process in left:
             if now >= self.kill_at:

@@ -10,14 +10,19 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.driver.run import Driver
 from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.channel import Channel
+from jupyter_torchdist.protocol.errors import ChannelError
 from jupyter_torchdist.protocol.paths import Home, JobPaths
+from jupyter_torchdist.protocol.plan import NodePlan
 from jupyter_torchdist.protocol.process import ProcessId, job_token_of, processes_of_job
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState
@@ -156,6 +161,36 @@ def test_a_disk_that_stays_full(home: Path, tmp_path: Path, mount: Mount, kernel
     assert kernel.value("value") == 6
 
 
+class NoNode:
+    """For a driver that only keeps its journal."""
+
+    def connect(self, node: NodePlan) -> Channel:
+        raise ChannelError("there is none")
+
+    def shared(self, node: NodePlan) -> bool:
+        return True
+
+
+@needs_root
+def test_a_driver_stays_until_its_last_line_is_written(home: Path, mount: Mount) -> None:
+    """Where the file system keeps no room for the journal, as on NFS: here there is none left to be kept."""
+    mount("size=1m,mode=700")
+    job = FakeJob(Home(home))
+    job.close()
+    rest = fill(home)
+    driver = Driver(job.paths, NoNode(), None)
+    for number in range(100):
+        driver._say("job.note", text=f"{number} " + "x" * 200)
+    assert 0 < len(journal.state(job.paths).notes) < 100
+    freeing = threading.Timer(0.5, rest.unlink)
+    freeing.start()
+    driver._write_out()
+    freeing.join()
+    driver._writer.close()
+    notes = journal.state(job.paths).notes
+    assert [int(note.split()[0]) for note in notes] == list(range(100))
+
+
 @needs_root
 def test_a_read_only_data_directory(home: Path, mount: Mount, kernel: Notebook) -> None:
     mount("size=6m,mode=700")
@@ -212,10 +247,10 @@ def test_a_job_directory_damaged_by_hand(home: Path, kernel: Notebook) -> None:
             assert path.name in words and "run the cell again" in words
             path.write_bytes(sound[path])
     blob = max((home / "blobs").iterdir(), key=lambda path: path.stat().st_size)
-    data = bytearray(blob.read_bytes())
+    flipped = bytearray(blob.read_bytes())
     times = blob.stat()
-    data[len(data) // 2] ^= 4
-    blob.write_bytes(data)
+    flipped[len(flipped) // 2] ^= 4
+    blob.write_bytes(flipped)
     os.utime(blob, ns=(times.st_atime_ns, times.st_mtime_ns))
     words = refusal(kernel.try_run("%dist rerun hurt"), "DamagedJob")
     assert blob.name in words and "has changed since it was written" in words
@@ -337,9 +372,7 @@ def test_whoever_is_killed_in_the_middle_of_a_job(
         assert wait_until(lambda: not processes_of_job(paths.job), PATIENCE)
         return cell, journal.state(paths)
 
-    number = 0
-    for killed in [("driver",), ("agent",), ("zygote",), (), ("agent", "driver")]:
-        number += 1
+    for number, killed in enumerate([("driver",), ("agent",), ("zygote",), (), ("agent", "driver")]):
         cell, state = run(number, *killed)
         assert state.state == "succeeded", f"{killed}: {cell.text}"
         assert cell.error is None and (cell.result or {})["text/plain"] == str(number), f"{killed}: {cell.text}"

@@ -312,3 +312,61 @@ def test_a_lazy_layer_becomes_what_it_became_on_the_rank(notebook: Notebook) -> 
     notebook.run("before = model(torch.ones(1, 3)).detach()")
     assert type(notebook.names["layer"]).__name__ == "Linear"
     notebook.cell("assert torch.equal(model(torch.ones(1, 3)), before) and model[0] is layer")
+
+
+def test_a_parametrized_module_is_trained_and_comes_back(notebook: Notebook) -> None:
+    notebook.cell(
+        "import torch\nfrom torch.nn.utils import parametrizations\n"
+        "model = torch.nn.Sequential(parametrizations.weight_norm(torch.nn.Linear(3, 2)), torch.nn.Tanh())\n"
+        "layer = model[0]\nx = torch.ones(1, 3)"
+    )
+    notebook.run(
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nmodel(x).sum().backward()\noptimizer.step()\n"
+        "y = model(x).detach()\nweight = layer.weight.detach()"
+    )
+    notebook.cell("assert torch.equal(model(x), y) and torch.equal(layer.weight, weight) and model[0] is layer")
+    notebook.cell("assert optimizer.param_groups[0]['params'][0] is list(model.parameters())[0]")
+
+
+def test_a_loader_a_generator_and_a_compiled_model_cross(notebook: Notebook) -> None:
+    notebook.cell(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "data = TensorDataset(torch.arange(10.))\ngenerator = torch.Generator().manual_seed(3)\n"
+        "loader = DataLoader(data, batch_size=4, shuffle=True, generator=generator)\n"
+        "model = torch.compile(torch.nn.Linear(1, 1), backend='eager')"
+    )
+    notebook.run("first = [batch[0] for batch in loader]\ncount = len(list(model.parameters()))")
+    assert notebook.names["count"] == 2
+    before = notebook.names["generator"].initial_seed()
+    notebook.cell("second = [batch[0] for batch in loader]")
+    assert before == 3
+    reference = torch_order(notebook)
+    assert [b.tolist() for b in notebook.names["second"]] == reference
+
+
+def torch_order(notebook: Notebook) -> list[list[float]]:
+    """The second epoch of the same loader, run in one process."""
+    notebook.cell(
+        "fresh = DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))\n"
+        "list(fresh)\nwanted = [b[0].tolist() for b in fresh]"
+    )
+    wanted: list[list[float]] = notebook.names["wanted"]
+    return wanted
+
+
+def test_names_of_a_star_import_come_back(notebook: Notebook) -> None:
+    notebook.run("from textwrap import *\nshort = shorten('a b c', 5)")
+    assert notebook.names["dedent"]("  x") == "x"
+
+
+@pytest.mark.gpu
+def test_tensors_of_a_gpu_travel_by_way_of_the_cpu(notebook: Notebook) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    notebook.cell("import torch\nw = torch.ones(300_000, device='cuda')\nview = w[:10]")
+    captured = notebook.send("assert w.device.type == 'cpu'\nview += 1")
+    assert any("cuda:0" in note for note in captured.notes)
+    notebook.names.update(notebook.bring(captured))
+    assert notebook.names["w"].device.type == "cuda"
+    assert notebook.names["w"][:11].tolist() == [2.0] * 10 + [1.0]

@@ -253,9 +253,9 @@ def test_what_cannot_be_killed_is_named(tree: Tree) -> None:
     nobody = replace(ProcessId.mine(), pid=4711, ticks=1)
     job = tree.job()
     job.end(0.0, 10.0)
-    job.poll(11.0, [nobody])
+    job.poll(11.0, lambda: [nobody])
     assert job.state == "ending"
-    job.poll(10.0 + nodejob.UNKILLABLE_SECONDS + 1, [nobody])
+    job.poll(10.0 + nodejob.UNKILLABLE_SECONDS + 1, lambda: [nobody])
     assert job.state == "ended"
     assert "process 4711 does not end" in tree.events()[-1].data["error"]
     job.close()
@@ -267,7 +267,7 @@ def test_strays_end_with_the_job(tree: Tree) -> None:
     identity = ProcessId.of(stray.pid)
     job = tree.job()
     job.end(0.0, time.monotonic())
-    assert wait_until(lambda: not (job.poll(time.monotonic(), [identity] if identity.alive() else [])), 10)
+    assert wait_until(lambda: not job.poll(time.monotonic(), lambda: [identity] if identity.alive() else []), 10)
     assert job.state == "ended"
     assert stray.wait() == -signal.SIGKILL
     job.close()
@@ -307,7 +307,7 @@ def script(tree: Tree) -> Iterator[Script]:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (0, ("done", 0, "ended with exit code 0")),
+        (0, ("done", 0, "left with exit code 0 before its end")),  # os._exit(0)
         (3, ("failed", 3, "ended with exit code 3")),
         (-11, ("killed", -11, "was killed (SIGSEGV: a crash in native code)")),
         (-9, ("killed", -9, "was killed (SIGKILL)")),
@@ -320,6 +320,16 @@ def test_an_exit_in_words(code: int, expected: tuple[Any, ...], tree: Tree, scri
     script.exited(0, code)
     assert job.poll(1.0)
     assert tree.exits() == {0: expected}
+    job.close()
+
+
+def test_a_good_end(tree: Tree, script: Script) -> None:
+    job = tree.job()
+    script.started(0)
+    script.ranks[0].write("rank.done")
+    script.exited(0, 0)
+    job.poll(1.0)
+    assert tree.exits() == {0: ("done", 0, "ended with exit code 0")}
     job.close()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.protocol.paths import JobPaths
-from jupyter_torchdist.runtime import orphans
 from jupyter_torchdist.runtime.orphans import DRIVER_TRIES, LEASH_SECONDS, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
 from tests.leaks import wait_until
 
@@ -36,7 +36,7 @@ def settled(care: Orphans) -> bool:
 
 def driver_is(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``true``: the job's lock is held, so that a new driver leaves at once; ``false``: it fails."""
-    monkeypatch.setattr(orphans.sys, "executable", shutil.which(program) or program)
+    monkeypatch.setattr(sys, "executable", shutil.which(program) or program)
 
 
 def test_a_moment_alone_is_nothing(paths: JobPaths, care: Orphans) -> None:

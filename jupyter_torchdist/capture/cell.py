@@ -75,9 +75,10 @@ def capture_cell(
     scope = namespace if isinstance(namespace, dict) else dict(namespace)
     kept_out = frozenset(hidden)
     notes = _check_defined(names, {name: value for name, value in scope.items() if name not in kept_out})
+    loaded = {name: need.line for name, need in names.needs.items()}
     wanted = Wanted(
         scope,
-        {name: f"line {need.line}" for name, need in names.needs.items()},
+        {name: f"line {line}" for name, line in (names.commands | loaded).items()},
         soft=frozenset(names.binds),
         exclude=kept_out | frozenset(exclude),
         labels=labels or {},

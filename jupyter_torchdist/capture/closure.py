@@ -60,7 +60,7 @@ class NamespacePickler(Pickler):
         place = self._wanted.place_of(function)
         for magic, line in references.magics.items():
             raise refused_magic(magic, f"{place}, line {line})")
-        for name, line in references.loads.items():
+        for name, line in (references.commands | references.loads).items():
             if self._wanted.takes(name) and name not in self.found:
                 self.found[name] = f"{place}, line {line})"
                 yield Enter(name, self.found[name]), self._wanted.namespace[name], Leave()

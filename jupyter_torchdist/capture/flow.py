@@ -6,14 +6,15 @@ import __future__
 import ast
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ..marshal import codes
+from ..marshal import codes, commands
 
 FUTURE = {feature: getattr(__future__, feature).compiler_flag for feature in __future__.all_feature_names}
 """Compiler flags of ``from __future__`` imports."""
 
 _DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "dir"})
+_COMMAND_VERBS = ("system", "getoutput")
 _MAGIC_VERBS = ("run_line_magic", "run_cell_magic", "magic")
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -40,6 +41,8 @@ class Names:
     stars: dict[str, int] = field(default_factory=dict)
     """Modules of ``from … import *``: what they bind is not known here."""
     magics: dict[str, int] = field(default_factory=dict)
+    commands: dict[str, int] = field(default_factory=dict)
+    """Names in ``!command`` → line; they may be the shell's own."""
     attributes: set[str] = field(default_factory=set)
     flags: int = 0
     dynamic: bool = False
@@ -60,6 +63,8 @@ class Flow(ast.NodeVisitor):
         self._class: set[str] | None = None
         """Names bound so far in the class body being walked."""
         self._class_name = ""
+        self._parameters: frozenset[str] = frozenset()
+        """Type parameters that hold where the walk is."""
 
     # Loads and bindings.
 
@@ -72,7 +77,7 @@ class Flow(ast.NodeVisitor):
         self._expand(name)
 
     def _require(self, name: str, line: int, certain: bool) -> None:
-        if name in self.must or name == "__class__":
+        if name in self.must or name in self._parameters or name == "__class__":
             return
         need = self.names.needs.setdefault(name, Need(line, False))
         need.certain = need.certain or (certain and name not in self.may)
@@ -110,12 +115,14 @@ class Flow(ast.NodeVisitor):
         for references in self._compiled(node):
             self.names.imports = {**references.imports, **self.names.imports}
             self.names.magics = {**references.magics, **self.names.magics}
+            self.names.commands = {**references.commands, **self.names.commands}
             self.names.attributes |= references.attributes
             for stored, line in references.stores.items():
                 self.names.binds.setdefault(stored, line)
                 self.may.add(stored)
             if name is not None:
-                self._bodies.setdefault(name, []).append(references)
+                loads = {used: line for used, line in references.loads.items() if used not in self._parameters}
+                self._bodies.setdefault(name, []).append(replace(references, loads=loads))
                 continue
             local = self._class or ()
             for used, line in references.loads.items():
@@ -329,10 +336,11 @@ class Flow(ast.NodeVisitor):
         arguments = node.args
         for default in (*arguments.defaults, *(item for item in arguments.kw_defaults if item)):
             self.visit(default)
-        for argument in _arguments(arguments):
-            self._annotation(argument.annotation)
-        self._annotation(node.returns)
-        self._define(node, called=bool(node.decorator_list))
+        with self._type_parameters(node):
+            for argument in _arguments(arguments):
+                self._annotation(argument.annotation)
+            self._annotation(node.returns)
+            self._define(node, called=bool(node.decorator_list))
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self.visit_FunctionDef(node)
@@ -347,6 +355,10 @@ class Flow(ast.NodeVisitor):
             self._expand(owner)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        with self._type_parameters(node):
+            self._class_statement(node)
+
+    def _class_statement(self, node: ast.ClassDef) -> None:
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self.visit(part)
         outer = self._class
@@ -365,11 +377,23 @@ class Flow(ast.NodeVisitor):
 
     def visit_TypeAlias(self, node: ast.AST) -> None:
         name = node.name  # type: ignore[attr-defined]
-        with self._conditional():
+        with self._conditional(), self._type_parameters(node):
             for part in ast.walk(node.value):  # type: ignore[attr-defined]
                 if isinstance(part, ast.Name):
                     self.load(part.id, part.lineno)
         self.visit(name)
+
+    @contextlib.contextmanager
+    def _type_parameters(self, node: ast.AST) -> Iterator[None]:
+        """The names in ``class C[T: Bound]`` hold within the statement."""
+        parameters: list[ast.AST] = getattr(node, "type_params", [])
+        before = self._parameters
+        self._parameters = before | {str(parameter.name) for parameter in parameters}  # type: ignore[attr-defined]
+        with self._conditional():
+            for parameter in parameters:
+                self.visit(parameter)
+        yield
+        self._parameters = before
 
     # Expressions.
 
@@ -390,14 +414,17 @@ class Flow(ast.NodeVisitor):
         function = node.func
         if (
             isinstance(function, ast.Attribute)
-            and function.attr in _MAGIC_VERBS
             and isinstance(function.value, ast.Call)
             and isinstance(function.value.func, ast.Name)
             and function.value.func.id == "get_ipython"
         ):
             first = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "magic"
-            mark = "%%" if function.attr == "run_cell_magic" else "%"
-            self.names.magics.setdefault(mark + str(first).split(" ")[0], node.lineno)
+            if function.attr in _MAGIC_VERBS:
+                mark = "%%" if function.attr == "run_cell_magic" else "%"
+                self.names.magics.setdefault(mark + str(first).split(" ")[0], node.lineno)
+            elif function.attr in _COMMAND_VERBS:
+                for name in commands.names(str(first)) - self.must:
+                    self.names.commands.setdefault(name, node.lineno)
         self.generic_visit(node)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:

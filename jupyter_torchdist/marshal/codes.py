@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import commands
+
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
 _EXTENDED = opcode.opmap["EXTENDED_ARG"]
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...))
+_MAGIC_VERBS = ("run_line_magic", "run_cell_magic", "magic")
 _RANK_VERBS = ("system", "getoutput", "getoutput_split")
 
 
@@ -27,6 +30,8 @@ class References:
     attributes: set[str] = field(default_factory=set)
     magics: dict[str, int] = field(default_factory=dict)
     """IPython magics: ``get_ipython().run_line_magic('time', …)``."""
+    commands: dict[str, int] = field(default_factory=dict)
+    """Names in ``!command``; whether they are the notebook's or the shell's is not known."""
 
 
 @functools.lru_cache(maxsize=2048)
@@ -60,8 +65,12 @@ def _collect(code: types.CodeType, found: References) -> None:
             (found.stores if name in ("STORE_GLOBAL", "DELETE_GLOBAL") else found.loads).setdefault(value, line)
         elif name == "IMPORT_NAME":
             found.imports.setdefault(value, line)
-        elif value in ("run_line_magic", "run_cell_magic", "magic") and "get_ipython" in code.co_names:
+        elif value in (*_MAGIC_VERBS, *_RANK_VERBS) and "get_ipython" in code.co_names:
             verb = value
+        elif verb in _RANK_VERBS and isinstance(value, str):
+            for used in commands.names(value):
+                found.commands.setdefault(used, line)
+            verb = None
         elif verb and isinstance(value, str):
             found.magics.setdefault(("%%" if verb == "run_cell_magic" else "%") + value.split(" ")[0], line)
             verb = None

@@ -109,8 +109,8 @@ class ErrorRecord:
     @staticmethod
     def from_json(value: dict[str, Any]) -> ErrorRecord:
         frames = tuple((str(f[0]), int(f[1]), str(f[2]), str(f[3])) for f in value.get("frames", ()))
-        words = (str(value[key]) for key in ("type", "module", "message", "text"))
-        return ErrorRecord(*words, frames=frames, t=float(value["t"]))
+        kind, module, message, text = (str(value[key]) for key in ("type", "module", "message", "text"))
+        return ErrorRecord(kind, module, message, text, frames, float(value["t"]))
 
     @property
     def title(self) -> str:

@@ -45,10 +45,21 @@ def pid_namespace() -> str:
     return _pid_namespace_of(os.getpid())
 
 
+def _read(path: str) -> bytes:
+    """A whole file of ``/proc``; a job's end reads two of each process of the machine."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
 def stat_fields(pid: int) -> list[str]:
     """Fields of ``/proc/PID/stat`` from the state (field 3 of proc(5)) on. Raises ``OSError`` when it is gone."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rsplit(b")", 1)[1].decode("ascii", "replace").split()
+    return _read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].decode("ascii", "replace").split()
 
 
 def session_of(pid: int) -> int:
@@ -143,8 +154,7 @@ class ProcessId:
 def job_token_of(pid: int) -> str:
     """The token that the process carries; empty for strangers and processes that cannot be read."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = b"\0" + file.read()
+        environ = b"\0" + _read(f"/proc/{pid}/environ")
     except OSError:
         return ""
     _, found, rest = environ.partition(f"\0{JOB_TOKEN}=".encode())

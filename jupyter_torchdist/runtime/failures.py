@@ -40,11 +40,20 @@ def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
     if isinstance(error, TorchDistError) and all(is_ours(frame[0]) for frame in frames):
         frames = ()  # its words say what happened and what to do; lines of ours would not
         described.stack.clear()
+        _drop_our_causes(described)
     text = "".join(described.format())
     if len(text) > _TEXT:
         text = text[: _TEXT // 2] + "\n  … (shortened) …\n" + text[-_TEXT // 2 :]
     kind = type(error)
     return ErrorRecord(kind.__qualname__, kind.__module__, _message(error), text, frames, t)
+
+
+def _drop_our_causes(described: traceback.TracebackException) -> None:
+    """An ``OSError`` that we put in words is in them."""
+    for link in ("__cause__", "__context__"):
+        part = getattr(described, link)
+        if part is not None and all(is_ours(frame.filename) for frame in part.stack):
+            setattr(described, link, None)
 
 
 def _message(error: BaseException) -> str:

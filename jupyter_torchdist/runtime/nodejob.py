@@ -232,8 +232,9 @@ class NodeJob:
         if now < self._look_at:
             return
         leaders = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
+        began = time.monotonic()
         left = [*processes_of_job(job_token(self.paths.job, self.node), leaders), *strays()]
-        self._look_at = now + LOOK_SECONDS
+        self._look_at = now + max(LOOK_SECONDS, 3 * (time.monotonic() - began))
         for process in left:
             if now >= self.kill_at:
                 process.signal(signal.SIGKILL)

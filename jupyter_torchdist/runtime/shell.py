@@ -10,6 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ..marshal import commands
 from ..protocol.errors import UserError
 from .afterimport import Change, after_import
 from .display import Display, Frontend
@@ -27,17 +28,23 @@ class RankShell:
         """``!command``: its output goes to the rank's; the exit status to ``_exit_code``, as in IPython."""
         sys.stdout.flush()
         sys.stderr.flush()
+        command = self._expanded(command)
         self.user_ns["_exit_code"] = subprocess.call(command, shell=True, executable=_shell())
 
     system_raw = system_piped = system
 
     def getoutput(self, command: str, split: bool = True, depth: int = 0) -> Any:
         """``x = !command``: its lines, or its text."""
+        command = self._expanded(command)
         done = subprocess.run(
             command, shell=True, executable=_shell(), stdout=subprocess.PIPE, text=True, errors="replace", check=False
         )
         self.user_ns["_exit_code"] = done.returncode
         return done.stdout.splitlines() if split else done.stdout
+
+    def _expanded(self, command: str) -> str:
+        """With the values that names have where the command stands: two frames up from here."""
+        return commands.expand(command, {**self.user_ns, **sys._getframe(2).f_locals})
 
     def run_line_magic(self, name: str, line: str = "", **_: Any) -> NoReturn:
         raise _no_magic(f"%{name}")

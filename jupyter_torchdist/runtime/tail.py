@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,9 @@ from ..protocol.paths import JobPaths
 
 _FIRST = 4096
 """Bytes in the first frame; each next one may have twice as many. A channel that breaks soon still brings some."""
+
+_SETTLED = 1_000_000_000
+"""Nanoseconds after which a directory's time has changed if anything in it has: clocks of file systems are coarse."""
 
 _BACKLOG = 2 * CHUNK
 """Bytes a slow driver may have outstanding before no more are read for it."""
@@ -52,6 +57,8 @@ class Shipment:
     shared: bool
     offsets: dict[str, int] = field(default_factory=dict)
     _chunk: int = _FIRST
+    _listed: dict[Path, tuple[int, list[str]]] = field(default_factory=dict)
+    """By directory: when it last changed, and what was in it."""
 
     def pump(self) -> bool:
         """Tell or send what is new; whether the driver has everything there is now."""
@@ -83,17 +90,29 @@ class Shipment:
         return True
 
     def _files(self) -> Iterator[tuple[str, int]]:
-        folders = [self.paths.node(self.node).root]
+        folders = [(f"nodes/{self.node}", self.paths.node(self.node).root)]
         if not self.shared:
-            folders.append(self.paths.results)
-        for folder in folders:
-            try:
-                entries = list(os.scandir(folder))
-            except FileNotFoundError:
-                continue
-            # Buffers come before the result that names them.
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.name.startswith(".") or entry.name.endswith(".tmp"):
-                    continue
-                if not self.shared or entry.name.endswith(".events"):
-                    yield f"{folder.relative_to(self.paths.root)}/{entry.name}", entry.stat().st_size
+            folders.append(("results", self.paths.results))
+        for prefix, folder in folders:
+            for name in self._names(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    yield f"{prefix}/{name}", os.stat(f"{folder}/{name}").st_size
+
+    def _names(self, folder: Path) -> list[str]:
+        """Files to tell of, buffers before the result that names them. Listed anew only when the directory changed."""
+        try:
+            changed = os.stat(folder).st_mtime_ns
+            known = self._listed.get(folder)
+            if known is not None and known[0] == changed:
+                return known[1]
+            names = sorted(name for name in os.listdir(folder) if self._wanted(name))
+        except FileNotFoundError:
+            return []
+        if time.time_ns() - changed > _SETTLED:
+            self._listed[folder] = changed, names
+        return names
+
+    def _wanted(self, name: str) -> bool:
+        if self.shared:
+            return name.endswith(".events")
+        return not name.startswith(".") and not name.endswith(".tmp")

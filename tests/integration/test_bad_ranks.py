@@ -319,10 +319,18 @@ def test_exceptions_that_would_end_the_kernel(kernel: Notebook, raised: str) -> 
 
 
 def test_shells_magics_keyboards_and_awaits(kernel: Notebook) -> None:
-    kernel.run("def ask():\n    return input('? ')\nword = 'captured'")
+    kernel.run(
+        "def ask():\n    return input('? ')\nword, other = 'captured', 5\ndef say():\n    !echo said $other {other + 1}"
+    )
     cell = kernel.run(on_ranks("!echo from $((1 + 1)) {word}\nfound = !echo {word} again\nfound", "--watch text"))
     assert cell.stdout.count("from 2 captured") == 2
     assert kernel.value("list(found)") == ["captured again"]
+    own = kernel.run(
+        on_ranks("say()\nmine = td.rank\n!echo $mine, '$mine', $$mine\n!echo home=$HOME $word", "--watch text")
+    )
+    assert own.stdout.count("said 5 6") == 2
+    assert "[rank 1] 1, $mine," in own.stdout, "as IPython expands it"
+    assert f"home={Path.home()}" in own.stdout
     before = len(catalog.jobs())
     for magic in ("%timeit 1", "%cd /", "x = %time 1", "if word:\n    %matplotlib inline"):
         error = failure(kernel, on_ranks(magic))

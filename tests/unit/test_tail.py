@@ -202,3 +202,21 @@ def test_a_driver_that_is_gone(paths: JobPaths, driver: Driver) -> None:
 
 def test_a_job_whose_directory_is_gone(tmp_path: Path, driver: Driver) -> None:
     assert Shipment(driver.agent, JobPaths(tmp_path / "none"), "node0", shared=False).pump()
+
+
+def test_files_that_come_and_go_are_seen_at_every_look(paths: JobPaths, driver: Driver) -> None:
+    """The directory is listed anew only when it changed; nothing may hide in the coarseness of its time."""
+    shipment = Shipment(driver.agent, paths, "node0", shared=False)
+    node = paths.node("node0")
+    os.utime(node.root, (1, 1))
+    assert shipment.pump()
+    for rank in range(30):
+        node.out(rank).write_bytes(b"x")
+        assert shipment.pump()
+        driver.take()
+        assert len(driver.files) == rank + 1
+    node.out(3).unlink()
+    node.out(4).write_bytes(b"xy")
+    assert shipment.pump()
+    driver.take()
+    assert driver.files["nodes/node0/rank-00004.out"] == b"xy"

@@ -190,5 +190,3 @@ def refused_magic(magic: str, where: str) -> CaptureError:
     """A magic other than ``!command`` cannot run on a rank, where there is no IPython."""
     hint = "run it in a cell of its own; in ranks only !command works"
     return CaptureError(f"the magic {magic} cannot run on ranks ({where})", hint, path=magic, line=where)
-
-

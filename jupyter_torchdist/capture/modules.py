@@ -140,5 +140,3 @@ def _imported(file: Path, modified: int, size: int) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module.partition(".")[0])
     return frozenset(names)
-
-

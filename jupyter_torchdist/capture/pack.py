@@ -33,5 +33,3 @@ def pack(capture: Capture, job: str, put: Put) -> Manifest:
 
 def _put_file(file: Path, put: Put) -> Blob:
     return put(file.read_bytes())
-
-

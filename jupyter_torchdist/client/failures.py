@@ -56,9 +56,7 @@ def _of_rank(
         hint = f"`%dist logs {state.job} --rank {rank.rank}` shows what it printed last"
         why = f"{rank.why or 'ended without a word'}{_crash_site(paths, rank.rank)}"
         return RankFailed(f"rank {rank.rank}{where} {why}", hint, rank=rank.rank)
-    error = marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
-    add_note(error, f"on rank {rank.rank}:\n{rank.error.text.rstrip()}")
-    return error
+    return marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
 
 
 def _crash_site(paths: JobPaths, rank: int) -> str:
@@ -81,7 +79,8 @@ def _others(state: JobState, first: RankState | None) -> list[str]:
     if first is None:
         return []
     failed = [rank for rank in state.failures() if rank.rank != first.rank and rank.error is not None]
-    lines = [f"rank {first.rank} failed first" + (f", on {first.host}" if first.host else "")] if first.error else []
+    where = f", on {first.host}" if first.host else ""
+    lines = [f"rank {first.rank} failed first{where}:\n{first.error.text.rstrip()}"] if first.error else []
     lines += [f"rank {rank.rank} failed too: {_short(rank.error.title)}" for rank in failed[:SHOWN] if rank.error]
     if len(failed) > SHOWN:
         lines.append(f"{len(failed) - SHOWN} more ranks failed too")

@@ -210,7 +210,7 @@ class Link:
             begin()
 
     def on_bytes(self, name: str, offset: int, data: bytes) -> None:
-        """Append what a node's file has new to the copy here; what is here already is passed over."""
+        """Append what a node's file has new to the copy here. Raises ``OSError`` for a full disk."""
         folder, _, file_name = name.rpartition("/")
         if folder not in (f"nodes/{self.node.name}", "results"):
             raise ChannelError(f"{self.node.name} sent a file outside its directory")
@@ -218,8 +218,10 @@ class Link:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            if os.fstat(fd).st_size >= offset:
-                os.pwrite(fd, data, offset)
+            view = memoryview(data)
+            while view and os.fstat(fd).st_size >= offset:
+                written = os.pwrite(fd, view, offset)
+                view, offset = view[written:], offset + written
         finally:
             os.close(fd)
 

@@ -288,8 +288,11 @@ class Driver:
 
     def _on_messages(self, link: Link) -> None:
         channel = link.channel
-        for message, body in link.receive(time.monotonic()):
-            self._on_message(link, message, body)
+        try:
+            for message, body in link.receive(time.monotonic()):
+                self._on_message(link, message, body)
+        except OSError:  # the disk is full: over a new channel the node sends again what is not here
+            link.drop(time.monotonic())
         if link.channel is None and channel is not None:
             self._forget_fd(channel.read_fd)
 

@@ -136,9 +136,7 @@ def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
     alone = counts.pop(-1)
     del value
     return {
-        place: memo[place]
-        for place, count in counts.items()
-        if count > alone or type(memo[place]) is rebuild.Storage
+        place: memo[place] for place, count in counts.items() if count > alone or type(memo[place]) is rebuild.Storage
     }
 
 

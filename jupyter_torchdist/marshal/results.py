@@ -175,9 +175,7 @@ def _write_buffer(path: Path, content: memoryview) -> int:
     return content.nbytes
 
 
-def load_results(
-    directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict: dict[str, Any]
-) -> Values:
+def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict: dict[str, Any]) -> Values:
     """The values a rank published. Captured objects that changed are updated in place, all or (when the file
     cannot be read) none. ``memo`` is ``Capture.memo``; None reads the bundle to learn what was captured.
 

@@ -56,10 +56,13 @@ def scratch_dir() -> Path:
 
 
 def make_private(path: Path) -> Path:
-    """Create ``path`` with mode 0700, parents too; raises ``PermissionError`` where another user owns it."""
+    """Create ``path`` with mode 0700, parents too; raises ``PermissionError`` where another user owns it.
+
+    Also where another user's link leads to a directory of this user's: ``/tmp`` is everybody's.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
-    if status.st_uid != os.getuid():
+    if {status.st_uid, path.lstat().st_uid} != {os.getuid()}:
         raise PermissionError(f"{path} belongs to another user")
     if status.st_mode & 0o077:
         path.chmod(0o700)

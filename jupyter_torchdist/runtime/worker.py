@@ -104,7 +104,7 @@ class Rank:
         shell.install(self.display, vars(self.main))
         children.install(self.main)
         execution.remember_cell(spec.source, spec.label, spec.first_line)
-        loaded = marshal.load_bundle(manifest, self.blobs, self.main)
+        loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
         self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)

@@ -116,7 +116,7 @@ for number in range(500):
 open({mark!r} + os.environ['RANK'], 'w').close()
 wait_for({go!r})
 print('and on')
-value = 5
+{end}
 """
 
 
@@ -126,7 +126,7 @@ def test_a_disk_that_fills_up_while_ranks_print(home: Path, tmp_path: Path, moun
     kernel.run(WAIT_FOR)
     ballast = home / "ballast"
     ballast.write_bytes(bytes(1_000_000))
-    code = PRINTS.format(home=str(home), mark=str(tmp_path / "full-"), go=str(tmp_path / "go"))
+    code = PRINTS.format(home=str(home), mark=str(tmp_path / "full-"), go=str(tmp_path / "go"), end="value = 5")
     cell = kernel.start(code)
     assert wait_until(lambda: len(list(tmp_path.glob("full-*"))) == 2, PATIENCE)
     ballast.unlink()
@@ -141,21 +141,25 @@ def test_a_disk_that_fills_up_while_ranks_print(home: Path, tmp_path: Path, moun
 
 
 @needs_root
-def test_a_disk_that_stays_full(home: Path, tmp_path: Path, mount: Mount, kernel: Notebook) -> None:
-    """The journal has room of its own: the job ends, and says why."""
+@pytest.mark.parametrize("end", ["value = 5", "raise LookupError('y' * 9000)"])
+def test_a_disk_that_stays_full(home: Path, tmp_path: Path, mount: Mount, kernel: Notebook, end: str) -> None:
+    """The events and the journal have room of their own: the job ends, and says why."""
     mount("size=6m,mode=700")
     kernel.run(WAIT_FOR)
     (tmp_path / "go").touch()
-    code = PRINTS.format(home=str(home), mark=str(tmp_path / "full-"), go=str(tmp_path / "go"))
-    cell = kernel.try_run(code)
-    assert cell.error is not None and cell.error.name == "StoreError"
+    cell = kernel.try_run(PRINTS.format(home=str(home), mark=str(tmp_path / "full-"), go=str(tmp_path / "go"), end=end))
+    assert cell.error is not None
     words = cell.error.traceback
-    assert "OSError" not in words and "jupyter_torchdist/" not in words  # no stack of ours
-    assert "the results of rank 0 cannot be written" in words and "No space left on device" in words
-    assert "set TORCHDIST_HOME to a larger disk; the values are lost, the logs are not" in words
+    if "raise" in end:
+        assert cell.error.name == "LookupError" and "y" * 9000 in words
+    else:
+        assert cell.error.name == "StoreError"
+        assert "OSError" not in words and "jupyter_torchdist/" not in words  # no stack of ours
+        assert "the results of rank 0 cannot be written" in words and "No space left on device" in words
+        assert "set TORCHDIST_HOME to a larger disk; the values are lost, the logs are not" in words
     assert re.search(r"rank 0: the disk was full, \d+ printed lines lost", cell.text)
     state = journal.state(newest(home))
-    assert (state.state, state.first_failure) == ("failed", 0)
+    assert (state.state, len(state.ranks)) == ("failed", 2)
     assert not processes_of_job(newest(home).job)
     assert "failed" in kernel.run("%dist").stdout
     assert "removed" in kernel.run(f"%dist rm {state.job}").stdout

@@ -114,7 +114,11 @@ def nodes(disks: Path) -> Iterator[TwoNodes]:
     connector.close()
 
 
-def drive(cell: str, connector: TwoNodes, directory: Path, *, job: str = "two-nodes", grace: float = 5.0) -> JobPaths:
+JOB = f"two-nodes-{os.getpid()}-{time.time_ns()}"
+"""Processes are found by their job's name: two runs of this file at once must not find each other's."""
+
+
+def drive(cell: str, connector: TwoNodes, directory: Path, *, job: str = JOB, grace: float = 5.0) -> JobPaths:
     home = Home(directory / "home")
     home.blobs.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(job, "cell", cell, "Cell In[1]", 2, Options(ranks=4, grace=grace), time.time())
@@ -160,7 +164,7 @@ def test_the_failing_rank_of_the_other_node_is_blamed(nodes: TwoNodes, tmp_path:
 
 
 def test_a_cancel_reaches_both_nodes(nodes: TwoNodes, tmp_path: Path) -> None:
-    paths = JobPaths(tmp_path / "home" / "jobs" / "two-nodes")
+    paths = JobPaths(tmp_path / "home" / "jobs" / JOB)
 
     def cancel() -> None:
         while not paths.journal.exists() or journal.state(paths).state != "running":
@@ -187,7 +191,7 @@ def test_a_channel_cut_at_random_bytes_is_taken_up_again(nodes: TwoNodes, tmp_pa
 
 
 def test_an_agent_that_is_killed_is_replaced(nodes: TwoNodes, tmp_path: Path) -> None:
-    paths = JobPaths(tmp_path / "home" / "jobs" / "two-nodes")
+    paths = JobPaths(tmp_path / "home" / "jobs" / JOB)
 
     def kill_agent() -> None:
         while not paths.journal.exists() or journal.state(paths).state != "running":

@@ -251,7 +251,7 @@ def test_the_first_failure_comes_with_its_own_type_and_the_others_as_notes(fake:
         job.raise_for_state()
     assert caught.value.code == 7
     assert notes_of(caught.value) == [
-        "rank 2 failed first, on node0.example",
+        "rank 2 failed first, on node0.example:\nTraceback:\nOdd: here: 7",
         "rank 1 failed too: RuntimeError: connection closed",
         "1 other rank was stopped because of this",
     ]

@@ -17,7 +17,8 @@ SCOPE: dict[str, Any] = {"name": "x y", "n": 3, "items": [1, 2], "row": {"k": "v
     [
         ("ls", set()),
         ("ls {name} $n", {"name", "n"}),
-        ("echo {items[n - 2]} {row['k']} {n:>4} {n!r}", {"items", "n", "row"}),
+        ("echo {items[n - 2]} {row['k']} {n!r} {items[0:1]}", {"items", "n", "row"}),
+        ("echo {n:>4}", set()),
         ("echo '$n' \"$n\" $$n ${n}", {"n"}),
         ("echo $HOME $n", {"HOME", "n"}),
         ("awk '{print $1}'", set()),

@@ -203,7 +203,9 @@ def test_the_golden_journal_has_the_hard_cases() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"error": 3}, {"error": {"type": 1}}, {"process": 5}, {"left": [1]}, {"names": 4}]
 )
-@pytest.mark.parametrize("kind", ["rank.failed", "rank.started", "rank.result", "job.submitted", "job.ended"])
+@pytest.mark.parametrize(
+    "kind", ["rank.failed", "rank.started", "rank.result", "rank.dropped", "job.submitted", "job.ended"]
+)
 def test_a_known_kind_with_damaged_data_never_stops_a_reader(kind: str, data: dict[str, Any]) -> None:
     state = a_fold(("job.starting", {}), (kind, data, 0), ("job.note", {"text": "after"}))
     assert state.final or state.notes == ("after",)

@@ -30,7 +30,7 @@ SCOPE: dict[str, Any] = {"name": "x y", "n": 3, "items": [1, 2], "row": {"k": "v
 def test_commands_are_read_and_expanded_as_in_ipython(command: str, names: set[str]) -> None:
     assert commands.names(command) == names
     try:
-        wanted = DollarFormatter().vformat(command, [], SCOPE)  # type: ignore[no-untyped-call]
+        wanted = DollarFormatter().vformat(command, [], SCOPE)
     except Exception:
         wanted = command  # as ``InteractiveShell.var_expand`` does
     assert commands.expand(command, SCOPE) == wanted

@@ -133,7 +133,8 @@ def test_a_cell_that_writes_into_the_data_directory(home: Path, kernel: Notebook
     gone = kernel.try_run(
         "%%distribute --ranks 2 --watch off\nimport os, pathlib, shutil, torch.distributed as dist\n"
         "if dist.get_rank() == 0:\n"
-        "    shutil.rmtree(max(pathlib.Path(os.environ['TORCHDIST_HOME']).glob('jobs/[0-9]*-*')))\n"
+        "    job = os.environ['TORCHDIST_JOB'].split('@')[0]\n"
+        "    shutil.rmtree(pathlib.Path(os.environ['TORCHDIST_HOME'], 'jobs', job))\n"
         "dist.barrier()\nvalue = 7"
     )
     words = refusal(gone, "JobLost")

@@ -39,11 +39,12 @@ PRELOAD = (
 )
 """What every rank needs, before the first job is taken."""
 
-PRELOAD_LATER = ("torch._dynamo", "pandas", "scipy.linalg", "sklearn")
+PRELOAD_LATER = ("torch._dynamo",)
 """What many ranks need (an optimizer imports the first): it takes seconds, so a fork of the zygote loads it and
-then takes the zygote's place; no job waits for it."""
+then takes the zygote's place; no job waits for it. pandas, SciPy and scikit-learn are fork-safe too, but their
+pages make every fork a quarter slower."""
 
-OPENBLAS = ("numpy", "scipy.linalg")
+OPENBLAS = ("numpy",)
 """Imports whose threads are OpenBLAS's, which stops and restarts them around a fork (pthread_atfork)."""
 
 

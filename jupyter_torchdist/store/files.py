@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,22 @@ def publish(path: Path, data: Data) -> os.stat_result:
 
     Raises ``StoreError``; nothing is left behind then.
     """
+    return publish_as(path.parent, data, lambda: path)
+
+
+def publish_as(directory: Path, data: Data, name: Callable[[], Path]) -> os.stat_result:
+    """``publish`` to a path in ``directory`` that ``name`` tells once the data is written."""
     view = memoryview(data).cast("B")
-    with writing(path.parent, view.nbytes):
-        if view.nbytes >= LARGE and free_space(path.parent) < view.nbytes:
+    with writing(directory, view.nbytes):
+        if view.nbytes >= LARGE and free_space(directory) < view.nbytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fd, aside = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        fd, aside = tempfile.mkstemp(dir=directory, prefix=".", suffix=".tmp")
         try:
             try:
                 write_all(fd, view)
             finally:
                 os.close(fd)
+            path = name()
             os.rename(aside, path)
             return os.stat(path)
         except BaseException:

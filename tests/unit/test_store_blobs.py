@@ -128,3 +128,15 @@ def test_sizes_in_words() -> None:
         "123.5 MB",
         "3.0 TB",
     ]
+
+
+def test_large_data_is_written_while_it_is_hashed_and_only_once(place: Home) -> None:
+    store = BlobStore(place)
+    first, second = bytes(2 * 2**20), b"\1" * (2 * 2**20)  # of one size: the second is hashed before it is written
+    stored = [store.put(data) for data in (first, second, first, bytearray(second))]
+    assert [blob.digest for blob in stored] == [hashlib.sha256(data).hexdigest() for data in (first, second) * 2]
+    assert store.written == 4 * 2**20
+    assert all(
+        Path(store.verify(blob)).read_bytes() == data for blob, data in zip(blobs, (first, second), strict=False)
+    )
+    assert not list(place.blobs.glob(".*"))

@@ -81,9 +81,8 @@ class Stream:
         if text.endswith("\n"):
             self._release()
             self.text.flush()
-            self.deadline = time.monotonic() + PERIOD
-        else:
-            self.deadline = 0.0
+        # Text without its end waits a moment: ``print`` writes the newline by itself, and that flushes both.
+        self.deadline = time.monotonic() + PERIOD
         self._flusher.wake()
         return count
 

@@ -47,8 +47,13 @@ def home(shared_runtime: Path, tmp_path: Path) -> Iterator[Path]:
         patch.setenv("TORCHDIST_RUNTIME_DIR", str(shared_runtime))
         patch.setenv("TORCHDIST_SCRATCH", str(shared_runtime / "scratch"))
         yield directory
-    wait_until(lambda: not Snapshot.take(shared_runtime).left_since(before), timeout=5)
-    left = Snapshot.take(shared_runtime).left_since(before)
+    left: list[str] = []
+
+    def nothing_left() -> bool:
+        left[:] = Snapshot.take(shared_runtime).left_since(before)
+        return not left
+
+    wait_until(nothing_left, timeout=5)
     assert not left, "the test left behind:\n  " + "\n  ".join(left)
 
 

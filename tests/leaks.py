@@ -114,7 +114,8 @@ class Snapshot:
         """One line for each thing that is here now and was not before."""
         helper = getattr(resource_tracker._resource_tracker, "_pid", None)
         pids = [pid for pid, _ in self.processes - before.processes if pid != helper and not is_warm(pid)]
-        lines = [f"process {pid}: {command_of(pid)} {job_token_of(pid)}" for pid in sorted(pids) if start_ticks(pid)]
+        # One without a command line has given up its memory: it is on its way out.
+        lines = [f"process {pid}: {said} {job_token_of(pid)}" for pid in sorted(pids) if (said := command_of(pid))]
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines += [f"thread {names.get(ident, ident)}" for ident in self.threads - before.threads]
         lines += [f"listening socket {inode}" for inode in self.sockets - before.sockets]

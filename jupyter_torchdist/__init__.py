@@ -82,7 +82,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ip: InteractiveShell) -> None:
-    """``%load_ext jupyter_torchdist``: the magics, and a spare driver in the background. Twice is harmless."""
+    """``%load_ext jupyter_torchdist``: the magics, and a driver zygote in the background. Twice is harmless."""
     from .kernel.extension import load
 
     load(ip)

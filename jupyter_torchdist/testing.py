@@ -1,7 +1,7 @@
 """Fakes that honour the contracts: a job directory filled by hand, and a driver that runs the ranks one after another.
 
-``FakeJob`` writes the very files that driver and ranks write. ``python -m jupyter_torchdist.testing --spare`` is a
-driver without agent, torch or parallel ranks: for tests of everything that starts jobs and reads them.
+``FakeJob`` writes the very files that driver and ranks write. ``python -m jupyter_torchdist.testing --zygote`` has
+drivers without agent, torch or parallel ranks: for tests of everything that starts jobs and reads them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import marshal
+from .driver.zygote import serve
 from .protocol import codec
 from .protocol.bundle import Manifest
 from .protocol.events import ErrorRecord, Event
@@ -268,11 +269,5 @@ def _run_code(spec: JobSpec, namespace: dict[str, Any], flags: int) -> None:
         exec(compile(spec.source, spec.label, "exec"), namespace)
 
 
-def main() -> None:
-    """``--spare``: one handed line on standard input, then that job; the end of it: nothing to do."""
-    if line := sys.stdin.readline():
-        run_job(codec.loads(line))
-
-
 if __name__ == "__main__":
-    main()
+    serve(run_job)

@@ -34,7 +34,7 @@ def shared_runtime() -> Iterator[Path]:
     for directory in _private_runtime():
         yield directory
         if module := sys.modules.get("jupyter_torchdist.client.drivers"):
-            module.pool().close()  # the spare driver of this process, for tests that submit without a kernel
+            module.pool().close()  # the driver zygote of this process, for tests that submit without a kernel
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,9 @@ def processes_of_runtime(directory: Path) -> list[int]:
 
 
 def is_warm(pid: int) -> bool:
-    """Whether the process is one that stays for the next job: agent, zygote, spare driver."""
+    """Whether the process is one that stays for the next job: agent, zygotes."""
     command = command_of(pid)
-    ours = "jupyter_torchdist.runtime" in command or "jupyter_torchdist.driver --spare" in command
+    ours = "jupyter_torchdist.runtime" in command or "jupyter_torchdist.driver --zygote" in command
     return ours and not job_token_of(pid) and not _drives(pid)
 
 

@@ -1,10 +1,11 @@
-"""Drivers: one process a job, detached from whoever started it. A spare one waits, so no start lies on a job's path."""
+"""Drivers: one process a job, detached from whoever started it, forked from one that has imported what they need."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,10 @@ from typing import Any, BinaryIO
 from ..protocol import codec
 from ..protocol.errors import LaunchError
 from ..protocol.paths import JobPaths, runtime_dir
+from ..protocol.process import ProcessId
 from ..store.files import private
 
 COMMAND = ("-m", "jupyter_torchdist.driver")
-
-REFILL_DELAY = 0.5
-"""Seconds before the next spare starts, so that its start does not compete with the job's."""
 
 TAKING = 30.0
 """Seconds a driver may take to take a job; a new interpreter on a busy machine needs about one."""
@@ -30,7 +29,7 @@ TAKING = 30.0
 
 @dataclass
 class Started:
-    """A driver process that this one started, and what it printed (a file without a name: none is left behind)."""
+    """A process that this one started, and what it printed (a file without a name: none is left behind)."""
 
     process: subprocess.Popen[bytes]
     log: BinaryIO
@@ -46,56 +45,125 @@ class Started:
         self.process.returncode = self.process.poll() or 0
 
 
-class DriverPool:
-    """Keeps one spare driver. Safe in threads; nothing of it forks this process or touches its environment.
+class Zygote:
+    """The process that forks drivers (``driver/zygote.py``). It ends when this process does: its stdin ends."""
 
-    ``command`` are the interpreter's arguments (a fake driver in tests). The spare ends when this process does:
-    it reads the end of its stdin.
+    def __init__(self, started: Started) -> None:
+        self.started = started
+        assert started.process.stdin is not None
+        assert started.process.stdout is not None
+        self._orders, self._answers = started.process.stdin, started.process.stdout
+        os.set_blocking(self._answers.fileno(), False)
+        self._lock = threading.Lock()
+        self._partial = b""
+        self._drivers: dict[str, ProcessId] = {}
+        self._codes: dict[str, int] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self.started.process.poll() is None
+
+    def order(self, line: bytes) -> bool:
+        """Whether it was there to be told."""
+        try:
+            with self._lock:
+                self._orders.write(line)
+                self._orders.flush()
+        except (OSError, ValueError):  # it is gone, or was closed by another thread
+            return False
+        return True
+
+    def code(self, job_root: str) -> int | None:
+        """How the job's driver ended, if it has and this process was there to see it."""
+        self._listen()
+        return self._codes.get(job_root)
+
+    def has_driver(self, job_root: str) -> bool:
+        """Whether the job's driver lives, or may still be forked."""
+        alive = self.alive  # before the answers are read: the last of them is not missed
+        if self.code(job_root) is not None:
+            return False
+        driver = self._drivers.get(job_root)
+        return alive or (driver is not None and driver.alive())
+
+    def end_driver(self, job_root: str) -> None:
+        """A driver that takes no notice, or this process, which does not even fork it."""
+        if driver := self._drivers.get(job_root):
+            driver.signal(signal.SIGKILL)
+        else:
+            self.end()
+
+    def _listen(self) -> None:
+        with self._lock:
+            while said := self._read():
+                *lines, self._partial = (self._partial + said).split(b"\n")
+                for line in lines:
+                    value = codec.loads(line)
+                    if "process" in value:
+                        self._drivers[value["job_root"]] = ProcessId.from_json(value["process"])
+                    else:
+                        self._codes[value["job_root"]] = value["code"]
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._answers.fileno(), 65536)
+        except (BlockingIOError, ValueError):
+            return b""
+
+    def end(self) -> None:
+        """End it; drivers go on. What it printed stays readable."""
+        with contextlib.suppress(OSError):
+            self._orders.close()
+        self.started.process.kill()
+        self.started.process.wait()
+        self._answers.close()
+
+
+class DriverPool:
+    """Has a driver forked for each job. Safe in threads; nothing of it forks this process or touches its environment.
+
+    ``command`` are the interpreter's arguments (a fake in tests).
     """
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
         self._command = tuple(command)
         self.owner = os.getpid()
         self._lock = threading.Lock()
-        self.spare: Started | None = None
-        self.running: list[Started] = []
-        self._timer: threading.Timer | None = None
+        self.zygote: Zygote | None = None
+        self.taking_up: list[Started] = []
         self.closed = False
 
     def warm(self) -> None:
-        """Start the spare if there is none. Raises ``LaunchError``."""
+        """Have a zygote. Raises ``LaunchError``."""
         with self._lock:
             self._reap()
-            if not self.closed and (self.spare is None or self.spare.process.poll() is not None):
-                self._drop_spare()
-                self.spare = self._start("--spare")
+            if not self.closed:
+                self._living_zygote()
 
     def hand(self, paths: JobPaths, line: dict[str, Any], taken: Callable[[], bool]) -> None:
         """Give the job to a driver and wait until ``taken`` says that it drives.
 
         Raises ``LaunchError`` with the driver's own words when it dies first, or takes no notice.
         """
-        with self._lock:
-            self._reap()
-            driver, self.spare = self.spare, None
         data = codec.dumps(line).encode("ascii") + b"\n"
-        if driver is None or not _give(driver, data):
-            if driver is not None:
-                self._bury(driver)
-            driver = self._start("--spare")
-            if not _give(driver, data):
-                self._bury(driver)
-                raise LaunchError(f"the driver of job {paths.job} did not start", _remedy(driver))
-        self._adopt(driver)
-        self._await_taken(driver, paths, taken)
-        self._refill()
+        root = str(paths.root)
+        for last in (False, True):  # a zygote may have died; told twice, only one driver drives (its lock)
+            with self._lock:
+                self._reap()
+                zygote = self._living_zygote()
+                ordered = zygote.order(data)
+            if ordered and self._await_taken(zygote, root, taken):
+                return
+            if last or zygote.code(root) is not None:
+                raise LaunchError(f"the driver of job {paths.job} died before it took the job", _remedy(zygote.started))
 
     def attach(self, paths: JobPaths) -> None:
         """Start a driver for a job whose own one died; does not wait for it. Raises ``LaunchError``."""
         driver = self._start("--attach", str(paths.root))
         if driver.process.stdin is not None:
             driver.process.stdin.close()
-        self._adopt(driver)
+        with self._lock:
+            self.taking_up.append(driver)
 
     def reap(self) -> None:
         """Take the exit status of drivers that ended, so that no zombie stays."""
@@ -103,74 +171,49 @@ class DriverPool:
             self._reap()
 
     def close(self) -> None:
-        """End the spare, and start no other. Drivers of jobs go on. In a forked child it does nothing."""
+        """End the zygote, and start no other. Drivers go on. In a forked child it does nothing."""
         if os.getpid() != self.owner:
             return
         with self._lock:
             self.closed = True
             atexit.unregister(self.close)
-            if self._timer is not None:
-                self._timer.cancel()
-            self._drop_spare()
+            self._drop_zygote()
             self._reap()
-            for driver in self.running:
+            for driver in self.taking_up:
                 driver.disown()
-            self.running.clear()
-
-    def _adopt(self, driver: Started) -> None:
-        with self._lock:
-            self.running.append(driver)
+            self.taking_up.clear()
 
     def _reap(self) -> None:
-        for driver in [driver for driver in self.running if driver.process.poll() is not None]:
-            self.running.remove(driver)
+        for driver in [driver for driver in self.taking_up if driver.process.poll() is not None]:
+            self.taking_up.remove(driver)
             driver.log.close()
 
-    def _refill(self) -> None:
-        with self._lock:
-            if self.closed or self.spare is not None:
-                return
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = threading.Timer(REFILL_DELAY, self._refill_quietly)
-            self._timer.daemon = True
-            self._timer.start()
+    def _living_zygote(self) -> Zygote:
+        if self.zygote is None or not self.zygote.alive:
+            self._drop_zygote()
+            self.zygote = Zygote(self._start("--zygote", answers=True))
+        return self.zygote
 
-    def _refill_quietly(self) -> None:
-        with contextlib.suppress(LaunchError):  # the next job tries again, and says it
-            self.warm()
+    def _drop_zygote(self) -> None:
+        zygote, self.zygote = self.zygote, None
+        if zygote is not None:
+            zygote.end()
 
-    def _drop_spare(self) -> None:
-        spare, self.spare = self.spare, None
-        if spare is not None:
-            self._bury(spare)
-
-    @staticmethod
-    def _bury(driver: Started) -> None:
-        """End a driver that has no job. Its log stays readable."""
-        if driver.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                driver.process.stdin.close()
-        driver.process.kill()
-        driver.process.wait()
-
-    def _await_taken(self, driver: Started, paths: JobPaths, taken: Callable[[], bool]) -> None:
+    def _await_taken(self, zygote: Zygote, root: str, taken: Callable[[], bool]) -> bool:
+        """False when the driver, or the zygote without having forked it, is gone. Raises ``LaunchError``."""
         deadline = time.monotonic() + TAKING
         pause = 0.001
         while not taken():
-            if driver.process.poll() not in (None, 0):
-                if taken():
-                    return
-                raise LaunchError(f"the driver of job {paths.job} died before it took the job", _remedy(driver))
+            if not zygote.has_driver(root):
+                return taken()
             if time.monotonic() > deadline:
-                driver.process.kill()
-                raise LaunchError(
-                    f"the driver of job {paths.job} did not take the job in {TAKING:.0f} s", _remedy(driver)
-                )
+                zygote.end_driver(root)
+                raise LaunchError(f"the driver did not take the job in {TAKING:.0f} s", _remedy(zygote.started))
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
+        return True
 
-    def _start(self, *arguments: str) -> Started:
+    def _start(self, *arguments: str, answers: bool = False) -> Started:
         if not sys.executable:
             raise LaunchError("this Python does not know its own path (sys.executable)", "start it by its full path")
         log = tempfile.TemporaryFile(dir=private(runtime_dir()))  # noqa: SIM115  # open as long as the driver is ours
@@ -178,7 +221,7 @@ class DriverPool:
             process = subprocess.Popen(
                 [sys.executable, *self._command, *arguments],
                 stdin=subprocess.PIPE,
-                stdout=log,
+                stdout=subprocess.PIPE if answers else log,
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
@@ -187,17 +230,6 @@ class DriverPool:
             log.close()
             raise LaunchError(f"no driver could be started: {error}", "check the limits on processes") from error
         return Started(process, log)
-
-
-def _give(driver: Started, line: bytes) -> bool:
-    """Whether the driver was there to read the line."""
-    assert driver.process.stdin is not None
-    try:
-        driver.process.stdin.write(line)
-        driver.process.stdin.close()
-    except OSError:
-        return False
-    return True
 
 
 def _remedy(driver: Started) -> str:

@@ -1,7 +1,7 @@
-"""``python -m jupyter_torchdist.driver --spare`` waits for a job on standard input; ``--attach JOB_ROOT`` takes one up.
+"""``python -m jupyter_torchdist.driver --zygote`` forks a driver for each job; ``--attach JOB_ROOT`` takes one up.
 
-A spare driver has its agent connected and a warm process started before the first job comes; at the end of
-its standard input (the kernel is gone) it ends.
+The zygote has the agent and a warm process started before the first job comes, and keeps them until the end of
+its standard input: then the kernel is gone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from ..launch.local import LocalLauncher
-from ..protocol import codec
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError
 from ..protocol.paths import JobPaths, make_private, runtime_dir
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
+from . import zygote
 from .run import Driver, World
 
 _HERE = NodePlan("node0", (0,))
@@ -28,40 +29,48 @@ _HERE = NodePlan("node0", (0,))
 def main(words: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if words[:1] == ["--spare"]:
-        _spare()
+    if words == ["--zygote"]:
+        warmth = Warmth()
+        warmth.keep()
+        zygote.serve(warmth.drive, warmth.keep)
     elif words[:1] == ["--attach"] and len(words) == 2:
         _drive(JobPaths(Path(words[1])), None)
     else:
         raise SystemExit(__doc__)
 
 
-def _spare() -> None:
-    """Warm up, wait for one line, drive that job."""
-    channel = _warm_up()
-    line = sys.stdin.buffer.readline()
-    if not line.endswith(b"\n"):
-        return
-    value = codec.loads(line)
-    with open(os.devnull) as null:
-        os.dup2(null.fileno(), 0)
-    try:
-        _drive(JobPaths(Path(value["job_root"])), World.from_json(value))
-    finally:
-        if channel is not None:
-            channel.close()
-
-
-def _warm_up() -> Channel | None:
+class Warmth:
     """A connection that keeps the agent alive, and a warm process for jobs of this environment."""
-    try:
-        channel = LocalLauncher().connect(_HERE)
-        channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
-        channel.send({"type": "warm", "python": sys.executable, "environ": dict(os.environ)})
-    except (LaunchError, ChannelError) as error:
-        print(error, file=sys.stderr)  # said again, to the user, by the job that needs the agent
-        return None
-    return channel
+
+    def __init__(self) -> None:
+        self._channel: Channel | None = None
+
+    def keep(self) -> None:
+        """Connect if there is no agent (it is new, was stopped, or has died)."""
+        if self._channel is not None:
+            try:
+                while self._channel.receive():
+                    continue
+                return
+            except (EOFError, ChannelError):
+                self._let_go()
+        try:
+            self._channel = LocalLauncher().connect(_HERE)
+            self._channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
+            self._channel.send({"type": "warm", "python": sys.executable, "environ": dict(os.environ)})
+        except (LaunchError, ChannelError) as error:
+            print(error, file=sys.stderr)  # said again, to the user, by the job that needs the agent
+            self._let_go()
+
+    def drive(self, value: dict[str, Any]) -> None:
+        """In a driver, which has a connection of its own."""
+        self._let_go()
+        _drive(JobPaths(Path(value["job_root"])), World.from_json(value))
+
+    def _let_go(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 def _drive(paths: JobPaths, world: World | None) -> None:

@@ -1,4 +1,4 @@
-"""``%load_ext`` and ``%unload_ext``: the magics, their completion, a spare driver for a warm first cell."""
+"""``%load_ext`` and ``%unload_ext``: the magics, their completion, a driver zygote for a warm first cell."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unload(ip: InteractiveShell) -> None:
 
 
 def warm() -> None:
-    """Start the spare driver, and import what a cell needs."""
+    """Start the driver zygote, and import what a cell needs."""
     from ..protocol.errors import TorchDistError
 
     with contextlib.suppress(TorchDistError):  # the first cell starts its own driver, or says why it cannot

@@ -282,7 +282,7 @@ def test_stop_ends_the_warm_processes(own_runtime: Path, home: Path, new_noteboo
     kernel.run("%%distribute --ranks 1 --watch off\nvalue = 1")
     before = [ProcessId.of(pid) for pid in processes_of_runtime(own_runtime)]
     warm = [process for process in before if process.pid != kernel.pid]
-    assert len(warm) >= 3  # agent, zygote, spare driver
+    assert len(warm) >= 3  # agent, zygote of ranks, zygote of drivers
     assert "ended 1 warm process" in kernel.run("%dist stop").stdout
     assert wait_until(lambda: not any(process.alive() for process in warm), 5)
     assert "no warm processes" in kernel.run("%dist nodes").stdout
@@ -319,7 +319,7 @@ def test_30_jobs_leave_the_kernel_as_it_was(
     kernel.run("import gc, numpy as np\nbig = np.ones(100_000)")
     kernel.run(code.format(5), 120)
     assert wait_until(lambda: measure(kernel, own_runtime)[3] >= 4, PATIENCE)
-    time.sleep(1.0)  # the next spare driver is there
+    time.sleep(1.0)
     before = measure(kernel, own_runtime)
     kernel.run(code.format(30), 300)
     assert kernel.value("total") == 29

@@ -15,26 +15,32 @@ import pytest
 
 from jupyter_torchdist.client import drivers
 from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import LaunchError
 from jupyter_torchdist.protocol.paths import Home, JobPaths
+from jupyter_torchdist.protocol.process import ProcessId
 
-WRITES = """
-import json, os, sys
-line = sys.stdin.readline()
-if line:
-    line = json.loads(line)
+SERVES = """
+import json, os, sys, time
+from jupyter_torchdist.driver.zygote import serve
+
+def drive(line):
+    {}
+
+serve(drive)
+"""
+WRITES = SERVES.format("""
     with open(line["file"] + ".part", "w") as file:
         json.dump({"pid": os.getpid(), "cwd": os.getcwd(), "sid": os.getsid(0), "environ": dict(os.environ)}, file)
     os.rename(line["file"] + ".part", line["file"])
-    sys.stdin.read()
-"""
+    time.sleep(1)
+""")
 
 Made = Callable[[str], DriverPool]
 
 
 @pytest.fixture
 def pool_of(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
-    monkeypatch.setattr(drivers, "REFILL_DELAY", 0.0)
     pools = []
 
     def make(program: str) -> DriverPool:
@@ -52,30 +58,28 @@ def job(tmp_path: Path) -> JobPaths:
 
 
 def give(pool: DriverPool, job: JobPaths, file: Path) -> dict[str, Any]:
-    from jupyter_torchdist.protocol import codec
-
-    pool.hand(job, {"file": str(file)}, file.exists)
+    pool.hand(job, {"job_root": str(job.root), "file": str(file)}, file.exists)
     return dict(codec.loads(file.read_bytes()))
 
 
-def spare_of(pool: DriverPool) -> subprocess.Popen[bytes]:
-    deadline = time.monotonic() + 20
-    while (spare := pool.spare) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return spare.process
+def hand(pool: DriverPool, job: JobPaths) -> None:
+    """To a driver that will never take it."""
+    pool.hand(job, {"job_root": str(job.root)}, lambda: False)
 
 
-def test_the_spare_takes_the_job_and_another_takes_its_place(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
+def process_of(pool: DriverPool) -> subprocess.Popen[bytes]:
+    """The zygote's."""
+    assert pool.zygote is not None
+    return pool.zygote.started.process
+
+
+def test_every_job_has_a_driver_of_its_own_from_one_zygote(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
     pool = pool_of(WRITES)
     pool.warm()
-    pool.warm()
-    first = spare_of(pool)
-    told = give(pool, job, tmp_path / "told")
-    assert told["pid"] == first.pid
-    second = spare_of(pool)
-    assert second.pid != first.pid
-    assert give(pool, job, tmp_path / "told again")["pid"] == second.pid
+    zygote = process_of(pool)
+    told = [give(pool, job, tmp_path / name) for name in ("first", "second", "third")]
+    assert process_of(pool) is zygote
+    assert len({zygote.pid, *(driver["pid"] for driver in told)}) == 4
 
 
 def test_a_driver_stands_apart_from_this_process(
@@ -92,32 +96,41 @@ def test_a_driver_stands_apart_from_this_process(
     assert dict(os.environ) == before
 
 
-def test_a_dead_spare_is_replaced_in_silence(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
+def test_a_dead_zygote_is_replaced_in_silence(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
     pool = pool_of(WRITES)
     pool.warm()
-    spare = spare_of(pool)
-    spare.kill()
-    spare.wait()
-    assert give(pool, job, tmp_path / "told")["pid"] != spare.pid
+    zygote = process_of(pool)
+    zygote.kill()
+    zygote.wait()
+    give(pool, job, tmp_path / "told")
+    assert process_of(pool).pid != zygote.pid
+
+
+def test_a_zygote_that_dies_with_the_order_is_replaced_once(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
+    died = str(tmp_path / "died")
+    first_dies = f"import os\nif not os.path.exists({died!r}): open({died!r}, 'w'); input(); exit()\n"
+    assert give(pool_of(first_dies + WRITES), job, tmp_path / "told")
 
 
 def test_a_driver_that_dies_says_why(pool_of: Made, job: JobPaths) -> None:
-    pool = pool_of("import sys; sys.stdin.readline(); sys.exit('the agent has no feet')")
     with pytest.raises(LaunchError, match="a-job died before") as caught:
-        pool.hand(job, {}, lambda: False)
+        hand(pool_of(SERVES.format("sys.exit('the agent has no feet')")), job)
     assert "the agent has no feet" in caught.value.hint
 
 
 def test_a_driver_that_cannot_start_says_why(pool_of: Made, job: JobPaths) -> None:
     with pytest.raises(LaunchError) as caught:
-        pool_of("import a_module_that_is_missing").hand(job, {}, lambda: False)
+        hand(pool_of("import a_module_that_is_missing"), job)
     assert "ModuleNotFoundError" in caught.value.hint
 
 
-def test_a_driver_that_takes_no_notice_is_ended(pool_of: Made, job: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers, "TAKING", 0.05)
+@pytest.mark.parametrize("program", ["import time; time.sleep(60)", SERVES.format("time.sleep(60)")])
+def test_a_driver_that_takes_no_notice_is_ended(
+    pool_of: Made, job: JobPaths, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr(drivers, "TAKING", 1.0)
     with pytest.raises(LaunchError, match="did not take the job"):
-        pool_of("import time; time.sleep(60)").hand(job, {}, lambda: False)
+        hand(pool_of(program), job)
 
 
 def test_no_interpreter_no_driver(pool_of: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,46 +142,46 @@ def test_no_interpreter_no_driver(pool_of: Made, monkeypatch: pytest.MonkeyPatch
         pool_of(WRITES).warm()
 
 
-def test_closing_ends_the_spare_and_keeps_the_jobs(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
-    pool = pool_of("import sys, time\n" + WRITES.replace("sys.stdin.read()", "time.sleep(1)"))
-    give(pool, job, tmp_path / "told")
-    driver = pool.running[0].process
-    spare = spare_of(pool)
+def test_closing_ends_the_zygote_and_keeps_the_drivers(pool_of: Made, job: JobPaths, tmp_path: Path) -> None:
+    pool = pool_of(WRITES)
+    driver = ProcessId.of(give(pool, job, tmp_path / "told")["pid"])
+    zygote = process_of(pool)
     pool.close()
     pool.close()
     pool.warm()
-    assert spare.poll() is not None
-    assert pool.spare is None
-    os.waitpid(driver.pid, 0)  # it was alive; nobody else takes its status any more
+    assert zygote.poll() is not None
+    assert pool.zygote is None
+    assert driver.alive()
 
 
-def test_the_spare_ends_with_its_kernel(home: Path, tmp_path: Path) -> None:
+def test_the_zygote_ends_with_its_kernel(home: Path, tmp_path: Path) -> None:
     program = (
         "import time\nfrom jupyter_torchdist.client.drivers import DriverPool\n"
-        f"pool = DriverPool(('-c', {WRITES!r}))\npool.warm()\nprint(pool.spare.process.pid, flush=True)\ntime.sleep(60)"
+        f"pool = DriverPool(('-c', {WRITES!r}))\npool.warm()\n"
+        "print(pool.zygote.started.process.pid, flush=True)\ntime.sleep(60)"
     )
     kernel = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout is not None
-    spare = int(kernel.stdout.readline())
+    zygote = int(kernel.stdout.readline())
     kernel.kill()
     kernel.wait()
     kernel.stdout.close()
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{spare}").exists():
-        assert time.monotonic() < deadline, "the spare outlived its kernel"
+    while Path(f"/proc/{zygote}").exists():
+        assert time.monotonic() < deadline, "the zygote outlived its kernel"
         time.sleep(0.01)
 
 
-def test_many_threads_warm_one_spare(pool_of: Made) -> None:
+def test_many_threads_warm_one_zygote(pool_of: Made) -> None:
     pool = pool_of(WRITES)
     threads = [threading.Thread(target=pool.warm) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    spare = spare_of(pool)
+    zygote = process_of(pool)
     pool.warm()
-    assert spare_of(pool) is spare
+    assert process_of(pool) is zygote
 
 
 def test_one_pool_a_process_and_a_new_one_after_it_was_closed(home: Path) -> None:

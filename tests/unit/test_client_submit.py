@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist import client
-from jupyter_torchdist.client import Job, Request, drivers, leases, prepare, rerun, submit
+from jupyter_torchdist.client import Job, Request, leases, prepare, rerun, submit
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.client.functions import run
 from jupyter_torchdist.protocol.errors import (
@@ -38,7 +38,6 @@ TWO = Options(ranks=2)
 
 @pytest.fixture
 def pool(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverPool]:
-    monkeypatch.setattr(drivers, "REFILL_DELAY", 3600.0)
     pool = DriverPool(("-m", "jupyter_torchdist.testing"))
     monkeypatch.setattr(client.job, "default_pool", lambda: pool)
     monkeypatch.setattr(submitting, "default_pool", lambda: pool)
@@ -129,7 +128,7 @@ def test_what_cannot_run_starts_and_writes_nothing(
         submit(request_)
     assert words in str(caught.value)
     assert not home.exists()
-    assert pool.running == []
+    assert pool.zygote is None
 
 
 def test_a_full_disk_starts_nothing(home: Path, pool: DriverPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +136,13 @@ def test_a_full_disk_starts_nothing(home: Path, pool: DriverPool, monkeypatch: p
     with pytest.raises(StoreError, match=r"3\.0 MB needed"):
         submit(cell("len(data)\n", {"data": bytes(3_000_000)}))
     assert nothing_left(home)
-    assert pool.running == []
+    assert pool.zygote is None
 
 
 def test_a_driver_that_dies_leaves_no_job(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = DriverPool(("-c", "import sys; sys.stdin.readline(); sys.exit('no sockets')"))
+    pool = DriverPool(
+        ("-c", "from jupyter_torchdist.driver.zygote import serve; serve(lambda line: exit('no sockets'))")
+    )
     with pytest.raises(LaunchError) as caught:
         submit(cell("pass\n"), pool=pool)
     pool.close()

@@ -213,9 +213,9 @@ def run_job(line: dict[str, Any]) -> None:
 
     A request that arrives ends the job before its next rank.
     """
-    os.environ.update(line["environ"])
-    sys.path[:] = line["sys_path"]
-    os.chdir(line["cwd"])
+    os.environ.update(line["world"]["environ"])
+    sys.path[:] = line["world"]["sys_path"]
+    os.chdir(line["world"]["cwd"])
     with FakeJob.of(JobPaths(Path(line["job_root"]))) as job:
         job.running()
         failed = None

@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import BinaryIO
 
 from ..protocol import codec
 from ..protocol.errors import LaunchError
 from ..protocol.paths import JobPaths, runtime_dir
 from ..protocol.process import ProcessId
+from ..protocol.world import World
 from ..store.files import private
 
 COMMAND = ("-m", "jupyter_torchdist.driver")
@@ -140,13 +142,14 @@ class DriverPool:
             if not self.closed:
                 self._living_zygote()
 
-    def hand(self, paths: JobPaths, line: dict[str, Any], taken: Callable[[], bool]) -> None:
+    def hand(self, paths: JobPaths, blobs: Path, world: World, taken: Callable[[], bool]) -> None:
         """Give the job to a driver and wait until ``taken`` says that it drives.
 
         Raises ``LaunchError`` with the driver's own words when it dies first, or takes no notice.
         """
-        data = codec.dumps(line).encode("ascii") + b"\n"
         root = str(paths.root)
+        line = {"job_root": root, "blobs": str(blobs), "world": world.to_json()}
+        data = codec.dumps(line).encode("ascii") + b"\n"
         for last in (False, True):  # a zygote may have died; told twice, only one driver drives (its lock)
             with self._lock:
                 self._reap()

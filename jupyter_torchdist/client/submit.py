@@ -25,7 +25,7 @@ from . import leases
 from .drivers import DriverPool
 from .drivers import pool as default_pool
 from .job import Job, attach_to
-from .world import chosen_variables, handed_line
+from .world import chosen_variables, world_here
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -128,7 +128,8 @@ def launch_bundle(
         paths = jobdir.create_job(home, spec, plan, manifest)
     job = Job(paths, spec, plan, manifest, home=home, pool=pool)
     try:
-        pool.hand(paths, handed_line(paths, home, spec.options, cwd), lambda: job.state.driver is not None)
+        world = world_here(spec.options, cwd)
+        pool.hand(paths, home.blobs, world, lambda: job.state.driver is not None)
     except KeyboardInterrupt:
         job.kill()
         raise

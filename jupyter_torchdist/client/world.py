@@ -5,25 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from ..protocol.errors import OptionError
-from ..protocol.paths import Home, JobPaths
 from ..protocol.spec import Options
+from ..protocol.world import LIBRARIES, World
 
 
-def handed_line(paths: JobPaths, home: Home, options: Options, cwd: Path) -> dict[str, Any]:
-    """The one line a driver gets. Raises ``OptionError`` for a variable of ``--env`` that is not set here."""
-    return {
-        "job_root": str(paths.root),
-        "blobs": str(home.blobs),
-        "environ": {**os.environ, **chosen_variables(options)},
-        "cwd": str(cwd),
-        "sys_path": sys_path(cwd),
-        "umask": umask(),
-        "rlimits": rlimits(),
-        "python": sys.executable,
-    }
+def world_here(options: Options, cwd: Path) -> World:
+    """This process's world. Raises ``OptionError`` for a variable of ``--env`` that is not set here."""
+    return World(
+        environ={**os.environ, **chosen_variables(options)},
+        cwd=str(cwd),
+        sys_path=tuple(sys_path(cwd)),
+        umask=umask(),
+        rlimits=rlimits(),
+        python=sys.executable,
+        libraries=libraries(),
+    )
+
+
+def libraries() -> tuple[str, ...]:
+    """Packages of ``LIBRARIES`` that are imported here, and their public subpackages and modules."""
+    names = [name.split(".") for name in list(sys.modules) if name.startswith(LIBRARIES)]
+    return tuple(
+        sorted(".".join(parts) for parts in names if parts[0] in LIBRARIES and len(parts) <= 2 and parts[-1][0] != "_")
+    )
 
 
 def chosen_variables(options: Options) -> dict[str, str]:

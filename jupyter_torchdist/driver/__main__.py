@@ -20,8 +20,9 @@ from ..protocol.errors import ChannelError, LaunchError
 from ..protocol.paths import JobPaths, make_private, runtime_dir
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
+from ..protocol.world import World
 from . import zygote
-from .run import Driver, World
+from .run import Driver
 
 _HERE = NodePlan("node0", (0,))
 
@@ -34,7 +35,7 @@ def main(words: list[str]) -> None:
         warmth.keep()
         zygote.serve(warmth.drive, warmth.keep)
     elif words[:1] == ["--attach"] and len(words) == 2:
-        _drive(JobPaths(Path(words[1])), None)
+        _drive(JobPaths(Path(words[1])))
     else:
         raise SystemExit(__doc__)
 
@@ -65,7 +66,7 @@ class Warmth:
     def drive(self, value: dict[str, Any]) -> None:
         """In a driver, which has a connection of its own."""
         self._let_go()
-        _drive(JobPaths(Path(value["job_root"])), World.from_json(value))
+        _drive(JobPaths(Path(value["job_root"])), World.from_json(value["world"]), value["blobs"])
 
     def _let_go(self) -> None:
         if self._channel is not None:
@@ -73,10 +74,10 @@ class Warmth:
             self._channel = None
 
 
-def _drive(paths: JobPaths, world: World | None) -> None:
+def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:
     with _sole_driver(paths.job) as sole:
         if sole:
-            Driver(paths, LocalLauncher(), world).run()
+            Driver(paths, LocalLauncher(), world, blobs).run()
 
 
 class _sole_driver(contextlib.AbstractContextManager[bool]):

@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, fold
+from ..protocol.world import World
 from ..store import journal, liveness
 from ..store.jobdir import read_manifest, read_plan, read_spec
 from . import policy
@@ -36,38 +37,17 @@ INTERNAL = ("launcher.child",)
 """What launchers write for their agent, of no interest to a reader of the journal."""
 
 
-@dataclass(frozen=True)
-class World:
-    """The notebook's world, for the ranks. Only ever in memory."""
-
-    blobs: str
-    environ: dict[str, str]
-    cwd: str
-    sys_path: tuple[str, ...]
-    umask: int
-    rlimits: dict[str, list[int]]
-    python: str
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> World:
-        return World(
-            blobs=value["blobs"],
-            environ=dict(value["environ"]),
-            cwd=value["cwd"],
-            sys_path=tuple(value["sys_path"]),
-            umask=value["umask"],
-            rlimits=dict(value["rlimits"]),
-            python=value["python"],
-        )
-
-
 class Driver:
-    """One job from here to its end. ``world`` is None for a driver that takes up another's job."""
+    """One job from here to its end. ``world`` is None for a driver that takes up another's job.
 
-    def __init__(self, paths: JobPaths, connector: Connector, world: World | None) -> None:
+    ``blobs`` is the directory of captured data.
+    """
+
+    def __init__(self, paths: JobPaths, connector: Connector, world: World | None, blobs: str = "") -> None:
         self._paths = paths
         self._connector = connector
         self._world = world
+        self._blobs = blobs
         self._spec: JobSpec = read_spec(paths)
         self._plan = read_plan(paths)
         self._writer = journal.Writer(paths)
@@ -142,29 +122,18 @@ class Driver:
 
     def _start(self, link: Link) -> None:
         assert self._world is not None
-        world = self._world
         assignment = {
             "job_root": str(self._paths.root),
-            "blobs": world.blobs,
+            "blobs": self._blobs,
             "node": link.node.name,
             "plan": self._plan.to_json(),
-            "environ": self._environ_of(link),
-            "cwd": world.cwd,
-            "sys_path": list(world.sys_path),
-            "umask": world.umask,
-            "rlimits": world.rlimits,
-            "python": world.python,
+            "world": self._world.to_json(),
             "attempt": self._attempt,
             "fresh": self._fresh,
             "rendezvous": list(self._endpoint) if self._endpoint else None,
         }
         digests = [] if link.shared else list(dict.fromkeys(b.digest for b in read_manifest(self._paths).blobs))
-        link.start(assignment, Path(world.blobs), digests)
-
-    def _environ_of(self, link: Link) -> dict[str, str]:
-        """This machine's ranks see the notebook's environment; ``--env NAME=VALUE`` is in it by now."""
-        assert self._world is not None
-        return dict(self._world.environ)
+        link.start(assignment, Path(self._blobs), digests)
 
     # -- the loop
 

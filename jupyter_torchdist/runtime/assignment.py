@@ -13,6 +13,7 @@ from typing import Any
 from ..protocol.paths import JobPaths, NodePaths
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, job_token
+from ..protocol.world import World
 
 IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
 """Variables that act when an interpreter or a library starts: a warm process serves only equal ones."""
@@ -34,12 +35,7 @@ class Assignment:
     blobs: str
     node: str
     plan: dict[str, Any]
-    environ: dict[str, str]
-    cwd: str
-    sys_path: tuple[str, ...]
-    umask: int
-    rlimits: dict[str, list[int]]
-    python: str
+    world: World
     attempt: int = 1
     fresh: bool = False
     rendezvous: tuple[str, int] | None = None
@@ -51,7 +47,7 @@ class Assignment:
         return Assignment(
             **{
                 **value,
-                "sys_path": tuple(value["sys_path"]),
+                "world": World.from_json(value["world"]),
                 "rendezvous": (str(rendezvous[0]), int(rendezvous[1])) if rendezvous else None,
             }
         )
@@ -84,7 +80,7 @@ class Assignment:
     def rank_environment(self) -> dict[str, str]:
         """The notebook's environment with what the plan adds to it."""
         plan, node = self.the_plan(), self.node_plan()
-        environ = dict(self.environ)
+        environ = dict(self.world.environ)
         environ.setdefault("OMP_NUM_THREADS", str(plan.threads))
         environ.setdefault("MPLBACKEND", "Agg")
         environ["MPLBACKEND"] = "Agg" if "inline" in environ["MPLBACKEND"] else environ["MPLBACKEND"]
@@ -114,15 +110,16 @@ def stamp_job_token(token: str) -> None:
 
 def enter(assignment: Assignment) -> None:
     """Make this process's world the notebook's: environment, working directory, path, mask and limits."""
+    world = assignment.world
     os.environ.clear()
     os.environ.update(assignment.rank_environment())
-    os.umask(assignment.umask)
+    os.umask(world.umask)
     try:
-        os.chdir(assignment.cwd)
+        os.chdir(world.cwd)
     except OSError:
         os.chdir(assignment.job_root)
-    sys.path[:] = [*assignment.sys_path] or sys.path
-    for name, (soft, hard) in assignment.rlimits.items():
+    sys.path[:] = [*world.sys_path] or sys.path
+    for name, (soft, hard) in world.rlimits.items():
         kind = getattr(resource, name, None)
         if kind is not None:
             try:

@@ -188,7 +188,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
     from . import rendezvous
 
     # New interpreters do not inherit this one's sys.path, which is the notebook's.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.sys_path))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
     plan, node = assignment.the_plan(), assignment.node_plan()

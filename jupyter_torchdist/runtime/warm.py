@@ -102,7 +102,7 @@ class WarmPool:
 
     def launch(self, assignment: Assignment) -> None:
         """Have a launcher forked for ``assignment``; ``on_forked`` or ``on_failed`` follows."""
-        zygote = self.warm(assignment.python, assignment.environ)
+        zygote = self.warm(assignment.world.python, assignment.world.environ)
         zygote.used = time.monotonic()
         if zygote.ready:
             self._ask(zygote, assignment)
@@ -207,8 +207,8 @@ def start_fresh(assignment: Assignment, log: Path) -> subprocess.Popen[bytes]:
         os.lseek(given, 0, os.SEEK_SET)
         with open(log, "ab") as output:
             return subprocess.Popen(
-                [assignment.python, "-m", "jupyter_torchdist.runtime", "launcher"],
-                env={**base_environment(assignment.environ), JOB_TOKEN: assignment.token},
+                [assignment.world.python, "-m", "jupyter_torchdist.runtime", "launcher"],
+                env={**base_environment(assignment.world.environ), JOB_TOKEN: assignment.token},
                 cwd="/",
                 stdin=given,
                 stdout=output,

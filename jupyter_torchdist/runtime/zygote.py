@@ -1,8 +1,8 @@
 """A warm process: torch is imported, and a launcher is one fork away.
 
-It imports a tested allow-list, runs no tensor operation and opens no GPU: a matmul before the fork and the
-child's matmul hangs for ever. After each import its threads are held against the known fork-safe ones; a
-library that starts more is left to the ranks from then on.
+It imports a tested allow-list (of pandas, SciPy and scikit-learn what the notebook has), runs no tensor operation
+and opens no GPU: a matmul before the fork and the child's matmul hangs for ever. After each import its threads are
+held against the known fork-safe ones; a library that starts more is left to the ranks from then on.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ import importlib
 import os
 import selectors
 import signal
-from collections.abc import Container
-from typing import Any
+import sys
+import time
+from collections.abc import Container, Iterable
+from typing import Any, NoReturn
 
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
 from ..protocol.process import start_ticks
+from ..protocol.world import LIBRARIES
 from . import launcher
 from .assignment import Assignment
 
@@ -41,11 +44,16 @@ PRELOAD = (
 
 PRELOAD_LATER = ("torch._dynamo",)
 """What many ranks need (an optimizer imports the first): it takes seconds, so a fork of the zygote loads it and
-then takes the zygote's place; no job waits for it. pandas, SciPy and scikit-learn are fork-safe too, but their
-pages make every fork a quarter slower."""
+then takes the zygote's place; no job waits for it. Libraries that jobs ask for follow in the same way."""
 
-OPENBLAS = ("numpy",)
+OPENBLAS = ("numpy", "scipy.linalg")
 """Imports whose threads are OpenBLAS's, which stops and restarts them around a fork (pthread_atfork)."""
+
+IMPORTED_BY = {"scipy": "scipy.linalg", "sklearn": "scipy.linalg"}
+"""What parts of a package import first, for its threads to be seen where they come from."""
+
+SETTLING_SECONDS = 1.0
+"""From a job's fork to the import of libraries for later jobs: by then its ranks have imported their own."""
 
 
 def threads() -> int:
@@ -62,21 +70,32 @@ class ForkUnsafe(Exception):
 
 def preload(names: tuple[str, ...], unsafe: Container[str] = ()) -> list[str]:
     """Import ``names`` but for ``unsafe``; those that are not installed are passed over. Raises ``ForkUnsafe``."""
-    done = []
+    done: dict[str, None] = {}
     for name in names:
-        if name in unsafe:
+        package = name.partition(".")[0]
+        if name in unsafe or package in unsafe:
             continue
-        before = threads()
-        try:
-            importlib.import_module(name)
-        except Exception:  # noqa: BLE001  # an installation that is broken is for the job that needs it to report
-            continue
-        if threads() > before and name not in OPENBLAS:
-            raise ForkUnsafe(name)
-        done.append(name)
+        for part in filter(None, (IMPORTED_BY.get(package), name)):
+            if _import(part):
+                done[part] = None
     gc.collect()
     gc.freeze()  # keeps the collector from writing to, and so copying, pages shared with the ranks
-    return done
+    return list(done)
+
+
+def _import(name: str) -> bool:
+    """Whether the module could be imported. Raises ``ForkUnsafe``."""
+    if name in sys.modules:
+        return True
+    before = threads()
+    try:
+        importlib.import_module(name)
+    except Exception:  # noqa: BLE001  # an installation that is broken is for the job that needs it to report
+        return False
+    if threads() > before and name not in OPENBLAS:
+        package = name.partition(".")[0]
+        raise ForkUnsafe(package if package in LIBRARIES else name)
+    return True
 
 
 def die_with_parent(yes: bool) -> None:
@@ -84,48 +103,121 @@ def die_with_parent(yes: bool) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if yes else 0, 0, 0, 0)
 
 
-def main(fd: int, unsafe: Container[str] = ()) -> None:
+def main(fd: int, unsafe: Iterable[str] = ()) -> None:
     """Serve fork requests on the socket ``fd`` until the agent is gone; ``unsafe`` are libraries not to import."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(True)
     channel = Channel(fd, fd)
     with contextlib.suppress(EOFError, ChannelError):
         try:
-            done = preload(PRELOAD, unsafe)
+            done = preload(PRELOAD, set(unsafe))
         except ForkUnsafe as library:
             channel.send({"type": "unsafe", "library": str(library)})
             return
         channel.send({"type": "ready", "pid": os.getpid(), "preloaded": done})
-        _serve(channel, _Successor(channel, unsafe))
+        server = _Server(channel, set(unsafe))
+        server.prepare(PRELOAD_LATER)
+        server.serve()
+
+
+class _Server:
+    """Forks launchers, and now and then a successor that imports more and takes over from this process."""
+
+    def __init__(self, channel: Channel, unsafe: set[str], seen: Iterable[str] = ()) -> None:
+        self._channel = channel
+        self._unsafe = unsafe
+        self._seen = set(seen)
+        """Libraries that were imported, or could not be."""
+        self._wanted: tuple[str, ...] = ()
+        self._prepare_at = float("inf")
+        self._successor: _Successor | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(channel.read_fd, selectors.EVENT_READ)
+
+    def prepare(self, names: tuple[str, ...]) -> None:
+        """Fork a successor that imports ``names``."""
+        self._prepare_at = float("inf")
+        self._seen.update(names)
+        self._successor = _Successor(self._channel, self._unsafe, names)
+        if self._successor.pid == 0:
+            self._selector.close()
+            self._successor.be(_Server(self._channel, self._unsafe, self._seen))
+        self._selector.register(self._successor.read_fd, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Until the agent is gone (``EOFError``), or the successor has taken over."""
+        while True:
+            wait = self._prepare_at - time.monotonic()
+            ready = {key.fd for key, _ in self._selector.select(None if wait == float("inf") else max(0.0, wait))}
+            _reap()
+            if self._channel.read_fd in ready:
+                for message, _ in self._channel.receive():
+                    if message["type"] == "fork":
+                        self._fork(message)
+            if self._successor is None:
+                if time.monotonic() >= self._prepare_at:
+                    self.prepare(self._wanted)
+            elif self._successor.read_fd in ready and self._channel.between_frames and self._taken_over():
+                return
+
+    def _taken_over(self) -> bool:
+        assert self._successor is not None
+        said = self._successor.says()
+        if said == "r":
+            self._successor.take_over()
+            return True
+        if said:
+            self._unsafe.add(said)
+            self._seen.difference_update(self._successor.names)  # the others are for the next one
+            self._channel.send({"type": "unsafe", "library": said})
+        self._selector.unregister(self._successor.read_fd)
+        self._successor.close()
+        self._successor = None
+        return False
+
+    def _fork(self, message: dict[str, Any]) -> None:
+        assignment = Assignment.from_json(message["assignment"])
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._channel.close()
+            if self._successor is not None:
+                self._successor.close()
+            self._selector.close()
+            launcher.start(assignment)
+        self._channel.send({"type": "forked", "job": assignment.job, "pid": pid, "ticks": start_ticks(pid)})
+        wanted = tuple(name for name in assignment.world.libraries if name not in self._seen)
+        if wanted and self._successor is None:
+            self._wanted = wanted
+            self._prepare_at = min(self._prepare_at, time.monotonic() + SETTLING_SECONDS)
 
 
 class _Successor:
-    """A fork of this zygote that imports more and says when it could take over."""
+    """A fork of the zygote that imports more and says when it could take over. In the fork, ``pid`` is 0."""
 
-    def __init__(self, channel: Channel, unsafe: Container[str]) -> None:
-        self.read_fd, write_fd = os.pipe()
-        go_read, self._go_write = os.pipe()
+    def __init__(self, channel: Channel, unsafe: set[str], names: tuple[str, ...]) -> None:
+        self._channel, self._unsafe, self.names = channel, unsafe, names
+        self.read_fd, self._write_fd = os.pipe()
+        self._go_read, self._go_write = os.pipe()
         self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self.read_fd)
-            os.close(self._go_write)
-            self._prepare(channel, unsafe, write_fd, go_read)
-        os.close(write_fd)
-        os.close(go_read)
+        ours, theirs = (self.read_fd, self._go_write), (self._write_fd, self._go_read)
+        for fd in ours if self.pid == 0 else theirs:
+            os.close(fd)
 
-    def _prepare(self, channel: Channel, unsafe: Container[str], write_fd: int, go_fd: int) -> None:
+    def be(self, server: _Server) -> NoReturn:
+        """Import, say so, serve when the zygote has handed over."""
         try:
             die_with_parent(True)
-            done = preload(PRELOAD_LATER, unsafe)
+            done = preload(self.names, self._unsafe)
             die_with_parent(False)
-            os.write(write_fd, b"r")
-            os.close(write_fd)
-            if os.read(go_fd, 1):
-                os.close(go_fd)
-                channel.send({"type": "warm", "pid": os.getpid(), "preloaded": done})
-                _serve(channel, None)
+            os.write(self._write_fd, b"r")
+            os.close(self._write_fd)
+            if os.read(self._go_read, 1):
+                os.close(self._go_read)
+                self._channel.send({"type": "warm", "pid": os.getpid(), "preloaded": done})
+                server.serve()
         except ForkUnsafe as library:
-            os.write(write_fd, str(library).encode())
+            os.write(self._write_fd, str(library).encode())
         except (EOFError, ChannelError, BrokenPipeError):
             pass
         finally:
@@ -144,43 +236,6 @@ class _Successor:
     def close(self) -> None:
         for fd in (self.read_fd, self._go_write):
             os.close(fd)
-
-
-def _serve(channel: Channel, successor: _Successor | None) -> bool:
-    """Fork launchers until the agent is gone (``EOFError``); True once the successor has taken over."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(channel.read_fd, selectors.EVENT_READ)
-        if successor is not None:
-            selector.register(successor.read_fd, selectors.EVENT_READ)
-        while True:
-            ready = {key.fd for key, _ in selector.select()}
-            _reap()
-            if channel.read_fd in ready:
-                for message, _ in channel.receive():
-                    if message["type"] == "fork":
-                        _fork(channel, successor, message)
-            if successor is not None and successor.read_fd in ready and channel.between_frames:
-                said = successor.says()
-                if said == "r":
-                    successor.take_over()
-                    return True
-                if said:
-                    channel.send({"type": "unsafe", "library": said})
-                selector.unregister(successor.read_fd)
-                successor.close()
-                successor = None
-
-
-def _fork(channel: Channel, successor: _Successor | None, message: dict[str, Any]) -> None:
-    assignment = Assignment.from_json(message["assignment"])
-    pid = os.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        channel.close()
-        if successor is not None:
-            successor.close()
-        launcher.start(assignment)
-    channel.send({"type": "forked", "job": assignment.job, "pid": pid, "ticks": start_ticks(pid)})
 
 
 def _reap() -> None:

@@ -24,6 +24,7 @@ from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job
 from jupyter_torchdist.protocol.version import agent_directory, source_digest
+from jupyter_torchdist.protocol.world import World
 from jupyter_torchdist.runtime import replica
 from jupyter_torchdist.runtime.eventfile import EventFile
 from tests.leaks import command_of, processes_of_runtime, wait_until
@@ -98,22 +99,17 @@ def connect(directory: Path) -> Iterator[Callable[[], Peer]]:
         peer.channel.close()
 
 
-def assignment(root: Path, *, fresh: bool = False, **changes: Any) -> dict[str, Any]:
+def assignment(root: Path, *, fresh: bool = False, python: str = sys.executable) -> dict[str, Any]:
     plan = Plan(root.name, 1, "gloo", (NodePlan("node0", (0,)),), 1, fresh, None, None, 5.0)
-    value = {
+    environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
+    return {
         "job_root": str(root),
         "blobs": str(root.parent),
         "node": "node0",
         "plan": plan.to_json(),
-        "environ": {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")},
-        "cwd": "/",
-        "sys_path": list(sys.path),
-        "umask": 0o77,
-        "rlimits": {},
-        "python": sys.executable,
+        "world": World(environ, "/", tuple(sys.path), 0o77, {}, python).to_json(),
         "fresh": fresh,
     }
-    return {**value, **changes}
 
 
 @pytest.fixture
@@ -335,7 +331,7 @@ def test_ended_while_its_warm_process_starts(connect: Callable[[], Peer], job: J
 
 def test_ended_while_its_launcher_is_forked(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
-    peer.say("warm", python=sys.executable, environ=assignment(job.root)["environ"])
+    peer.say("warm", python=sys.executable, environ=assignment(job.root)["world"]["environ"])
     assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
     for number in range(5):
         paths = JobPaths(job.root.parent / f"{job.job}-{number}")
@@ -351,7 +347,7 @@ def test_ended_while_its_launcher_is_forked(connect: Callable[[], Peer], job: Jo
 
 def test_a_warm_process_that_is_stopped_does_not_hold_up_an_end(connect: Callable[[], Peer], job: JobPaths) -> None:
     peer = connect()
-    peer.say("warm", python=sys.executable, environ=assignment(job.root)["environ"])
+    peer.say("warm", python=sys.executable, environ=assignment(job.root)["world"]["environ"])
     assert wait_until(lambda: [warm["ready"] for warm in peer.warm_processes()] == [True], 60)
     zygote = ProcessId.of(peer.warm_processes()[0]["pid"])
     assert zygote.signal(signal.SIGSTOP)

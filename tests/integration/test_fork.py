@@ -1,6 +1,7 @@
 """DESIGN section 6, risk 1: in a process forked from a warm one everything works that works in a new one.
 
-The processes are made as for a job: a zygote imports, a fork of it imports more, forks of that are the ranks.
+The processes are made as for a job: a zygote imports, a fork of it imports more, a fork of that the libraries of
+the notebook, forks of that are the ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from jupyter_torchdist.protocol.process import ProcessId
 from tests.leaks import wait_until
+from tests.notebook import Notebook
 
 PROGRAM = """
 import json, os, signal, sys, traceback
@@ -27,6 +29,10 @@ successor = os.fork()
 if successor:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(successor, 0)[1]))
 zygote.preload(zygote.PRELOAD_LATER)
+successor = os.fork()
+if successor:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(successor, 0)[1]))
+assert "sklearn.svm" in zygote.preload(("pandas", "scipy", "scipy.stats", "sklearn.linear_model", "sklearn.svm"))
 
 def rank(task):
     launcher = os.fork()
@@ -158,8 +164,9 @@ def test_the_allow_list_starts_no_thread_that_a_fork_would_lose() -> None:
     """Checked by ``preload`` itself after each import, in the order in which a zygote and its successor import."""
     program = (
         "from jupyter_torchdist.runtime import zygote as z\n"
-        "done = z.preload(z.PRELOAD) + z.preload(z.PRELOAD_LATER)\n"
-        "assert {'torch', 'numpy', 'torch._dynamo'} <= set(done), done\n"
+        "libraries = ('pandas', 'scipy.stats', 'sklearn.svm')\n"
+        "done = z.preload(z.PRELOAD) + z.preload(z.PRELOAD_LATER) + z.preload(libraries)\n"
+        "assert {'torch', 'numpy', 'torch._dynamo', *libraries} <= set(done), done\n"
         "import torch\n"
         "assert not torch.cuda.is_initialized()\n"
         "import os\n"
@@ -214,3 +221,14 @@ def test_a_successor_dies_with_the_zygote_while_it_imports(tmp_path: Path) -> No
     ours.close()  # the agent is gone
     assert process.wait(10) == 0
     assert wait_until(lambda: not successor.alive(), 5)
+
+
+def test_libraries_of_the_notebook_are_there_in_later_jobs(kernel: Notebook) -> None:
+    kernel.run("import sys, pandas")
+    kernel.run("%%distribute --ranks 1 --watch off\nthere = pandas.DataFrame is not None")
+
+    def imported() -> bool:
+        kernel.run("%%distribute --ranks 1 --watch off\nimport sys\nearly = 'pandas' in sys.modules")
+        return bool(kernel.value("early"))
+
+    assert wait_until(imported, 20)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.capture import capture_cell, pack
-from jupyter_torchdist.client.world import handed_line
-from jupyter_torchdist.driver.run import Driver, World
+from jupyter_torchdist.client.world import world_here
+from jupyter_torchdist.driver.run import Driver
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.inventory import local_inventory
@@ -127,7 +127,7 @@ def drive(cell: str, connector: TwoNodes, directory: Path, *, job: str = JOB, gr
     capture = capture_cell(cell, "Cell In[1]", 2, {}, cwd=directory)
     manifest = pack(capture, job, BlobStore(home).put)
     paths = create_job(home, spec, plan, manifest)
-    Driver(paths, connector, World.from_json(handed_line(paths, home, spec.options, directory))).run()
+    Driver(paths, connector, world_here(spec.options, directory), str(home.blobs)).run()
     return paths
 
 

@@ -19,6 +19,7 @@ from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import LaunchError
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
+from jupyter_torchdist.protocol.world import World
 
 SERVES = """
 import json, os, sys, time
@@ -30,9 +31,10 @@ def drive(line):
 serve(drive)
 """
 WRITES = SERVES.format("""
-    with open(line["file"] + ".part", "w") as file:
+    told = line["world"]["environ"]["TOLD"]
+    with open(told + ".part", "w") as file:
         json.dump({"pid": os.getpid(), "cwd": os.getcwd(), "sid": os.getsid(0), "environ": dict(os.environ)}, file)
-    os.rename(line["file"] + ".part", line["file"])
+    os.rename(told + ".part", told)
     time.sleep(1)
 """)
 
@@ -57,14 +59,18 @@ def job(tmp_path: Path) -> JobPaths:
     return Home(tmp_path).job("a-job")
 
 
+def world(**environ: str) -> World:
+    return World(environ, "/", (), 0o77, {}, sys.executable)
+
+
 def give(pool: DriverPool, job: JobPaths, file: Path) -> dict[str, Any]:
-    pool.hand(job, {"job_root": str(job.root), "file": str(file)}, file.exists)
+    pool.hand(job, Path("/blobs"), world(TOLD=str(file)), file.exists)
     return dict(codec.loads(file.read_bytes()))
 
 
 def hand(pool: DriverPool, job: JobPaths) -> None:
     """To a driver that will never take it."""
-    pool.hand(job, {"job_root": str(job.root)}, lambda: False)
+    pool.hand(job, Path("/blobs"), world(), lambda: False)
 
 
 def process_of(pool: DriverPool) -> subprocess.Popen[bytes]:

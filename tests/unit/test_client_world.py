@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,24 +18,31 @@ from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.plan import NodePlan
 from jupyter_torchdist.protocol.spec import Options
+from jupyter_torchdist.protocol.world import World
 from jupyter_torchdist.store import jobdir
 from jupyter_torchdist.store.blobs import BlobStore
 from jupyter_torchdist.testing import FakeJob, a_manifest, a_plan, a_spec
 
 
-def test_the_handed_line_is_this_process_with_what_env_adds(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_world_is_this_process_with_what_env_adds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_NOTEBOOK", "a \udc80")
     monkeypatch.setattr(sys, "path", ["", "relative", "/absolute", "/some.zip"])
-    paths = Home(home).job("a-job")
-    line = world.handed_line(paths, Home(home), Options(ranks=2, env=("NEW=1=2", "OF_THE_NOTEBOOK")), Path("/the/cwd"))
-    assert codec.loads(codec.dumps(line)) == line
-    assert line["environ"] == {**os.environ, "NEW": "1=2"}
-    assert line["job_root"] == str(paths.root)
-    assert line["blobs"] == str(Home(home).blobs)
-    assert line["sys_path"] == ["/the/cwd", "/the/cwd/relative", "/absolute", "/some.zip"]
-    assert line["python"] == sys.executable
-    assert line["rlimits"]["RLIMIT_NOFILE"] == list(resource.getrlimit(resource.RLIMIT_NOFILE))
+    here = world.world_here(Options(ranks=2, env=("NEW=1=2", "OF_THE_NOTEBOOK")), Path("/the/cwd"))
+    assert World.from_json(codec.loads(codec.dumps(here.to_json()))) == here
+    assert here.environ == {**os.environ, "NEW": "1=2"}
+    assert here.sys_path == ("/the/cwd", "/the/cwd/relative", "/absolute", "/some.zip")
+    assert here.python == sys.executable
+    assert here.rlimits["RLIMIT_NOFILE"] == list(resource.getrlimit(resource.RLIMIT_NOFILE))
     assert "NEW" not in os.environ
+
+
+def test_libraries_that_a_warm_process_may_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("scipy", "scipy.stats", "scipy.stats._stats", "scipy._lib", "scipyx", "sklearn.svm", "transformers")
+    for name in [name for name in sys.modules if name.startswith(("scipy", "sklearn", "pandas"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    assert world.libraries() == ("scipy", "scipy.stats", "sklearn.svm")
 
 
 def test_a_variable_that_is_not_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import job_token_of
+from jupyter_torchdist.protocol.world import World
 from jupyter_torchdist.runtime import warm
 from jupyter_torchdist.runtime.assignment import Assignment, import_environment
 from jupyter_torchdist.runtime.warm import WarmPool, base_environment, key_of, start_fresh
@@ -65,7 +66,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 def assignment(job: str, python: str, environ: dict[str, str] | None = None) -> Assignment:
     plan = Plan(job, 1, "gloo", (NodePlan("node0", (0,)),), 1, False, None, None, 5.0)
-    return Assignment("/nonexistent", "/", "node0", plan.to_json(), environ or {}, "/", (), 0o77, {}, python)
+    return Assignment("/nonexistent", "/", "node0", plan.to_json(), World(environ or {}, "/", (), 0o77, {}, python))
 
 
 def test_what_acts_at_import_decides_and_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import signal
 import time
@@ -50,6 +51,7 @@ class Driver:
         self._blobs = blobs
         self._spec: JobSpec = read_spec(paths)
         self._plan = read_plan(paths)
+        self._requests = str(paths.requests)
         self._writer = journal.Writer(paths)
         self._unwritten: list[Event] = []
         self._state: JobState = fold(self._writer.events, journal.asked_for(paths))
@@ -335,14 +337,15 @@ class Driver:
 
     def _take_requests(self) -> None:
         try:
-            files = sorted(file for file in self._paths.requests.iterdir() if file.suffix == ".json" and file.is_file())
+            names = sorted(name for name in os.listdir(self._requests) if name.endswith(".json"))
         except OSError:  # user code can reach this directory
             return
-        for file in files:
+        for file in [self._paths.requests / name for name in names]:
             kind = ""
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 kind = str(codec.loads(file.read_bytes()).get("kind"))
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()
             if kind == "interrupt":
                 self._standing = replace(self._standing, interrupts=self._standing.interrupts + 1)
             elif kind == "kill":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import codec
@@ -21,6 +22,7 @@ class RichOutput:
         self._publisher: Any = ip.display_pub
         self._paths = paths
         self._visible = visible
+        self._file = ""
         self._offset = 0
         self.result: dict[str, Any] | None = None
 
@@ -52,10 +54,14 @@ class RichOutput:
         )
 
     def _read(self, state: JobState) -> list[dict[str, Any]]:
-        if not (first := state.ranks.get(0)) or not first.node:
-            return []
+        if not self._file:
+            if not (first := state.ranks.get(0)) or not first.node:
+                return []
+            self._file = str(self._paths.node(first.node).display(0))
         try:
-            with open(self._paths.node(first.node).display(0), "rb") as file:
+            if os.stat(self._file).st_size <= self._offset:  # polled often: a look must cost nothing
+                return []
+            with open(self._file, "rb") as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK)
                 if len(data) == CHUNK:

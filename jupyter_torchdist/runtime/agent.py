@@ -45,7 +45,7 @@ FORK_DOUBT_SECONDS = 0.3
 """A launcher forked by a zygote that died then has written its first line by then."""
 
 FAST_TICK, SLOW_TICK = 0.004, 0.02
-"""Seconds between two looks at the event files: soon after a change, and else."""
+"""Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -84,7 +84,9 @@ class Agent:
         self._unforked: list[tuple[float, Assignment]] = []
         self._retried: set[str] = set()
         self._stop = False
-        self._busy_until = 0.0
+        self._child_died = True
+        self._reap_at = 0.0
+        self._changed = 0.0
         self._idle_since = time.monotonic()
         self._pool = warm.WarmPool(
             directory / "zygote.log", self._register, self._unregister, self._on_forked, self._on_fork_failed
@@ -96,10 +98,11 @@ class Agent:
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, self._on_child)
         try:
             while not self._done():
                 now = time.monotonic()
-                tick = FAST_TICK if now < self._busy_until else SLOW_TICK if self._active() else 0.5
+                tick = min(SLOW_TICK, max(FAST_TICK, (now - self._changed) / 4)) if self._active() else 0.5
                 for key, mask in self._selector.select(tick):
                     key.data(mask)
                 self._turn()
@@ -108,6 +111,9 @@ class Agent:
 
     def _on_stop(self, *_: object) -> None:
         self._stop = True
+
+    def _on_child(self, *_: object) -> None:
+        self._child_died = True
 
     def _active(self) -> bool:
         return any(job.state != "ended" for job in self._jobs.values()) or any(p.channel.pending for p in self._peers)
@@ -121,10 +127,13 @@ class Agent:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._reap()
+        if self._child_died or now > self._reap_at:  # one that died while its new parent was not yet this process
+            self._child_died = False
+            self._reap_at = now + 1.0
+            self._reap()
         for name, job in list(self._jobs.items()):
             if job.poll(now, partial(self._strays, job)):
-                self._busy_until = now + 0.5
+                self._changed = now
             self._ship(name, job, now)
         self._pool.flush()
         self._drop_silent(now)
@@ -276,7 +285,7 @@ class Agent:
         job.events.write("node.up", agent=ProcessId.mine().to_json())
         self._jobs[name] = job
         self._follow(peer, job, shared, message.get("offsets", {}))
-        self._busy_until = time.monotonic() + 2.0
+        self._changed = time.monotonic()
         if assignment.fresh:
             self._start_fresh(assignment)
         else:
@@ -308,7 +317,7 @@ class Agent:
         if node_job is not None:
             node_job.expected = False
             node_job.launcher = launcher
-            self._busy_until = time.monotonic() + 1.0
+            self._changed = time.monotonic()
 
     def _on_fork_failed(self, assignment: Assignment) -> None:
         """The zygote is gone; whether it had forked already is known only once a launcher could have said so."""
@@ -358,7 +367,7 @@ class Agent:
     def _on_signal(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         if job := self._jobs.get(message["job"]):
             job.signal(int(message["signal"]))
-            self._busy_until = time.monotonic() + 1.0
+            self._changed = time.monotonic()
 
     def _on_stacks(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         if job := self._jobs.get(message["job"]):
@@ -369,7 +378,7 @@ class Agent:
             if self._pool.withdraw(message["job"]):
                 job.expected = False
             job.end(float(message["grace"]), time.monotonic())
-            self._busy_until = time.monotonic() + 1.0
+            self._changed = time.monotonic()
 
     def _on_forget(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
         """The driver has everything of a job that has ended."""

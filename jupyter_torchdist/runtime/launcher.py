@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import multiprocessing.util
 import os
 import sys
+import threading
+import time
 import traceback
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..protocol.process import ProcessId, exit_in_words
 from . import assignment as world
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 
 MONITOR_INTERVAL = 0.01
 """Seconds between two looks of the elastic agent at its ranks (its default, 0.1, is most of a warm launch)."""
+
+LONGEST_SLEEP = 1.0
+"""Seconds for which it sleeps while its forked ranks live; the end of one wakes it."""
 
 
 def main(assignment: Assignment) -> int:
@@ -52,9 +59,12 @@ class RankWatch:
     def __init__(self, events: EventFile) -> None:
         self._events = events
         self.codes: dict[int, int] = {}
+        self._living: dict[int, int] = {}
+        """Pidfd of each forked rank that was not reaped."""
 
     def note(self, pid: int, code: int) -> None:
         """Once for each process."""
+        self._living.pop(pid, None)
         if pid not in self.codes:
             self.codes[pid] = code
             self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code))
@@ -63,6 +73,13 @@ class RankWatch:
         """The exit codes in torch's ``ChildFailedError``."""
         for failure in getattr(error, "failures", {}).values():
             self.note(failure.pid, failure.exitcode)
+
+    def sleep(self, seconds: float) -> None:
+        """As ``time.sleep``, but that the first rank to end ends it: ranks need every cycle that polling costs."""
+        if self._living:
+            wait(list(self._living.values()), LONGEST_SLEEP)
+        else:
+            time.sleep(seconds)
 
     def process_class(self) -> type[Popen]:
         """multiprocessing's forked child, which tells ``note`` when it is reaped.
@@ -76,6 +93,7 @@ class RankWatch:
                 super()._launch(process_obj)  # type: ignore[misc]
                 if hasattr(os, "pidfd_open"):
                     self.sentinel: int = os.pidfd_open(self.pid)
+                    watch._living[self.pid] = self.sentinel
 
             def poll(self, flag: int = os.WNOHANG) -> int | None:
                 code: int | None = super().poll(flag)
@@ -84,6 +102,16 @@ class RankWatch:
                 return code
 
         return RankProcess
+
+
+class _Clock:
+    """The module ``time`` for the engine's loop, which sleeps between two looks at its ranks."""
+
+    def __init__(self, watch: RankWatch) -> None:
+        self.sleep = watch.sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
 
 
 def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
@@ -114,6 +142,7 @@ def _all_done(self: MultiprocessContext) -> bool:
 
 
 def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
+    from torch.distributed.elastic.agent.server import api as engine
     from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
@@ -141,6 +170,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
     MultiprocessContext._is_done = _all_done  # type: ignore[method-assign]
+    engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
     config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
 
@@ -171,8 +201,11 @@ def _numa_options(mode: str | None) -> Any:
     return NumaOptions(affinity_mode=AffinityMode(mode))
 
 
-def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
-    """First function of a forked rank: drop what belongs to the launcher, then be a worker."""
+def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> NoReturn:
+    """First function of a forked rank: drop what belongs to the launcher, then be a worker, and end.
+
+    A rank that returned would wait until the engine, which sleeps, had read its value.
+    """
     if handler.listen_fd >= 0:
         with contextlib.suppress(OSError):
             os.close(handler.listen_fd)
@@ -180,6 +213,9 @@ def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
     from . import worker
 
     worker.main(job_root, blobs, node)
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # as at any child's end: its own children
+    threading._shutdown()  # type: ignore[attr-defined]
+    os._exit(0)
 
 
 def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:

@@ -15,10 +15,8 @@ from typing import Any, Protocol
 
 from ..protocol.state import JobState
 
-EAGER = 1.0
-"""Seconds for which a job is polled every ``EAGER_PAUSE`` seconds: short jobs should not wait for a poll."""
-EAGER_PAUSE = 0.002
-PAUSE = 0.01
+SHORTEST_PAUSE, PAUSE = 0.002, 0.02
+"""Seconds between two polls: a quarter of the time since the job last changed, within these limits."""
 SHARE = 9
 """A poll that took long is followed by a pause this many times as long, so that waiting costs a tenth of a core."""
 LONGEST_PAUSE = 0.05
@@ -85,11 +83,13 @@ def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None]
     ``LaunchError`` when the job's driver is dead and cannot be replaced, ``StoreError`` when it cannot be asked.
     """
     answered = 0
-    began = time.monotonic()
+    changed, seen = time.monotonic(), -1
     while True:
         try:
             polled = time.monotonic()
             state = job.state
+            if state.seq != seen:
+                changed, seen = polled, state.seq
             tick(state)
             if state.final or interrupts.count >= (1 if detach else 3):
                 return state
@@ -97,10 +97,10 @@ def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None]
                 answered = interrupts.count
                 (job.interrupt if answered == 1 else job.kill)()
             job.revive()
-            time.sleep(_pause(polled - began, time.monotonic() - polled))
+            time.sleep(_pause(polled - changed, time.monotonic() - polled))
         except KeyboardInterrupt:  # in a thread without our handler
             interrupts.count += 1
 
 
-def _pause(waited: float, spent: float) -> float:
-    return max(EAGER_PAUSE if waited < EAGER else PAUSE, min(spent * SHARE, LONGEST_PAUSE))
+def _pause(quiet: float, spent: float) -> float:
+    return max(SHORTEST_PAUSE, min(quiet / 4, PAUSE), min(spent * SHARE, LONGEST_PAUSE))

@@ -10,7 +10,7 @@ from tests.benchmarks.report import Row, median
 from tests.benchmarks.stage import STAMP, Stage
 from tests.notebook import Notebook
 
-LINES, RUNS, TICKS = 100_000, 5, 30
+LINES, RUNS, TICKS = 100_000, 11, 30
 LOOP = f"""
 rank = int(os.environ["RANK"])
 stamp("begin")

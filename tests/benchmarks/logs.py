@@ -13,6 +13,7 @@ from tests.notebook import Notebook
 LINES, RUNS, TICKS = 100_000, 11, 30
 LOOP = f"""
 rank = int(os.environ["RANK"])
+time.sleep(0.1)  # on both sides: the launch has rows of its own, and what it leaves to do is over by then
 stamp("begin")
 for i in range({LINES}):
     print(f"rank {{rank}} step {{i:06d}} loss {{i * 0.001:.4f}}")

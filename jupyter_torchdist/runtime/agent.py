@@ -30,6 +30,7 @@ from ..protocol.paths import JobPaths, make_private, safe_name
 from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
 from . import warm
 from .assignment import Assignment
+from .changes import Changes
 from .nodejob import NodeJob
 from .orphans import Orphans
 from .replica import Incoming, prepare, replica, replica_blobs, trust_replica, write_private
@@ -46,6 +47,9 @@ FORK_DOUBT_SECONDS = 0.3
 
 FAST_TICK, SLOW_TICK = 0.004, 0.02
 """Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
+
+SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
+"""When nothing changed for so long, and the system tells of changes, there is no hurry to look."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -87,6 +91,9 @@ class Agent:
         self._child_died = True
         self._reap_at = 0.0
         self._changed = 0.0
+        self._changes = Changes()
+        if self._changes.fd >= 0:
+            self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
         self._idle_since = time.monotonic()
         self._pool = warm.WarmPool(
             directory / "zygote.log", self._register, self._unregister, self._on_forked, self._on_fork_failed
@@ -102,12 +109,24 @@ class Agent:
         try:
             while not self._done():
                 now = time.monotonic()
-                tick = min(SLOW_TICK, max(FAST_TICK, (now - self._changed) / 4)) if self._active() else 0.5
-                for key, mask in self._selector.select(tick):
+                for key, mask in self._selector.select(self._tick(now) if self._active() else 0.5):
                     key.data(mask)
                 self._turn()
         finally:
             self._pool.close()
+            self._changes.close()
+
+    def _tick(self, now: float) -> float:
+        if now - self._changed > SETTLED_SECONDS and all(self._told_of(job) for job in self._jobs.values()):
+            return QUIET_TICK
+        return min(SLOW_TICK, max(FAST_TICK, (now - self._changed) / 4))
+
+    def _told_of(self, job: NodeJob) -> bool:
+        """Whether the system tells of all that has to be seen of the job: not of logs that have to be shipped."""
+        if job.state == "ended":
+            return True
+        shared = self._shared.get(job.paths.job, False)
+        return shared and self._changes.watch(job.paths.job, job.files.root, job.event_files())
 
     def _on_stop(self, *_: object) -> None:
         self._stop = True
@@ -423,6 +442,7 @@ class Agent:
         job.close(remove=not self._shared.pop(name, True))
         self._orphans.claimed(name)
         self._retried.discard(name)
+        self._changes.forget(name)
 
 
 def _children() -> set[int]:

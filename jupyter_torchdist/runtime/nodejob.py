@@ -76,6 +76,10 @@ class NodeJob:
         self._look_at = 0.0
         self._terminated: set[ProcessId] = set()
 
+    def event_files(self) -> list[Path]:
+        """What launcher and ranks write for their agent."""
+        return [tail.path for tail in (self._launcher_tail, *self._rank_tails.values())]
+
     def _tail(self, path: Path) -> EventTail:
         return EventTail(path, 0 if self.adopt or not path.exists() else path.stat().st_size)
 

@@ -8,7 +8,7 @@ from tests.benchmarks.report import Row, median
 from tests.benchmarks.stage import Stage, torchrun
 from tests.notebook import Notebook
 
-RUNS, STEPS, BATCHES, CALLS = 5, 300, 30, 2000
+RUNS, STEPS, BATCHES, CALLS = 9, 300, 30, 2000
 MODEL = """
 import torch, torch.distributed as dist
 from torch import nn

@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import multiprocessing.util
 import os
 import sys
-import threading
 import time
 import traceback
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.process import ProcessId, exit_in_words
 from . import assignment as world
@@ -61,6 +59,8 @@ class RankWatch:
         self.codes: dict[int, int] = {}
         self._living: dict[int, int] = {}
         """Pidfd of each forked rank that was not reaped."""
+        self._returns: list[Connection] = []
+        """Where each tells the engine that it has returned; the engine reads it, and lets go all once it has all."""
 
     def note(self, pid: int, code: int) -> None:
         """Once for each process."""
@@ -75,11 +75,32 @@ class RankWatch:
             self.note(failure.pid, failure.exitcode)
 
     def sleep(self, seconds: float) -> None:
-        """As ``time.sleep``, but that the first rank to end ends it: ranks need every cycle that polling costs."""
+        """As ``time.sleep``, but that a rank's end or return ends it: ranks need every cycle that polling costs."""
         if self._living:
-            wait(list(self._living.values()), LONGEST_SLEEP)
+            wait([*self._living.values(), *self._returns], LONGEST_SLEEP)
         else:
             time.sleep(seconds)
+
+    def context_class(self) -> type[MultiprocessContext]:
+        """The engine's processes, with a way to see that one of them has returned."""
+        from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+        watch = self
+
+        class Ranks(MultiprocessContext):
+            def _start(self) -> None:
+                super()._start()  # type: ignore[no-untyped-call]
+                watch._returns = [queue._reader for queue in self._ret_vals.values()]  # type: ignore[attr-defined]
+
+            def _is_done(self) -> bool:
+                """A rank that left with code 0 (``os._exit(0)``) has returned nothing, and none is to wait for it."""
+                assert self._pc is not None
+                for number, process in enumerate(self._pc.processes):
+                    if process.exitcode == 0:
+                        self._return_values.setdefault(number, None)
+                return len(self._return_values) == self.nprocs
+
+        return Ranks
 
     def process_class(self) -> type[Popen]:
         """multiprocessing's forked child, which tells ``note`` when it is reaped.
@@ -129,21 +150,9 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
     )
 
 
-def _all_done(self: MultiprocessContext) -> bool:
-    """The engine's ``_is_done``, for which a rank that left with code 0 (``os._exit(0)``) has returned nothing.
-
-    It waits for a value of every rank, and the others wait until it has them all.
-    """
-    assert self._pc is not None
-    for number, process in enumerate(self._pc.processes):
-        if process.exitcode == 0:
-            self._return_values.setdefault(number, None)
-    return len(self._return_values) == self.nprocs
-
-
 def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
+    from torch.distributed.elastic import multiprocessing
     from torch.distributed.elastic.agent.server import api as engine
-    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     from . import rendezvous
@@ -169,7 +178,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
     }
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
-    MultiprocessContext._is_done = _all_done  # type: ignore[method-assign]
+    multiprocessing.MultiprocessContext = watch.context_class()  # type: ignore[misc]
     engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
     config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
@@ -201,10 +210,10 @@ def _numa_options(mode: str | None) -> Any:
     return NumaOptions(affinity_mode=AffinityMode(mode))
 
 
-def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> NoReturn:
-    """First function of a forked rank: drop what belongs to the launcher, then be a worker, and end.
+def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
+    """First function of a forked rank: drop what belongs to the launcher, then be a worker.
 
-    A rank that returned would wait until the engine, which sleeps, had read its value.
+    One that has returned stays until all have: a peer may be connecting to it just then.
     """
     if handler.listen_fd >= 0:
         with contextlib.suppress(OSError):
@@ -213,9 +222,6 @@ def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> NoReturn:
     from . import worker
 
     worker.main(job_root, blobs, node)
-    multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # as at any child's end: its own children
-    threading._shutdown()  # type: ignore[attr-defined]
-    os._exit(0)
 
 
 def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:

@@ -24,6 +24,8 @@ CALL = "__torchdist_call__"
 """The captured name that holds (function, args, kwargs) of a job of kind ``function``."""
 HEAVY = 100_000_000
 """Bytes from which on a captured name is worth a note."""
+MISSING = 5
+"""How many undefined names of functions are told, at most."""
 
 
 @dataclass
@@ -130,6 +132,10 @@ def _notes(closure: Closure) -> list[str]:
         f"{item.name} is large ({human(item.size)}, {item.what}): loading it inside the cell is faster"
         for item in closure.receipt
         if item.size > HEAVY
+    ]
+    notes += [
+        f"{name} is not defined ({place}); the job fails if it gets there"
+        for name, place in list(closure.missing.items())[:MISSING]
     ]
     if closure.moved:
         notes.append(f"tensors on {', '.join(sorted(closure.moved))} travel by way of the CPU")

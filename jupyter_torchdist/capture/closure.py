@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 import pickle
 import types
@@ -39,6 +40,8 @@ class Closure:
     """Source files of the code that travels by value, as this process names them."""
     modules: dict[str, str]
     moved: set[str]
+    missing: dict[str, str]
+    """Names that captured functions use and nobody defines → where."""
 
 
 class NamespacePickler(Pickler):
@@ -52,15 +55,22 @@ class NamespacePickler(Pickler):
         self.found: dict[str, str] = {}
         """Names in the stream → which line needs them."""
         self.sizes: dict[str, int] = {}
+        self.missing: dict[str, str] = {}
+        """Names that a function uses and nobody has → where."""
+        self.stored: set[str] = set()
+        """Global names that functions set: they may be there by the time another one needs them."""
         self.open: list[tuple[str, int, int]] = []
         """Names whose value is being written: (name, size before, size of the names inside it)."""
 
     def globals_of(self, function: types.FunctionType) -> Iterator[tuple[Enter, Any, Leave]]:
         references = codes.references(function.__code__)
         place = self._wanted.place_of(function)
+        self.stored |= references.stores.keys()
         for magic, line in references.magics.items():
             raise refused_magic(magic, f"{place}, line {line})")
         for name, line in (references.commands | references.loads).items():
+            if self._wanted.lacks(name):
+                self.missing.setdefault(name, f"{place}, line {line})")
             if self._wanted.takes(name) and name not in self.found:
                 self.found[name] = f"{place}, line {line})"
                 yield Enter(name, self.found[name]), self._wanted.namespace[name], Leave()
@@ -105,6 +115,11 @@ class Wanted:
 
     def takes(self, name: str) -> bool:
         return (name in self.own or name in self.namespace) and name not in PROVIDED and name not in self.exclude
+
+    def lacks(self, name: str) -> bool:
+        """Whether there will be no such name on the ranks, as far as can be seen here."""
+        known = name in self.own or name in self.namespace or name in self.soft or name in self.exclude
+        return not known and name not in PROVIDED and not hasattr(builtins, name)
 
     def place_of(self, function: types.FunctionType) -> str:
         """Such as ``function evaluate (Cell In[3]``, without the line and the closing parenthesis."""
@@ -182,7 +197,14 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
     passing = array("Q", sorted(places - shared.keys()))
     content = stream.getvalue() + pickle.dumps({"": passing.tobytes()})
     return Closure(
-        content, pickler.buffers, receipt, shared, list(pickler.files), dict(pickler.modules), pickler.storages.moved
+        content,
+        pickler.buffers,
+        receipt,
+        shared,
+        list(pickler.files),
+        dict(pickler.modules),
+        pickler.storages.moved,
+        {name: place for name, place in pickler.missing.items() if name not in pickler.stored},
     )
 
 

@@ -20,7 +20,7 @@ from .snapshot import LINES_OF_A_RANK, Progress, Snapshot, as_html, as_text
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-FRAME = 0.2
+FRAME = 0.15
 """Seconds between two updates of the picture; the first change after a quiet time is drawn at once."""
 CLOCK = 1.0
 """Seconds after which a picture in which nothing changed is drawn again, for its elapsed time."""

@@ -166,6 +166,16 @@ def test_a_function_that_needs_a_missing_name_gives_a_note(notebook: Notebook) -
     assert captured.notes == ("nowhere (line 2) is not defined; the cell fails if it gets there",)
 
 
+def test_a_captured_function_that_needs_a_missing_name_gives_a_note(notebook: Notebook) -> None:
+    notebook.cell(
+        "def f(x):\n    return len(nowhere)\ndef g():\n    global made\n    made = 1\ndef h(): return made, late"
+    )
+    captured = notebook.capture("late = 2\ng(), h(), f(1)")
+    assert captured.notes == (
+        "nowhere is not defined (function f (Cell In[1], line 2)); the job fails if it gets there",
+    )
+
+
 def test_large_data_gives_a_note(notebook: Notebook) -> None:
     notebook.cell("import numpy as np\ndata = np.zeros(13_000_000)\ndef f(): return data")
     captured = notebook.capture("f()")

@@ -88,6 +88,10 @@ class RankWatch:
         watch = self
 
         class Ranks(MultiprocessContext):
+            def __init__(self, *arguments: Any, **named: Any) -> None:
+                super().__init__(*arguments, **named)
+                self._worker_finished_event = _AllReturned()  # type: ignore[assignment]
+
             def _start(self) -> None:
                 super()._start()  # type: ignore[no-untyped-call]
                 watch._returns = [queue._reader for queue in self._ret_vals.values()]  # type: ignore[attr-defined]
@@ -123,6 +127,22 @@ class RankWatch:
                 return code
 
         return RankProcess
+
+
+class _AllReturned:
+    """The event that ranks which have returned wait for.
+
+    Setting multiprocessing's own waits until every sleeper is awake: for ever, where one of them was killed.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def set(self) -> None:
+        os.write(self._write, b".")
+
+    def wait(self) -> None:
+        wait([self._read])  # nobody takes the byte: it is there for all
 
 
 class _Clock:

@@ -5,40 +5,67 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 READY := .venv/.ready
 BENCH_READY := .venv/.ready-bench
+# The front end is built where there is node; without, everything else works.
+FRONT := .venv/.front
+FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src/view/*.ts style/* schema/*))
+NODE_MODULES := labextension/node_modules/.package-lock.json
+NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
+HAVE_NPM := command -v npm >/dev/null
 WORKERS ?= 2
 
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint format bench soak lab clean
+.PHONY: demo test lint format bench soak lab front browser wheel clean
 
-demo: $(READY)
+demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-test: $(READY)
+test: $(READY) front browser
 	$(BIN)/python -m pytest -n $(WORKERS)
+	@if $(HAVE_NPM); then $(NPM) test; fi
+	$(BIN)/python -m pytest -p no:randomly tests/browser
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600
 
-lint: $(READY)
+lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@if $(HAVE_NPM); then $(NPM) run --silent lint; fi
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	@if $(HAVE_NPM); then $(NPM) run --silent format; fi
 
-bench: $(READY) $(BENCH_READY)
+bench: $(READY) $(BENCH_READY) front browser
 	$(BIN)/python -m tests.benchmarks $(ONLY)
 
-lab: $(READY)
+lab: $(READY) front
 	$(BIN)/jupyter lab notebooks/quickstart.ipynb
 
+front: $(READY)
+	@if $(HAVE_NPM); then $(MAKE) --no-print-directory $(FRONT); \
+	  else echo 'No npm, so no live views and no panel: apt-get install npm, then make front'; fi
+
+# A browser for its tests; they say so when they find none.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
+	    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+	  echo 'No Chromium to be had: the browser tests are skipped' >&2
+
+# With the front end built anew, into dist/.
+wheel: $(READY) $(NODE_MODULES)
+	rm -rf dist jupyter_torchdist/labextension jupyter_torchdist/static labextension/lib
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m hatchling build
+
 clean:
-	rm -rf .venv out dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv out dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+	  labextension/lib labextension/node_modules jupyter_torchdist/labextension jupyter_torchdist/static
 
 # torch is a step of its own: with it in place, no later step of pip looks for another build.
 $(READY): pyproject.toml constraints.txt
@@ -46,7 +73,21 @@ $(READY): pyproject.toml constraints.txt
 	  { rm -rf .venv; echo 'Python cannot make a virtual environment here. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'Setting up .venv (once; a few minutes)'
 	@$(PIP) torch==2.13.0
-	@$(PIP) --editable '.[demo,dev]'
+	@mkdir -p jupyter_torchdist/labextension
+	@SKIP_JUPYTER_BUILDER=1 $(PIP) --editable '.[demo,dev]'
+	@rm -f $(FRONT)
+	@touch $@
+
+$(NODE_MODULES): labextension/package-lock.json
+	@if $(HAVE_NPM); then $(NPM) ci --silent && touch node_modules/.package-lock.json; fi
+
+# JupyterLab looks into the environment; a copy, because pip may delete there what it finds.
+EXTENSION := .venv/share/jupyter/labextensions/jupyter-torchdist
+$(FRONT): $(FRONT_SOURCES) $(NODE_MODULES)
+	@echo 'Building the front end'
+	@$(NPM) run --silent build
+	@rm -rf $(EXTENSION) && mkdir -p $(dir $(EXTENSION))
+	@cp -r jupyter_torchdist/labextension $(EXTENSION) && cp labextension/install.json $(EXTENSION)
 	@touch $@
 
 $(BENCH_READY): $(READY)

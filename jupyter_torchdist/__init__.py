@@ -93,3 +93,8 @@ def unload_ipython_extension(ip: InteractiveShell) -> None:
     from .kernel.extension import unload
 
     unload(ip)
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    """Where a Jupyter server finds its side of us; nothing of it is imported here."""
+    return [{"module": "jupyter_torchdist.server"}]

@@ -139,10 +139,11 @@ def launch_bundle(
     return job
 
 
-def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = None) -> Job:
+def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = None, cwd: Path | None = None) -> Job:
     """The same bundle once more, as a new job; ``which`` is a job, an id, the beginning of one, or a name.
 
-    GPUs are chosen anew. Raises ``JobNotFound``, ``DamagedJob`` (its data is gone), and what ``submit`` raises.
+    It runs in ``cwd`` (default: this process's directory) on GPUs chosen anew. Raises ``JobNotFound``,
+    ``DamagedJob`` (its data is gone), and what ``submit`` raises.
     """
     home = home or default_home()
     earlier = which if isinstance(which, Job) else attach_to(catalog.find(which, home), home, pool)
@@ -151,7 +152,7 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
         for blob in earlier.manifest.blobs:
             blob_store(home).verify(blob)
         manifest = replace(earlier.manifest, job=spec.job)
-        return launch_bundle(spec, manifest, _plan(spec, home), Path.cwd(), home, pool)
+        return launch_bundle(spec, manifest, _plan(spec, home), cwd or Path.cwd(), home, pool)
 
 
 def _on_gpus(plan: Plan) -> bool:

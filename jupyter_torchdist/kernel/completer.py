@@ -1,37 +1,78 @@
-"""Tab after ``%%distribute`` and ``%dist``: options, their values, verbs, jobs."""
+"""Tab after ``%%distribute`` and ``%dist``: options, their values, verbs, jobs. Shift-Tab is in ``inspector``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+
 from ..protocol.errors import TorchDistError
-from ..protocol.spec import BY_FLAG
+from ..protocol.spec import BY_FLAG, Option
 from ..verbs import parse
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+Names = Callable[[], Iterable[str]]
+"""The notebook's own names, asked for when they are needed."""
 
-def options(words: list[str]) -> list[str]:
+EXCLUDING = {"--gpus": ("--ranks",), "--ranks": ("--gpus",)}
+EXAMPLES = {
+    "timeout": ("30s", "10m", "2h", "1d"),
+    "grace": ("5s", "30s", "2m"),
+}
+"""Values that show the form where there is no list of all."""
+STREAMS = ("out", "err")
+
+
+def options(words: list[str], names: Names = tuple) -> list[str]:
     """What may follow ``words`` of the option line (the last one is being typed)."""
-    before = BY_FLAG.get(words[-2]) if len(words) > 1 else None
-    if before is not None and before.convert is not None:
-        return list(before.choices)
+    if option := being_valued(words):
+        return _values(option, names)
+    given = [word.partition("=")[0] for word in words[:-1]]
+    left = [option.flag for option in BY_FLAG.values() if option.repeatable or option.flag not in given]
+    barred = {other for flag in given for other in EXCLUDING.get(flag, ())}
+    return [*(flag for flag in left if flag not in barred), "--help"]
+
+
+def being_valued(words: list[str]) -> Option | None:
+    """The option whose value the last of ``words`` is, as ``--watch text`` or ``--watch=text``; None: it is a flag."""
     flag, given, _ = words[-1].partition("=") if words else ("", "", "")
-    if given and flag in BY_FLAG:
-        return [f"{flag}={choice}" for choice in BY_FLAG[flag].choices]
-    return [*BY_FLAG, "--help"]
+    if given:
+        return BY_FLAG.get(flag)
+    before = BY_FLAG.get(words[-2]) if len(words) > 1 else None
+    return before if before is not None and before.convert is not None else None
 
 
-def dist(words: list[str]) -> list[str]:
+def _values(option: Option, names: Names) -> list[str]:
+    if option.choices:
+        return list(option.choices)
+    if option.field == "out":
+        return ["auto", "none", *names()]
+    if option.field == "exclude":
+        return list(names())
+    if option.field == "env":
+        return sorted(os.environ)
+    return list(EXAMPLES.get(option.field, ()))
+
+
+def dist(words: list[str], names: Names = tuple) -> list[str]:
     """What may follow ``%dist`` and ``words``: a verb, else a job's id or name, or the verb's options."""
     if len(words) <= 1:
         return list(parse.VERBS)
+    if words[0] == "plan":
+        return options(words[1:], names)
+    if words[-2] == "--stream":
+        return list(STREAMS)
     if words[-1].startswith("-"):
-        return parse.flags(words[0])
-    if words[0] not in parse.OF_A_JOB:
-        return []
+        return [*parse.flags(words[0]), "--help"]
+    return _jobs() if words[0] in parse.OF_A_JOB else []
+
+
+def _jobs() -> list[str]:
     from ..store import catalog  # sqlite3 and all: not before it is needed
 
     try:
@@ -43,25 +84,39 @@ def dist(words: list[str]) -> list[str]:
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
     """Complete the two magics; the function returned undoes it."""
-    hooks = {"%%distribute": options, "%dist": dist}
     shell: Any = ip
-    for key, choices in hooks.items():
-        shell.set_hook("complete_command", _completer(choices), str_key=key)
+
+    def names() -> Iterable[str]:
+        return [name for name in shell.user_ns if not name.startswith("_") and name not in shell.user_ns_hidden]
+
+    def match(context: CompletionContext) -> Any:
+        offered = complete(context.text_until_cursor, context.token, names)
+        if offered is None:
+            return {"completions": []}
+        found = [SimpleCompletion(text=text, type="magic") for text in offered]
+        # Names of Python make no sense here, so that no other matcher is heard.
+        return {"completions": found, "suppress": True, "ordered": True}
+
+    decorate: Any = context_matcher(identifier="jupyter_torchdist", priority=100)
+    matcher = decorate(match)
+    shell.Completer.custom_matchers.append(matcher)
 
     def uninstall() -> None:
-        table: Any = ip.strdispatchers["complete_command"].strs
-        for key in hooks:
-            table.pop(key, None)
+        with contextlib.suppress(ValueError):
+            shell.Completer.custom_matchers.remove(matcher)
 
     return uninstall
 
 
-def _completer(choices: Callable[[list[str]], list[str]]) -> Callable[[Any, Any], list[str]]:
-    def complete(_shell: Any, event: Any) -> list[str]:
-        words = event.text_until_cursor.split()[1:]
-        if event.text_until_cursor.endswith((" ", "\t")):
-            words.append("")
-        typed = words[-1] if words else ""
-        return [choice for choice in choices(words) if choice.startswith(typed)]
+def complete(line: str, token: str, names: Names = tuple) -> list[str] | None:
+    """What to offer behind ``line``, in place of ``token``: IPython completes from the last ``=``, ``,`` and the like.
 
-    return complete
+    None where the line is another one's.
+    """
+    magic, *words = line.split() or [""]
+    if line[-1:].isspace():
+        words.append("")
+    choices = {"%%distribute": options, "%dist": dist}.get(magic)
+    if choices is None or not words:  # not words: the magic's own name is still being typed
+        return None
+    return [choice for choice in choices(words, names) if choice.startswith(token)]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import completer, failure
+from . import completer, failure, inspector
 from .magic import TorchDistMagics, with_body
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def load(ip: InteractiveShell) -> None:
         return
     ip.register_magics(TorchDistMagics)
     ip.input_transformers_cleanup.append(with_body)
-    undo = [failure.install(ip), completer.install(ip), _when_idle(warm)]
+    undo = [failure.install(ip), completer.install(ip), inspector.install(ip), _when_idle(lambda: warm(ip))]
 
     def unload_all() -> None:
         for action in undo:
@@ -47,13 +47,14 @@ def unload(ip: InteractiveShell) -> None:
         undo()
 
 
-def warm() -> None:
+def warm(ip: InteractiveShell) -> None:
     """Start the driver zygote, and import what a cell needs."""
     from ..protocol.errors import TorchDistError
 
     with contextlib.suppress(TorchDistError):  # the first cell starts its own driver, or says why it cannot
         _drivers().pool().warm()
     importlib.import_module("jupyter_torchdist.kernel.run")
+    importlib.import_module("jupyter_torchdist.kernel.show").ready(ip)
 
 
 def _when_idle(action: Callable[[], None]) -> Callable[[], None]:

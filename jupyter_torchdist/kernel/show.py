@@ -1,27 +1,40 @@
-"""How a job is shown while the cell waits for it: one updating picture, plain lines, or nothing.
+"""How a job is shown while the cell waits for it: a live view, one updating picture, plain lines, or nothing.
 
-Everything is drawn from the waiting loop: no thread, so none is left, and output lands under the cell that waits.
+Under the cell stands one output in several forms, of which each front end takes the best it knows: the job type (our
+JupyterLab extension asks the server), the widget (asks this kernel), the still picture and its text. The picture is
+drawn from the waiting loop, so that it lands under the cell that waits.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ..protocol.feed import MIME_TYPE
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
-from ..store import logs, metrics
+from ..store import logs
 from ..verbs import ansi
 from ..verbs.stream import Console
+from .curves import Curves
 from .rich import RichOutput
-from .snapshot import LINES_OF_A_RANK, Progress, Snapshot, as_html, as_text
+from .snapshot import LINES_OF_A_RANK, Snapshot, as_html, as_text
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from .widget import Live
+
 FRAME = 0.15
 """Seconds between two updates of the picture; the first change after a quiet time is drawn at once."""
+BESIDE = 0.5
+"""The same, where a front end may have something better to show than the picture."""
+BEHIND = 2.0
+"""The same, where a live view is known to be shown: then the picture is only for what is saved."""
 CLOCK = 1.0
 """Seconds after which a picture in which nothing changed is drawn again, for its elapsed time."""
 TAIL = 16 * 1024
@@ -43,7 +56,7 @@ def is_notebook(ip: InteractiveShell) -> bool:
 
 
 def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, notes: tuple[str, ...] = ()) -> Watch:
-    """The watch that ``--watch`` names; ``compact`` falls back to ``text`` in a plain terminal.
+    """The watch that ``--watch`` names; ``full`` and ``compact`` fall back to ``text`` in a plain terminal.
 
     ``notes`` is what there was to say about the capture.
     """
@@ -51,7 +64,18 @@ def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, not
         return Silence(rich)
     if how == "text" or not is_notebook(ip):
         return Text(paths, rich, TEXT_LIMIT if is_notebook(ip) else None, notes)
-    return Picture(ip, paths, rich, notes)
+    return Picture(ip, paths, rich, notes, full=how == "full")
+
+
+def ready(ip: InteractiveShell) -> Any:
+    """The module of the widget, where one can be shown; None elsewhere."""
+    if not importlib.util.find_spec("anywidget") or getattr(ip, "kernel", None) is None:
+        return None
+    try:
+        module = importlib.import_module(".widget", __package__)
+    except ImportError:  # a part of it is missing: the other forms do without
+        return None
+    return module if module.possible(ip) else None
 
 
 class Silence:
@@ -94,51 +118,72 @@ class Text:
 class Picture:
     """One output that is replaced as the job goes, and stays as it was at the end."""
 
-    def __init__(self, ip: InteractiveShell, paths: JobPaths, rich: RichOutput, notes: tuple[str, ...] = ()) -> None:
-        self._ip = ip
+    def __init__(
+        self, ip: InteractiveShell, paths: JobPaths, rich: RichOutput, notes: tuple[str, ...] = (), full: bool = False
+    ) -> None:
+        """``full``: with the forms that are live views."""
+        self._publisher: Any = ip.display_pub
+        self._paths = paths
         self._rich = rich
         self._notes = notes
         self._tails = Tails(paths)
         self._curves = Curves(paths)
+        self._job = {MIME_TYPE: {"job": paths.job, "host": socket.gethostname()}} if full else {}
+        module = ready(ip) if full else None
+        self._live: Live | None = module.Live(ip.kernel, paths, self._without_widget) if module else None  # type: ignore[attr-defined]
         self._id = f"torchdist-{paths.job}"
         self._published = False
         self._drawn = 0.0
         self._seen: object = None
-        self._failed = False
+        self._stage: object = None
+        self._last: dict[str, Any] = {}
 
     def tick(self, state: JobState) -> None:
-        """Draw when something changed, but no more often than every ``FRAME`` seconds; a failure at once."""
+        """Draw when something changed, but no more often than eyes or the front end need; a turn of the job at once."""
+        if self._live:
+            self._live.tick()
         if self._rich.tick(state):
             self._published = False
             self._draw(state)
-        now = time.monotonic()
-        failed = bool(state.failures())
-        waited = now - self._drawn
-        if waited < FRAME and not (failed and not self._failed):
+        stage = (bool(state.failures()), state.state if self._job else "")
+        waited = time.monotonic() - self._drawn
+        if waited < self._frame() and stage == self._stage:
             return
-        seen = (state.seq, self._tails.poll(), self._curves.poll(state))
+        seen = (state.seq, self._tails.poll(), self._curves.poll())
         if seen != self._seen or waited > CLOCK:
-            self._seen, self._failed = seen, failed
+            self._seen, self._stage = seen, stage
             self._draw(state)
 
     def finish(self, state: JobState, remarks: tuple[str, ...]) -> None:
         """The still picture that is saved with the notebook."""
         self._rich.tick(state)
         self._tails.poll()
-        self._curves.poll(state)
+        self._curves.read_to_end()
         self._draw(state, remarks)
 
+    def _frame(self) -> float:
+        if self._live is None:
+            return FRAME
+        return BEHIND if self._live.watched else BESIDE
+
     def _draw(self, state: JobState, remarks: tuple[str, ...] = ()) -> None:
-        lines = self._tails.lines()
-        said = (*self._notes, *remarks)
-        snapshot = Snapshot(state, time.time(), lines, self._curves.last, self._curves.progress, said)
-        self._ip.display_pub.publish(
-            {"text/html": as_html(snapshot), "text/plain": as_text(snapshot)},
-            transient={"display_id": self._id},
-            update=self._published,
-        )
+        curves, said = self._curves, (*self._notes, *remarks)
+        snapshot = Snapshot(state, time.time(), self._tails.lines(), curves.last, curves.progress, said, curves.traces)
+        text = as_text(snapshot)
+        self._last = {**self._job, "text/html": as_html(snapshot), "text/plain": text}
+        if self._live:
+            self._live.show({**self._job.get(MIME_TYPE, {}), "state": state.state, "text": text})
+        self._publish({**self._last, **(self._live.forms if self._live else {})}, self._published)
         self._published = True
         self._drawn = time.monotonic()
+
+    def _publish(self, bundle: dict[str, Any], update: bool) -> None:
+        self._publisher.publish(bundle, transient={"display_id": self._id}, update=update)
+
+    def _without_widget(self) -> None:
+        """The widget is about to close: a front end that knows no better shows the picture instead."""
+        if self._last:
+            self._publish(self._last, True)
 
 
 class Tails:
@@ -175,41 +220,3 @@ class Tails:
 def _last_lines(path: Path) -> list[str]:
     text = logs.tail(path, LINES_OF_A_RANK, TAIL)
     return [ansi.fold(line) for line in text.rstrip("\n").split("\n")]
-
-
-class Curves:
-    """The last value of each curve, and the job's progress: rank 0's where it reports one, else the lowest rank's."""
-
-    def __init__(self, paths: JobPaths) -> None:
-        self._paths = paths
-        self._offsets: dict[int, int] = {}
-        self._values: dict[str, tuple[int, float]] = {}
-        self._progress: tuple[int, Progress] | None = None
-
-    @property
-    def last(self) -> dict[str, float]:
-        """Curve -> its last value, in the order in which the curves appeared."""
-        return {name: value for name, (_, value) in self._values.items()}
-
-    @property
-    def progress(self) -> Progress | None:
-        """The bar, if any rank has one."""
-        return self._progress[1] if self._progress else None
-
-    def poll(self, state: JobState) -> int:
-        """Take new records in; a number that grows with them."""
-        for rank in metrics.files(self._paths):
-            records, self._offsets[rank] = metrics.read(self._paths, rank, self._offsets.get(rank, 0))
-            for record in records:
-                self._take(rank, record)
-        return sum(self._offsets.values())
-
-    def _take(self, rank: int, record: metrics.Record) -> None:
-        if record.get("k") == "log":
-            for name, value in record.get("v", {}).items():
-                if isinstance(value, (int, float)) and rank <= self._values.get(name, (rank, 0.0))[0]:
-                    self._values[name] = (rank, float(value))
-        elif record.get("k") == "progress" and (self._progress is None or rank <= self._progress[0]):
-            total = record.get("total")
-            bar = Progress(float(record.get("n", 0)), float(total) if total else None, str(record.get("desc", "")))
-            self._progress = (rank, bar)

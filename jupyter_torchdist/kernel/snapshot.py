@@ -1,4 +1,8 @@
-"""One look at a job, as text and as HTML: bounded, escaped, complete without a kernel. Pure."""
+"""The still picture of a job, as text and as HTML: bounded, escaped, complete without a kernel, no script in it. Pure.
+
+It is read where style attributes are taken away (GitHub), on light and on dark paper: all that it tells stands in its
+words, in the page's own colour; what colours there are only underline it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,19 @@ from dataclasses import dataclass, field
 from .. import views
 from ..protocol.state import JobState, RankState
 from ..verbs import ansi
+from .picture import Trace, multiples
 
 LOG_LINES = 28
 """Log lines of all ranks together; with header, curves, notes and folds the whole stays within 40 lines."""
 LINES_OF_A_RANK = 10
 CURVES = 12
 NOTES = 4
-BYTES = 30_000
+BYTES = 100_000
+"""Of the HTML; with text and all a saved picture is below 300 kB, whatever was printed."""
 WIDTHS = (200, 120, 60, 24)
 """Line lengths to try until the HTML fits into ``BYTES``."""
+NAME = 40
+"""Characters of a curve's name."""
 _RED = "#c62828"
 _COLOURS = {"succeeded": "#2e7d32", "failed": _RED, "timed_out": _RED, "lost": _RED, "cancelled": "#ad6800"}
 
@@ -42,11 +50,14 @@ class Snapshot:
     progress: Progress | None = None
     remarks: tuple[str, ...] = ()
     """What the kernel says at the end: what came back, what stayed behind."""
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+    """The courses of ``curves``, as far as they are drawn."""
 
 
 def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
     """For plain terminals, and beside the HTML for everything else."""
     lines = [f"{views.title(snapshot.state)}: {views.headline(snapshot.state, snapshot.now)}"]
+    lines += _failure(snapshot, width)
     if snapshot.progress:
         lines.append(_progress_text(snapshot.progress))
     if snapshot.curves:
@@ -56,7 +67,7 @@ def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
 
 
 def as_html(snapshot: Snapshot) -> str:
-    """The same in HTML, within ``BYTES``."""
+    """The same in HTML with the curves drawn, within ``BYTES``."""
     for width in WIDTHS:
         page = _page(snapshot, width)
         if len(page.encode("utf-8", "replace")) <= BYTES:
@@ -66,24 +77,28 @@ def as_html(snapshot: Snapshot) -> str:
 
 def _page(snapshot: Snapshot, width: int) -> str:
     state = snapshot.state
-    colour = _COLOURS.get(state.state, "#1565c0")
+    colour = _COLOURS.get(state.state, "#1976d2")
     name, head = html.escape(_cut(views.title(state), width)), html.escape(views.headline(state, snapshot.now))
     parts = [
         f'<div class="torchdist-job" style="border-left:3px solid {colour};padding:2px 8px">',
-        f'<div><b>{name}</b> <span style="color:{colour}">{head}</span></div>',
+        f"<div><b>{name}</b> <span>{head}</span></div>",
+        *(f"<div>{html.escape(line)}</div>" for line in _failure(snapshot, width)),
     ]
     if snapshot.progress:
         bar = snapshot.progress
         value = f' value="{bar.done:g}" max="{bar.total:g}"' if bar.total else ""
         parts.append(f"<div><progress{value}></progress> {html.escape(_progress_text(bar))}</div>")
-    if snapshot.curves:
-        parts.append(f"<div>{html.escape(_curves(snapshot.curves))}</div>")
+    drawn = dict(list(snapshot.traces.items())[:CURVES])
+    if rest := {name: value for name, value in snapshot.curves.items() if name not in drawn}:
+        parts.append(f"<div>{html.escape(_curves(rest))}</div>")
+    if drawn:
+        parts.append(f"<div>{multiples(drawn, snapshot.curves, NAME)}</div>")
     log = "\n".join(
-        f'<span style="opacity:.6">[rank {rank}]</span> {_line_html(line, width)}' for rank, line in _log(snapshot)
+        f'<span style="opacity:.8">[rank {rank}]</span> {_line_html(line, width)}' for rank, line in _log(snapshot)
     )
     if log:
         parts.append(f'<pre style="margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere">{log}</pre>')
-    parts += [f'<div style="opacity:.8">{html.escape(line)}</div>' for line in _footer(snapshot, width)]
+    parts += [f'<div style="opacity:.9">{html.escape(line)}</div>' for line in _footer(snapshot, width)]
     return "".join(parts) + "</div>"
 
 
@@ -104,34 +119,48 @@ def _progress_text(bar: Progress) -> str:
 
 
 def _curves(curves: Mapping[str, float]) -> str:
-    shown = [f"{_cut(name, 40)} {value:.4g}" for name, value in list(curves.items())[:CURVES]]
+    shown = [f"{_cut(name, NAME)} {value:.4g}" for name, value in list(curves.items())[:CURVES]]
     more = len(curves) - len(shown)
     return " · ".join(shown) + (f" · {more} more" if more > 0 else "")
 
 
 def _log(snapshot: Snapshot) -> list[tuple[int, str]]:
-    """The lines to show: as many ranks as there is room for, those that failed first."""
+    """The lines to show: as many ranks as there is room for. One that failed comes first, and gets what it needs."""
     chosen = _chosen(snapshot)
-    each = max(1, min(LINES_OF_A_RANK, LOG_LINES // max(len(chosen), 1)))
-    return [(rank, line) for rank in chosen for line in list(snapshot.lines[rank])[-each:]]
+    found: list[tuple[int, str]] = []
+    if chosen and chosen[0] in _failed_ranks(snapshot):
+        found += [(chosen[0], line) for line in list(snapshot.lines[chosen[0]])[-LINES_OF_A_RANK:]]
+        chosen = chosen[1 : 1 + LOG_LINES - len(found)]
+    each = max(1, min(LINES_OF_A_RANK, (LOG_LINES - len(found)) // max(len(chosen), 1)))
+    return found + [(rank, line) for rank in chosen for line in list(snapshot.lines[rank])[-each:]]
 
 
 def _chosen(snapshot: Snapshot) -> list[int]:
-    failed = {rank.rank for rank in snapshot.state.failures()}
+    """Ranks that printed, those that failed first (the one that is blamed before all), else by number."""
+    failed = {rank: place for place, rank in enumerate(_failed_ranks(snapshot))}
     ranks = [rank for rank, lines in snapshot.lines.items() if lines]
-    return sorted(sorted(ranks, key=lambda rank: (rank not in failed, rank))[:LOG_LINES])
+    return sorted(ranks, key=lambda rank: (failed.get(rank, len(failed)), rank))[:LOG_LINES]
+
+
+def _failed_ranks(snapshot: Snapshot) -> list[int]:
+    return [rank.rank for rank in snapshot.state.failures()]
 
 
 def _footer(snapshot: Snapshot, width: int) -> list[str]:
     state = snapshot.state
     lines = []
-    hidden = sum(bool(lines) for lines in snapshot.lines.values()) - len(_chosen(snapshot))
+    hidden = sum(bool(lines) for lines in snapshot.lines.values()) - len({rank for rank, _ in _log(snapshot)})
     if hidden > 0:
         lines.append(f"{views.count(hidden, 'more rank')}: %dist logs {state.job} --rank N")
-    if failed := state.failures():
-        lines += _failed(state, failed[0])
-    notes = [*state.notes[-NOTES:], *snapshot.remarks]
-    return [_cut(ansi.plain(line), 2 * width) for line in (*lines, *notes)]
+    lines += [*state.notes[-NOTES:], *snapshot.remarks]
+    return [_cut(ansi.plain(line), 2 * width) for line in lines]
+
+
+def _failure(snapshot: Snapshot, width: int) -> list[str]:
+    """What went wrong: before all else, as it is what one looks for."""
+    failed = snapshot.state.failures()
+    lines = _failed(snapshot.state, failed[0]) if failed else []
+    return [_cut(ansi.plain(line), 2 * width) for line in lines]
 
 
 def _failed(state: JobState, first: RankState) -> list[str]:

@@ -29,6 +29,8 @@ def _tag(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _tag(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
+        if all(type(item) is float for item in value) and all(map(math.isfinite, value)):
+            return value  # a curve's points
         return [_tag(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no JSON form")
 

@@ -202,6 +202,10 @@ class NodePaths:
     def err(self, rank: int) -> Path:
         return self.root / f"rank-{rank:05d}.err"
 
+    def times(self, rank: int) -> Path:
+        """When the rank wrote its output (``store/times``)."""
+        return self.root / f"rank-{rank:05d}.times"
+
     def metrics(self, rank: int) -> Path:
         """JSON lines: curves and progress (``td.log``, ``td.progress``, autolog)."""
         return self.root / f"rank-{rank:05d}.metrics"

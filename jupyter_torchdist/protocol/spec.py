@@ -32,7 +32,7 @@ class Options:
     fresh: bool = False
     replace: bool = False
     plan: bool = False
-    watch: str = "compact"
+    watch: str = "full"
 
     def to_json(self) -> dict[str, Any]:
         """Without the values of ``--env NAME=VALUE``: no value of the environment is ever written down."""
@@ -137,7 +137,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
     Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
     Option("--plan", "look", "", "print what would run, and run nothing"),
-    _choice("--watch", "look", ("compact", "text", "off"), "how the job is shown while it runs"),
+    _choice("--watch", "look", ("full", "compact", "text", "off"), "how the job is shown (default: full)"),
 )
 
 BY_FLAG = {option.flag: option for option in OPTIONS}

@@ -60,13 +60,21 @@ UNINTERRUPTIBLE: CodeType = LossyFile.write.__code__
 class Stream:
     """One text stream over descriptor ``fd``; a ``Source`` of the flusher."""
 
-    def __init__(self, fd: int, name: str, flusher: Flusher, on_dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        name: str,
+        flusher: Flusher,
+        on_dropped: Callable[[int], None],
+        on_written: Callable[[], None] | None = None,
+    ) -> None:
         self.deadline: float | None = None
         self.raw = LossyFile(fd, name)
         self.text = _text_over(self.raw)
         self._write = self.text.write
         self._flusher = flusher
         self._on_dropped = on_dropped
+        self._on_written = on_written
         self._listen()
         flusher.add(self)
 
@@ -106,6 +114,8 @@ class Stream:
             self.raw.wrote = False
             self._release()
             self.deadline = time.monotonic() + PERIOD
+            if self._on_written is not None:
+                self._on_written()
 
     def close(self) -> None:
         """Flush for the last time and tell of lines that were lost."""
@@ -139,12 +149,20 @@ def _text_over(raw: LossyFile) -> io.TextIOWrapper:
 class Output:
     """The standard streams of this process, from here on in ``out`` and ``err``."""
 
-    def __init__(self, out: Path, err: Path, flusher: Flusher, on_dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        out: Path,
+        err: Path,
+        flusher: Flusher,
+        on_dropped: Callable[[int], None],
+        on_written: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_written`` is called after a flush that wrote something; it must be quick and never raise."""
         for path, fd in ((Path(os.devnull), 0), (out, 1), (err, 2)):
             _open_as(path, fd)
         _line_buffer_c_stdout()
-        self.out = Stream(1, "<stdout>", flusher, on_dropped)
-        self.err = Stream(2, "<stderr>", flusher, on_dropped)
+        self.out = Stream(1, "<stdout>", flusher, on_dropped, on_written)
+        self.err = Stream(2, "<stderr>", flusher, on_dropped, on_written)
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
         sys.stdout = sys.__stdout__ = self.out.text  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = self.err.text  # type: ignore[misc]

@@ -34,6 +34,7 @@ from .lastwill import LastWill
 from .metrics import Recorder
 from .output import Output
 from .results import Results
+from .times import Times
 
 _LAST_SECONDS = 3.0
 """How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
@@ -59,12 +60,15 @@ class Rank:
         self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"]))
         self.flusher = Flusher()
         bootstrap.default_signals(files.stacks(self.number))
+        self.times = Times(files.times(self.number), files.out(self.number), files.err(self.number))
         self.output = Output(
             files.out(self.number),
             files.err(self.number),
             self.flusher,
             lambda lines: self.events.write("rank.dropped", lines=lines),
+            self.times.written,
         )
+        self.flusher.add(self.times)
         self.interrupts = bootstrap.Interrupts(self.flusher)
         self.recorder = Recorder(files.metrics(self.number), self.flusher)
         self.display = Display(files.display(self.number))
@@ -208,6 +212,7 @@ class Rank:
         self.flusher.stop()
         self.recorder.close()
         self.output.close()
+        self.times.close()
         if self.will is not None:
             self.will.revoke()
 

@@ -11,6 +11,7 @@ import pytest
 from jupyter_torchdist.kernel import show
 from jupyter_torchdist.kernel.rich import RichOutput
 from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.feed import MIME_TYPE
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
 from jupyter_torchdist.testing import FakeJob
@@ -82,6 +83,27 @@ def test_one_output_is_updated_no_more_often_than_eyes_see(shell: Any, clock: Ca
         watch.finish(state(job), ("done",))
         last = shell.display_pub.messages[-1][1][1]["text/plain"]
         assert "line 99" in last and "a note" in last and "done" in last
+
+
+def test_a_full_view_names_the_job_and_keeps_the_picture_beside_it(shell: Any, clock: Callable[[float], None]) -> None:
+    with FakeJob().running() as job:
+        watch = show.watch(shell, job.paths, "full", RichOutput(shell, job.paths))
+        watch.tick(state(job))
+        bundle = shell.display_pub.messages[0][1][1]
+        assert list(bundle) == [MIME_TYPE, "text/html", "text/plain"]
+        assert bundle[MIME_TYPE]["job"] == job.paths.job and bundle[MIME_TYPE]["host"]
+        job.ended("succeeded")
+        watch.tick(state(job))
+        assert "succeeded" in shell.display_pub.messages[-1][1][1]["text/plain"], "a turn of the job is drawn at once"
+
+
+def test_the_courses_of_curves_are_drawn(shell: Any, clock: Callable[[float], None]) -> None:
+    with FakeJob().running() as job:
+        watch = picture(shell, job)
+        job.rank(0).records(*({"t": 1, "k": "log", "step": n, "v": {"loss": 1 / (n + 1)}} for n in range(10)))
+        watch.finish(state(job), ())
+        page = shell.display_pub.messages[-1][1][1]["text/html"]
+        assert "<svg" in page and "0.1 to 1, steps 0 to 9" in page
 
 
 def test_nothing_is_drawn_while_nothing_changes_but_the_clock(shell: Any, clock: Callable[[float], None]) -> None:

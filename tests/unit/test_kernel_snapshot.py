@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import html
+import math
 import re
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_torchdist.kernel.snapshot import BYTES, Progress, Snapshot, as_html, as_text
+from jupyter_torchdist.kernel.curves import BUCKETS, NAMES, Course, Curves
+from jupyter_torchdist.kernel.picture import Trace
+from jupyter_torchdist.kernel.snapshot import BYTES, CURVES, Progress, Snapshot, as_html, as_text
 from jupyter_torchdist.protocol.events import ErrorRecord
 from jupyter_torchdist.protocol.state import JobState, RankState
+from jupyter_torchdist.testing import FakeJob
 
 
 def job(world: int = 2, state: str = "running") -> JobState:
@@ -63,6 +68,9 @@ def test_a_failed_rank_is_among_those_shown() -> None:
     assert "72 more ranks: %dist logs 20260102-030405-abcdef --rank N" in text
 
 
+WIDEST = Trace(tuple(float(x) for x in range(-BUCKETS, 0)), *[tuple((-1.0) ** x * 1e308 for x in range(BUCKETS))] * 3)
+
+
 @pytest.mark.parametrize("line", ["x" * 100_000, "<&>" * 500, "\x1b[31m" * 5000 + "x", "漢" * 4000, "\x00\x1b]0;" * 99])
 @pytest.mark.parametrize("world", [1, 2, 64, 1024])
 def test_it_is_bounded_whatever_is_printed(line: str, world: int) -> None:
@@ -73,13 +81,79 @@ def test_it_is_bounded_whatever_is_printed(line: str, world: int) -> None:
         {f"{line[:300]}{index}": 1.0 for index in range(50)},
         Progress(1, 2, line[:200]),
         (line,) * 5,
+        {f"{line[:300]}{index}": WIDEST for index in range(50)},
     )
+    assert len(as_html(snapshot).encode()) + len(as_text(snapshot).encode()) <= 300_000
     assert len(as_html(snapshot).encode()) <= BYTES
     assert as_text(snapshot).count("\n") < 45
 
 
 @given(st.text(max_size=80))
 def test_no_line_can_leave_its_place(line: str) -> None:
-    page = as_html(Snapshot(replace(job(), name=line), 1.0, {0: [line]}, {line: 1.0}, Progress(1, 2, line), (line,)))
+    traces = {line: WIDEST}
+    page = as_html(
+        Snapshot(replace(job(), name=line), 1.0, {0: [line]}, {line: 1.0}, Progress(1, 2, line), (line,), traces)
+    )
     tags = re.findall(r"<(/?\w+)", page)
-    assert set(tags) <= {"div", "/div", "b", "/b", "span", "/span", "pre", "/pre", "progress", "/progress"}
+    drawing = {"svg", "/svg", "rect", "polygon", "polyline", "small", "/small"}
+    assert set(tags) <= {"div", "/div", "b", "/b", "span", "/span", "pre", "/pre", "progress", "/progress", *drawing}
+
+
+def course(*points: tuple[float, float]) -> Trace:
+    made = Course()
+    for x, value in points:
+        made.add(x, value)
+    return made.trace()
+
+
+def test_a_curve_is_drawn_within_its_frame_and_named_outside_of_it() -> None:
+    trace = course(*((float(x), math.sin(x)) for x in range(1000)))
+    assert len(trace.x) <= BUCKETS and min(trace.low) < -0.99 and max(trace.high) > 0.99
+    page = as_html(Snapshot(job(), 1.0, curves={"loss": 0.5, "lr": 0.1}, traces={"loss": trace}))
+    drawing = ElementTree.fromstring(re.search("<svg.*?</svg>", page)[0])  # type: ignore[index]
+    for shape in drawing:
+        for point in shape.get("points", "").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 220 and 0 <= y <= 64
+    assert not "".join(drawing.itertext()), "words in a drawing would be left lying where it is taken away"
+    words = re.sub("<[^>]*>", " ", page)
+    assert "loss 0.5" in words and "lr 0.1" in words and "-1 to 1, steps 0 to 999" in words
+
+
+def test_without_its_styles_the_picture_still_tells_everything() -> None:
+    state = replace(job(2, "failed"), reason="rank 1 on box failed: ValueError: bad")
+    page = as_html(Snapshot(state, 1.0, {0: ["fine"], 1: ["\x1b[31mbad\x1b[0m"]}, {"loss": 1.0}))
+    bare = re.sub(r' style="[^"]*"', "", page)
+    assert "✗ failed" in bare and "[rank 1] " in re.sub("<[^>]*>", "", bare) and "loss 1" in bare
+
+
+@given(st.lists(st.tuples(st.floats(-1e15, 1e15), st.floats(allow_nan=False, allow_infinity=False)), min_size=1))
+def test_a_course_keeps_its_extremes_in_bounded_memory(points: list[tuple[float, float]]) -> None:
+    trace = course(*points)
+    assert len(trace.x) <= BUCKETS and list(trace.x) == sorted(trace.x)
+    assert min(trace.low) == min(value for _, value in points)
+    assert max(trace.high) == max(value for _, value in points)
+    for low, mean, high in zip(trace.low, trace.mean, trace.high, strict=True):
+        assert math.isfinite(mean) and (low <= mean or math.isclose(low, mean)) and (mean <= high or mean / high > 0.99)
+    as_html(Snapshot(job(), 1.0, curves={"x": 1.0}, traces={"x": trace}))
+
+
+def test_odd_metrics_are_taken_as_they_are() -> None:
+    with FakeJob().running() as fake:
+        odd = ["text", None, [1], math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400, True]
+        records = [{"t": 1, "k": "log", "step": step, "v": {"odd": value}} for step, value in enumerate(odd)]
+        fake.rank(0).records(
+            *records,
+            {"t": 1, "k": "log", "step": -5, "v": {"odd": 0.5}},
+            {"t": 1, "k": "log", "step": 10**30, "v": {"odd": 0.5}},
+            {"t": 1, "k": "log", "step": "three", "v": "none"},
+            {"t": 1, "k": "progress", "n": "many", "total": [], "desc": 3},
+            *({"t": 1, "k": "log", "v": {f"name {number}": 1.0}} for number in range(2 * NAMES)),
+        )
+        curves = Curves(fake.paths)
+        curves.read_to_end()
+        assert len(curves.last) == NAMES and len(curves.traces) <= CURVES
+        trace = curves.traces["odd"]
+        assert trace.x == (-5.0, 6.0, 7.0, 9.0) and max(trace.high) == 1e308
+        page = as_html(Snapshot(job(), 1.0, curves=curves.last, traces=curves.traces, progress=curves.progress))
+        assert len(page) <= BYTES and "nan" not in page.replace("name", "")

@@ -57,7 +57,7 @@ def test_the_cell_wins_over_files(project: Path) -> None:
         ("ranks = 0", "expected at least 1", "--ranks N"),
         ("fresh = 1", "expected true or false", "fresh = true"),
         ("ranks = [1, 2]", "expected a whole number", "--ranks N"),
-        ("watch = 'ful'", "expected one of compact, text, off", "--watch"),
+        ("watch = 'ful'", "expected one of full, compact, text, off", "--watch"),
         ("ranks = = 2", "cannot be read", "correct the file"),
     ],
 )

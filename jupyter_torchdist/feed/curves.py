@@ -1,0 +1,247 @@
+"""Answers about curves: as many points as the screen can show, and what was merged into each."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..protocol.errors import UserError
+from .bins import Bins, joined
+from .curveindex import Closer, CurveIndex, RankCurves
+
+Answer = dict[str, Any]
+Work = Generator[None, None, Answer]
+"""An answer in the making: it pauses wherever the time may be up."""
+
+POINTS = 40_000
+"""Points in one answer, of all its curves."""
+
+SERIES = 4096
+"""Curves times ranks in one answer."""
+
+RANGE_BYTES = 64 * 1024 * 1024
+"""Bytes that are read again for a range; a wider one is answered from what is held."""
+
+_FEWEST = 16
+
+
+@dataclass(frozen=True)
+class Question:
+    """``curves`` as asked; ``low`` and ``high`` are infinite where no range was given."""
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    band: bool
+    axis: str
+    low: float
+    high: float
+    width: int
+
+    @staticmethod
+    def of(asked: dict[str, Any], index: CurveIndex) -> Question:
+        """Raises ``UserError`` where more is asked for than one answer can hold."""
+        known = sorted(index.ranks)
+        wanted = [rank for rank in known if rank in asked.get("ranks", [])] if asked.get("ranks") else known
+        ranks = wanted[:1] if asked["mode"] == "rank0" else wanted
+        names = [name for name in asked.get("names") or index.names.kept if name in index.names.kept]
+        if len(names) * len(ranks) > SERIES:
+            raise UserError(f"{len(names)} curves of {len(ranks)} ranks are too many for one plot", "choose fewer")
+        low, high = asked.get("low"), asked.get("high")
+        band = asked["mode"] == "band"
+        shown = len(names) * (1 if band else len(ranks))
+        width = min(max(int(asked.get("width") or 1000), _FEWEST), max(_FEWEST, POINTS // max(1, shown)))
+        axis = "time" if asked.get("x") == "time" else "step"
+        return Question(
+            tuple(names),
+            tuple(ranks),
+            band,
+            axis,
+            -math.inf if low is None else float(low),
+            math.inf if high is None else float(high),
+            width,
+        )
+
+    @property
+    def ranged(self) -> bool:
+        return math.isfinite(self.low) or math.isfinite(self.high)
+
+
+@dataclass
+class Points:
+    """One curve of one rank, in order of x; ``finite`` values of ``count`` lines are in each point."""
+
+    x: list[float] = field(default_factory=list)
+    mean: list[float] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    finite: list[float] = field(default_factory=list)
+    count: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def complete(self) -> bool:
+        return all(count == 1 for count in self.count)
+
+    def add(self, bins: Bins, name: str, asked: Question) -> None:
+        """Append the bins that reach into the range."""
+        cells = bins.cells[bins.names.index(name)]
+        x = bins.x if asked.axis == "step" else bins.t
+        columns: tuple[array[Any], ...] = (x, cells.mean, cells.low, cells.high, cells.finite, bins.count)
+        inside = bins.inside(asked.axis, asked.low, asked.high) if asked.ranged else None
+        for mine, its in zip(self._columns(), columns, strict=True):
+            mine.extend(its if inside is None else map(its.__getitem__, inside))
+
+    def _append(self, x: float, mean: float, low: float, high: float, finite: float, count: float) -> None:
+        self.x.append(x)
+        self.mean.append(mean)
+        self.low.append(low)
+        self.high.append(high)
+        self.finite.append(finite)
+        self.count.append(int(count))
+
+    def sorted(self) -> Points:
+        if all(map(float.__le__, self.x, self.x[1:])):
+            return self
+        order = sorted(range(len(self)), key=self.x.__getitem__)
+        return Points(*([column[index] for index in order] for column in self._columns()))
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.x, self.mean, self.low, self.high, self.finite, self.count
+
+    def decimated(self, width: int) -> Points:
+        """Not more than ``width`` points: neighbours are merged."""
+        if len(self) <= width:
+            return self
+        each = -(-len(self) // width)
+        found = Points()
+        for begin in range(0, len(self), each):
+            part = slice(begin, begin + each)
+            finite = self.finite[part]
+            total = sum(finite)
+            mean = sum(m * (n / total) for m, n in zip(self.mean[part], finite, strict=True)) if total else 0.0
+            lows, highs = min(self.low[part]), max(self.high[part])
+            found._append(self.x[begin], mean, lows, highs, total, sum(self.count[part]))
+        return found
+
+    def to_json(self, name: str, rank: int | None) -> Answer:
+        """A point without any finite value is NaN; one that hides such values is followed by a NaN: the line breaks."""
+        series: dict[str, Any] = {"name": name, "rank": rank, "x": [], "y": [], "low": [], "high": []}
+        gaps = any(map(float.__ne__, self.finite, map(float, self.count)))
+        if not gaps:
+            return {**series, "x": self.x, "y": self.mean, "low": self.low, "high": self.high}
+        for x, mean, low, high, finite, count in zip(*self._columns(), strict=True):
+            rows = [(x, mean, low, high)] if finite else []
+            rows += [(x, math.nan, math.nan, math.nan)] if finite < count else []
+            for row in rows:
+                for key, value in zip(("x", "y", "low", "high"), row, strict=True):
+                    series[key].append(value)
+        return series
+
+
+def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
+    """The series. Raises ``UserError``."""
+    with index.lock:
+        question = Question.of(asked, index)
+        version = index.version
+    closer = (yield from _closer(index, question)) if question.ranged else {}
+    series: list[Answer] = []
+    complete = True
+    for name in question.names:
+        found: dict[int, Points] = {}
+        for rank in question.ranks:
+            with index.lock:
+                found[rank] = _points(index.ranks[rank], closer.get(rank, {}), name, question)
+            yield
+        if question.band:
+            band, whole = _band([points for points in found.values() if len(points)], question.width)
+            series.append(band.to_json(name, None))
+            complete = complete and whole
+            yield
+            continue
+        for rank, points in found.items():
+            if len(points):
+                shown = points.decimated(question.width)
+                complete = complete and shown.complete
+                series.append(shown.to_json(name, rank))
+                yield
+    return {"version": version, "complete": complete, "series": series}
+
+
+def _points(curves: RankCurves, closer: dict[tuple[str, ...], Closer], name: str, question: Question) -> Points:
+    points = Points()
+    for names, bins in curves.by_names.items():
+        if name in names:
+            points.add(closer[names].bins if names in closer else bins, name, question)
+    return points.sorted()
+
+
+Closers = dict[int, dict[tuple[str, ...], Closer]]
+
+
+def _closer(index: CurveIndex, question: Question) -> Generator[None, None, Closers]:
+    """The range read again from the files, where bins are too coarse for it: by rank and the bins' names."""
+    with index.lock:
+        readers = {rank: list(_plans(index.ranks[rank], question)) for rank in question.ranks}
+    plans = [reader for of_rank in readers.values() for reader in of_rank]
+    if sum(reader.end - reader.offset for reader in plans) > RANGE_BYTES:
+        return {}
+    for reader in plans:
+        while reader.offset < reader.end and reader.advance(reader.end):
+            yield
+    return {rank: {reader.of: reader for reader in of_rank} for rank, of_rank in readers.items()}
+
+
+def _plans(curves: RankCurves, question: Question) -> Iterator[Closer]:
+    wanted = frozenset(question.names)
+    for bins in curves.by_names.values():
+        inside = bins.inside(question.axis, question.low, question.high) if wanted & set(bins.names) else []
+        merged = any(bins.count[number] > 1 for number in inside)
+        if merged and len(inside) < question.width:
+            span = range(inside[0], inside[-1] + 1)
+            yield Closer(curves, bins, span, wanted, question.axis, question.low, question.high)
+
+
+def _band(ranks: list[Points], width: int) -> tuple[Points, bool]:
+    """Mean of the ranks, least and greatest value, and whether every point is one step of each rank."""
+    if not ranks:
+        return Points(), True
+    begin = min(points.x[0] for points in ranks)
+    end = max(points.x[-1] for points in ranks)
+    # As wide as the coarsest rank's distance between points, or ranks would alternate in a zigzag.
+    spacing = max((points.x[-1] - points.x[0]) / max(1, len(points) - 1) for points in ranks)
+    spacing = max(spacing, (end - begin) / max(1, width - 1))
+    buckets: dict[int, list[tuple[float, float, float, float, float, int]]] = {}
+    for points in ranks:
+        for bucket, row in _bucketed(points, begin, spacing).items():
+            buckets.setdefault(bucket, []).append(row)
+    band, whole = Points(), True
+    for _, rows in sorted(buckets.items()):
+        means = [mean for _, mean, _, _, finite, _ in rows if finite]
+        mean = math.fsum(value / len(means) for value in means) if means else 0.0
+        lows, highs = min(row[2] for row in rows), max(row[3] for row in rows)
+        band._append(min(row[0] for row in rows), mean, lows, highs, sum(r[4] for r in rows), sum(r[5] for r in rows))
+        whole = whole and all(row[5] == 1 for row in rows)
+    return band, whole
+
+
+def _bucketed(points: Points, begin: float, spacing: float) -> dict[int, tuple[float, float, float, float, float, int]]:
+    found: dict[int, tuple[float, float, float, float, float, int]] = {}
+    for x, mean, low, high, finite, count in zip(*points._columns(), strict=True):
+        bucket = int((x - begin) / spacing + 1e-6) if spacing > 0 else 0
+        row = found.get(bucket)
+        if row is not None:
+            mean = joined(row[1], row[4], mean, finite)
+            x, low, high, finite, count = (
+                row[0],
+                min(row[2], low),
+                max(row[3], high),
+                row[4] + finite,
+                row[5] + count,
+            )
+        found[bucket] = (x, mean, low, high, finite, count)
+    return found

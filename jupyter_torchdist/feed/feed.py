@@ -1,0 +1,275 @@
+"""One view's feed: messages in, messages out, all of it read from the job directory.
+
+It keeps no thread and no clock: whoever holds the view calls ``receive`` for each message and ``poll`` some twenty
+times a second. Each call ends within about 0.2 s; what takes longer goes on in the next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from ..protocol.errors import TorchDistError
+from ..protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
+from ..protocol.paths import Home, JobPaths
+from ..store import jobdir, liveness
+from . import curves, history, segments, status
+from .cancel import cancel
+from .curveindex import CurveIndex
+from .rerun import command
+from .search import search
+from .segments import Log
+from .states import States
+from .tail import Tail
+
+Message = dict[str, Any]
+
+WORK = 0.08
+"""Seconds that one call goes on with answers, and as long with reading curves."""
+
+LEAST_WORK = 0.02
+"""Seconds for curves even where an answer took longer."""
+
+STATUS_PERIOD = 0.25
+LOOK_PERIOD = 0.5
+"""Seconds between two looks for new files, and at whether the driver and the directory are there."""
+
+TASKS = 32
+"""Questions that may be open."""
+
+_BURST = 3.0
+
+
+class Feed:
+    """What one view of the job is told. Raises ``JobNotFound``, or ``DamagedJob`` where its specification is none."""
+
+    def __init__(self, paths: JobPaths, home: Home) -> None:
+        self._paths, self._home = paths, home
+        self._spec, self._plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
+        self._curves = CurveIndex.of(paths)
+        self._closed = self._opened = False
+        self._start({})
+
+    def _start(self, have: dict[str, int]) -> None:
+        """A view opens: everything begins anew, the numbers of messages too."""
+        self._n = self._acked = 0
+        self._states = States(self._paths)
+        self._tail = Tail(have)
+        self._logs: dict[str, Log] = {}
+        self._tasks: deque[tuple[int, curves.Work]] = deque()
+        self._tokens, self._refilled = _BURST, float("-inf")
+        self._looked = self._told = float("-inf")
+        self._status: Message = {}
+        self._effective = ""
+
+    # ---- in
+
+    def receive(self, message: Message) -> list[Message]:
+        """What is said at once in return; answers that take longer come from ``poll``."""
+        if self._closed:
+            return []
+        kind = message.get("type")
+        if kind == "open":
+            return self._open(message)
+        if kind == "ack":
+            self._acked = max(self._acked, min(_whole(message.get("n")), self._n))
+            return []
+        if kind == "ask":
+            return self._ask(message)
+        return []
+
+    def close(self) -> None:
+        """Say nothing any more."""
+        self._closed = True
+        self._tasks.clear()
+
+    def _open(self, message: Message) -> list[Message]:
+        have = message.get("logs")
+        offsets = {str(name): _whole(end) for name, end in have.items()} if isinstance(have, dict) else {}
+        try:
+            self._start(offsets)
+            said = [self._hello()]
+        except TorchDistError as error:
+            self._n = 0
+            return self._gone() or self._end(_sentence(error))
+        self._opened = True
+        return said
+
+    def _ask(self, message: Message) -> list[Message]:
+        number = _whole(message.get("id"))
+        if len(self._tasks) >= TASKS:
+            return [self._say("answer", id=number, error="too many questions at once; ask again")]
+        self._tasks.append((number, self._work(message)))
+        return self._go_on(WORK)
+
+    # ---- out
+
+    def poll(self, now: float) -> list[Message]:
+        """What is to be sent now. ``now`` is in seconds, on any clock that does not go back."""
+        if self._closed or not self._opened:
+            return []
+        if gone := self._look(now):
+            return gone
+        self._refill(now)
+        until = time.monotonic() + 2 * WORK
+        said = self._go_on(WORK)
+        self._curves.advance(max(LEAST_WORK, min(WORK, until - time.monotonic())))
+        for more in (self._events, self._status_now, self._lines):
+            while self._may_say():
+                found = more(now)
+                said += found
+                if not found:
+                    break
+        return said
+
+    def _refill(self, now: float) -> None:
+        self._tokens = min(_BURST, self._tokens + max(0.0, now - self._refilled) * (RATE - _BURST))
+        self._refilled = now
+
+    def _may_say(self) -> bool:
+        return self._tokens >= 1.0 and self._n - self._acked < UNSEEN
+
+    def _say(self, kind: str, **words: Any) -> Message:
+        self._n += 1
+        return {"type": kind, "n": self._n, **words}
+
+    def _unasked(self, kind: str, **words: Any) -> list[Message]:
+        self._tokens -= 1.0
+        return [self._say(kind, **words)]
+
+    def _look(self, now: float) -> list[Message]:
+        if now - self._looked < LOOK_PERIOD:
+            return []
+        self._looked = now
+        if gone := self._gone():
+            return gone
+        self._logs.update({name: log for name, log in segments.find(self._paths).items() if name not in self._logs})
+        self._curves.look()
+        try:
+            self._effective = liveness.effective_state(self._paths, self._states.state)
+        except TorchDistError:
+            return self._gone()
+        return []
+
+    def _gone(self) -> list[Message]:
+        if self._paths.root.is_dir():
+            return []
+        return self._end(f"the files of job {self._paths.job} were deleted")
+
+    def _end(self, reason: str) -> list[Message]:
+        said = [self._say("gone", reason=reason)]
+        self.close()
+        return said
+
+    def _hello(self) -> Message:
+        state = self._states.state
+        receipt, notes = self._bundle()
+        self._logs = segments.find(self._paths)
+        return self._say(
+            "hello",
+            version=VERSION,
+            now=time.time(),
+            job=self._paths.job,
+            spec=self._spec.to_json(),
+            plan=self._plan.to_json(),
+            receipt=receipt,
+            notes=notes,
+            command=command(self._spec),
+            state=state.to_json(),
+            sizes={name: log.size() for name, log in self._logs.items()},
+        )
+
+    def _bundle(self) -> tuple[list[Message], list[str]]:
+        try:
+            manifest = jobdir.read_manifest(self._paths)
+        except TorchDistError as error:
+            return [], [f"what was captured cannot be told: {error.message}"]
+        return [asdict(captured) for captured in manifest.receipt], list(manifest.notes)
+
+    def _events(self, now: float) -> list[Message]:
+        try:
+            events, anew = self._states.poll()
+        except TorchDistError:  # the journal cannot be read now
+            return []
+        if anew:
+            self._tokens -= 1.0
+            return [self._hello()]
+        return self._unasked("events", events=events) if events else []
+
+    def _status_now(self, now: float) -> list[Message]:
+        if now - self._told < STATUS_PERIOD:
+            return []
+        self._told = now
+        found = status.of(self._effective or self._states.state.state, self._curves)
+        if found == self._status:
+            return []
+        self._status = found
+        return self._unasked("status", **found)
+
+    def _lines(self, now: float) -> list[Message]:
+        sizes = {name: log.size() for name, log in self._logs.items()}
+        found = self._tail.poll(self._logs, sizes, now, MESSAGE_BYTES, self._states.state.final)
+        return self._unasked("lines", segments=[segment.to_json() for segment in found]) if found else []
+
+    # ---- answers
+
+    def _go_on(self, seconds: float) -> list[Message]:
+        """Work at open questions in turn, for so long."""
+        until = time.monotonic() + seconds
+        said: list[Message] = []
+        while self._tasks:
+            number, work = self._tasks[0]
+            try:
+                next(work)
+            except StopIteration as end:
+                self._tasks.popleft()
+                said.append(self._say("answer", id=number, **end.value))
+            except TorchDistError as error:
+                self._tasks.popleft()
+                said.append(self._say("answer", id=number, error=_sentence(error)))
+            except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+                self._tasks.popleft()
+                words = f"this question cannot be answered ({type(error).__name__}: {error})"
+                said.append(self._say("answer", id=number, error=words))
+            if time.monotonic() >= until:
+                break
+            self._tasks.rotate(-1)
+        return said
+
+    def _work(self, asked: Message) -> curves.Work:
+        if asked.get("what") == "curves":
+            return (yield from curves.answer(self._curves, asked))
+        answers: dict[str, Callable[[Message], Message]] = {
+            "older": self._older,
+            "around": self._around,
+            "search": lambda asked: search(self._all_logs(), asked),
+            "cancel": lambda asked: {"said": cancel(self._paths, self._home, bool(asked.get("kill")))},
+        }
+        return answers[str(asked.get("what"))](asked)
+
+    def _all_logs(self) -> dict[str, Log]:
+        if not self._logs:
+            self._logs = segments.find(self._paths)
+        return self._logs
+
+    def _older(self, asked: Message) -> Message:
+        at = {str(name): _whole(offset) for name, offset in asked["at"].items()}
+        return history.older(self._all_logs(), at, list(asked.get("files") or []), _whole(asked["limit"]))
+
+    def _around(self, asked: Message) -> Message:
+        log = self._all_logs().get(str(asked["file"]))
+        if log is None:
+            return {"segments": []}
+        return history.around(log, _whole(asked["offset"]), _whole(asked["limit"]))
+
+
+def _sentence(error: TorchDistError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _whole(value: Any) -> int:
+    """A number that a view sent; 0 for what is none."""
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**62 else 0

@@ -1,0 +1,37 @@
+"""What one types in a shell to run a job again."""
+
+from __future__ import annotations
+
+import shlex
+
+from ..protocol.spec import OPTIONS, JobSpec, Option, Options
+
+_SHELL = "torchdist"
+_NOT_AGAIN = ("plan", "watch", "background")
+
+
+def command(spec: JobSpec) -> str:
+    """``torchdist run`` for a script; the bundle is run again for what was captured from a notebook."""
+    if spec.kind != "script":
+        return shlex.join([_SHELL, "rerun", spec.job])
+    words = [word for option in OPTIONS for word in _words(option, spec.options)]
+    arguments = ["--", *spec.argv] if spec.argv else []
+    return shlex.join([_SHELL, "run", *words, spec.label, *arguments])
+
+
+def _words(option: Option, options: Options) -> list[str]:
+    value = getattr(options, option.field)
+    unsaid = value == getattr(Options(), option.field)
+    if unsaid or option.field in _NOT_AGAIN or (option.field == "out" and value == ("none",)):
+        return []
+    if option.convert is None:
+        return [option.flag]
+    if option.repeatable:
+        return [word for item in value for word in (option.flag, item)]
+    return [option.flag, _text(value)]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return f"{value:.15g}" if isinstance(value, float) else str(value)

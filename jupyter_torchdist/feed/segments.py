@@ -1,0 +1,179 @@
+"""Log files as segments: pieces of whole lines, cut where the time changes, and never inside a character."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..protocol.feed import LINE_LIMIT
+from ..protocol.paths import JobPaths
+from ..store import logs
+from ..store.times import Mark, TimeIndex
+
+SPAN = 0.2
+"""Seconds of output that one segment may join: ranks are merged by time as finely as that."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Bytes ``start`` to ``end`` of a log; ``t`` is about when the last of them was written (None: unknown)."""
+
+    log: Log
+    start: int
+    end: int
+    t: float | None
+    data: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        text = logs.decode(self.data)
+        return {"file": self.log.name, "start": self.start, "end": self.end, "t": self.t, "text": text}
+
+
+class Log:
+    """One stream of one rank, ``RANK.STREAM``."""
+
+    def __init__(self, file: logs.LogFile, paths: JobPaths) -> None:
+        self.rank, self.stream, self.path = file.rank, file.stream, file.path
+        self.name = f"{file.rank}.{file.stream}"
+        self._times = TimeIndex(paths.node(file.node).times(file.rank))
+
+    def size(self) -> int:
+        """Bytes; 0 for a file that is gone."""
+        try:
+            return os.stat(self.path).st_size
+        except OSError:
+            return 0
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes ``start`` to ``end``, as far as they are there."""
+        return read(self.path, start, end)
+
+    def written(self, end: int) -> float | None:
+        """About when the byte before ``end`` was written."""
+        t = self._times.written(self.stream, end)
+        if t is not None:
+            return t
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return None
+        # The newest bytes come into a record a moment later; without records only the end's time is known.
+        return status.st_mtime if end >= status.st_size or self._times.known() else None
+
+    def segments(self, start: int, data: bytes, *, rest: bool = False) -> list[Segment]:
+        """``data``, which begins at ``start``, in segments; ``rest``: also what is behind the last whole line."""
+        end = start + len(data)
+        marks = self._times.marks(self.stream, start, end)
+        found = [
+            Segment(self, start + low, start + high, _when(marks, start + high), data[low:high])
+            for low, high in cuts(data, [mark.size - start for mark in _sparse(marks)], rest)
+        ]
+        if found and found[-1].t is None:
+            last = found.pop()
+            found.append(Segment(self, last.start, last.end, self.written(last.end), last.data))
+        return found
+
+
+def read(path: Path, start: int, end: int) -> bytes:
+    """Bytes of a file, as far as they are there."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(max(0, end - start))
+    except OSError:
+        return b""
+
+
+def find(paths: JobPaths) -> dict[str, Log]:
+    """The logs that exist, by name."""
+    return {f"{file.rank}.{file.stream}": Log(file, paths) for file in logs.files(paths)}
+
+
+def cuts(data: bytes, at: list[int], rest: bool = False) -> list[tuple[int, int]]:
+    """Where to cut: after the last line end before each of ``at``, and lines longer than ``LINE_LIMIT`` in pieces.
+
+    What follows the last line end is left out unless it is longer than that, or ``rest``.
+    """
+    found: list[tuple[int, int]] = []
+    low = 0
+    whole = data.rfind(b"\n") + 1
+    for mark in [*(mark for mark in at if mark < whole), whole]:
+        high = data.rfind(b"\n", low, max(low, mark)) + 1
+        if high > low:
+            found += _pieces(data, low, high)
+            low = high
+    while len(data) - low > LINE_LIMIT:
+        high = low + boundary(data[low : low + LINE_LIMIT + 4], LINE_LIMIT)
+        found.append((low, high))
+        low = high
+    if rest and low < len(data):
+        found.append((low, len(data)))
+    return found
+
+
+def _pieces(data: bytes, low: int, high: int) -> list[tuple[int, int]]:
+    """Whole lines ``low`` to ``high``, not more than ``LINE_LIMIT`` bytes in one piece."""
+    found = []
+    while high - low > LINE_LIMIT:
+        end = data.rfind(b"\n", low, low + LINE_LIMIT) + 1
+        if end <= low:
+            end = low + boundary(data[low : low + LINE_LIMIT + 4], LINE_LIMIT)
+        found.append((low, end))
+        low = end
+    found.append((low, high))
+    return found
+
+
+def from_character(data: bytes) -> int:
+    """Where the first whole character of ``data`` begins (UTF-8: at most 3 bytes on)."""
+    for index in range(min(4, len(data))):
+        if data[index] & 0xC0 != 0x80:
+            return index
+    return 0
+
+
+def boundary(data: bytes, at: int) -> int:
+    """The last place at or before ``at`` that is not inside a character (UTF-8: at most 3 bytes before)."""
+    if at >= len(data):
+        return len(data)
+    for back in range(4):
+        if at - back > 0 and data[at - back] & 0xC0 != 0x80:
+            return at - back
+    return at
+
+
+def unfinished(data: bytes) -> int:
+    """How many bytes at the end of ``data`` are the begin of a character whose rest is still to come."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            length = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+            return back if length > back else 0
+    return 0
+
+
+def _sparse(marks: list[Mark]) -> list[Mark]:
+    """Marks that are ``SPAN`` apart, the last one of each span."""
+    found: list[Mark] = []
+    begin = float("-inf")
+    for mark in marks:
+        if found and mark.t - begin < SPAN:
+            found[-1] = mark
+        else:
+            begin = mark.t
+            found.append(mark)
+    return found
+
+
+def _when(marks: list[Mark], end: int) -> float | None:
+    """The time of the first mark at or behind ``end``."""
+    low, high = 0, len(marks)
+    while low < high:
+        middle = (low + high) // 2
+        if marks[middle].size >= end:
+            high = middle
+        else:
+            low = middle + 1
+    return marks[low].t if low < len(marks) else None

@@ -1,0 +1,50 @@
+"""The job's state and what happens to it, from its summary or its journal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..protocol.events import Event
+from ..protocol.paths import JobPaths
+from ..protocol.state import JobState, apply
+from ..store import journal
+
+
+class States:
+    """``state`` is where the job stands after everything that was told. Raises ``JobNotFound``, ``StoreError``."""
+
+    def __init__(self, paths: JobPaths) -> None:
+        self._paths = paths
+        self.state: JobState = journal.asked_for(paths)
+        self._offset = 0
+        self._read()
+        if not self.state.final:
+            self._end()
+
+    def poll(self) -> tuple[list[dict[str, Any]], bool]:
+        """Events since then as JSON, and whether the state must be told anew: it ended and the journal lacks it."""
+        if self.state.final:
+            return [], False
+        events = self._read()
+        if events:
+            return [to_json(event) for event in events], False
+        return [], self._end()
+
+    def _read(self) -> list[Event]:
+        events, self._offset = journal.read(self._paths, self._offset)
+        for event in events:
+            self.state = apply(self.state, event)
+        return events
+
+    def _end(self) -> bool:
+        """Take the summary, if there is one."""
+        if not self._paths.summary.exists():
+            return False
+        self.state = journal.state(self._paths)
+        return self.state.final
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """An event as it stands in the journal; kinds that nobody knows pass."""
+    words = {"seq": event.seq, "t": event.t, "node": event.node, "rank": event.rank, "kind": event.kind}
+    return {**words, **event.data}

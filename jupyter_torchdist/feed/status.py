@@ -1,0 +1,50 @@
+"""What changes many times a second: progress, steps, last values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .bins import number
+from .curveindex import CurveIndex, RankCurves
+
+VALUES = 2000
+"""Last values of all ranks in one message; with many ranks each has its first curves only."""
+
+
+def of(effective: str, index: CurveIndex) -> dict[str, Any]:
+    """The ``status`` message. ``curves.note`` is a sentence where some curves are left out, else empty."""
+    with index.lock:
+        each = max(1, VALUES // max(1, len(index.ranks)))
+        ranks = {str(rank): _rank(curves, each) for rank, curves in sorted(index.ranks.items())}
+        return {
+            "effective": effective,
+            "progress": _progress(index),
+            "ranks": ranks,
+            "curves": {"version": index.version, "names": list(index.names.kept), "note": index.names.note},
+        }
+
+
+def _rank(curves: RankCurves, each: int) -> dict[str, Any]:
+    return {"step": curves.step, "last": dict(list(curves.last.items())[:each])}
+
+
+def _progress(index: CurveIndex) -> dict[str, Any] | None:
+    """The outermost bar of the lowest rank that has one and is not at its end, else the last one it had."""
+    for _, curves in sorted(index.ranks.items()):
+        bars = list(curves.bars.values())
+        if bars:
+            running = [bar for bar in bars if bar.get("total") is None or bar.get("n") != bar.get("total")]
+            bar = running[0] if running else bars[-1]
+            return {
+                "desc": str(bar.get("desc", ""))[:200],
+                "n": _count(bar.get("n")) or 0,
+                "total": _count(bar.get("total")),
+            }
+    return None
+
+
+def _count(value: Any) -> float | None:
+    if value is None:
+        return None
+    found = number(value)
+    return found if abs(found) < 2**53 else None

@@ -1,0 +1,191 @@
+"""Carries messages between the views of one job and their feeds, in a thread of its own.
+
+Handlers of a comm only ``hand`` in what came: they run in whatever thread the kernel likes. The thread is there while
+the job runs or a view has something to hear, and comes back with the next message.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+PERIOD = 0.05
+"""Seconds between two looks while a view is open: at most 20 sends a second."""
+ALONE = 1.0
+"""Seconds between two looks while none is."""
+VANISHED = 30.0
+"""Seconds without an ``ack`` after which a view is taken for gone."""
+LINGER = 5.0
+"""Seconds after the job's end in which a view may still open."""
+QUIET = 2.0
+"""Seconds without a word after the job's end after which the thread rests."""
+
+Message = dict[str, Any]
+
+
+class Feed(Protocol):
+    """What ``feed.Feed`` is."""
+
+    def receive(self, message: Message) -> list[Message]: ...
+
+    def poll(self, now: float) -> list[Message]: ...
+
+    def close(self) -> None: ...
+
+
+class Port(Protocol):
+    """The other side of a pump: the comm, and what is to be known of the job."""
+
+    def feed(self) -> Feed:
+        """A new view's feed."""
+
+    def send(self, view: str, messages: list[Message], binary: bool) -> None: ...
+
+    def ended(self) -> bool:
+        """Whether the job has."""
+
+    def abandoned(self) -> None:
+        """The job has ended, and no view is there nor expected. Called in the pump's thread, its last act."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """What has to be there while the thread is."""
+
+
+@dataclass
+class _View:
+    feed: Feed
+    binary: bool
+    sent: int = 0
+    shown: int = 0
+    waiting: float = field(default=0.0)
+    """Since when (monotonic) something is without an ``ack``."""
+
+    @property
+    def behind(self) -> bool:
+        return self.shown < self.sent
+
+
+class Pump:
+    """All views of one widget. Safe in threads."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._views: dict[str, _View] = {}
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._heard = 0.0
+
+    @property
+    def watched(self) -> bool:
+        """Whether there is a view, and it keeps up."""
+        late = time.monotonic() - QUIET
+        return any(not view.behind or view.waiting > late for view in list(self._views.values()))
+
+    def start(self) -> None:
+        """Have the thread running."""
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="torchdist-view", daemon=True)
+                self._heard = time.monotonic()
+                self._thread.start()
+
+    def hand(self, content: Message) -> None:
+        """What came from a view: ``{view, binary, message}``, or ``{view, bye}``. From any thread, at once."""
+        self._inbox.put(content)
+        self.start()
+
+    def close(self) -> None:
+        """End the thread and every feed; what comes later is not heard."""
+        self._closed = True
+        self._inbox.put({})
+        if (thread := self._thread) and thread is not threading.current_thread():
+            thread.join(timeout=5)
+        self._drop(*self._views)
+
+    def _run(self) -> None:
+        with self._port.held():
+            while not self._rests():
+                self._step(PERIOD if self._views else ALONE)
+
+    def _step(self, pause: float) -> None:
+        """Hear what came within ``pause`` seconds, then let every feed speak (it keeps to its own rate)."""
+        try:
+            self._hear(self._inbox.get(timeout=pause))
+            while True:
+                self._hear(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        for name, view in list(self._views.items()):
+            self._let_speak(name, view, lambda feed: feed.poll(time.time()))
+            if view.behind and time.monotonic() - view.waiting > VANISHED:
+                self._drop(name)
+
+    def _hear(self, content: Message) -> None:
+        name, message = content.get("view"), content.get("message")
+        if not isinstance(name, str) or self._closed:
+            return
+        self._heard = time.monotonic()
+        if content.get("bye"):
+            self._drop(name)
+            return
+        if not isinstance(message, dict):
+            return
+        if message.get("type") == "open" and name not in self._views:
+            self._views[name] = _View(self._port.feed(), bool(content.get("binary")))
+        if (view := self._views.get(name)) is None:
+            self._port.send(name, [{"n": 0, "type": "forgotten"}], False)
+            return
+        if message.get("type") == "ack" and isinstance(message.get("n"), int):
+            view.shown = max(view.shown, message["n"])
+            view.waiting = time.monotonic()
+        elif message.get("type") == "open":
+            view.shown = view.sent = 0
+        self._let_speak(name, view, lambda feed: feed.receive(message))
+
+    def _let_speak(self, name: str, view: _View, speak: Callable[[Feed], list[Message]]) -> None:
+        try:
+            messages = speak(view.feed)
+        except Exception as error:  # the edge of the thread: one view's trouble is not the others'
+            log.exception("jupyter_torchdist: a view of a job ended")
+            messages = [{"n": view.sent + 1, "type": "gone", "reason": f"the view failed: {error!r}"}]
+        self._say(name, view, messages)
+
+    def _say(self, name: str, view: _View, messages: list[Message]) -> None:
+        if not messages:
+            return
+        if not view.behind:
+            view.waiting = time.monotonic()
+        view.sent = max(view.sent, *(message.get("n", 0) for message in messages))
+        self._heard = time.monotonic()
+        self._port.send(name, messages, view.binary)
+        if messages[-1].get("type") == "gone":
+            self._drop(name)
+
+    def _drop(self, *names: str) -> None:
+        for name in names:
+            if view := self._views.pop(name, None):
+                view.feed.close()
+
+    def _rests(self) -> bool:
+        """Whether the thread ends now; a message that is handed in later starts another."""
+        quiet = time.monotonic() - self._heard
+        over = self._closed or (quiet > (QUIET if self._views else LINGER) and self._port.ended())
+        if over and self._views and any(view.behind for view in self._views.values()) and not self._closed:
+            return False
+        with self._lock:
+            if not over or not (self._inbox.empty() or self._closed):
+                return False
+            self._thread = None
+        if not self._views and not self._closed:
+            self._port.abandoned()
+        return True

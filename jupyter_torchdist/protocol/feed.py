@@ -1,0 +1,63 @@
+"""What a view of a job (in a browser) and its feed (in a server or a kernel) say to each other.
+
+All of it is JSON in the form of ``codec``. The transport is a WebSocket or a widget's comm; the words are the same.
+Times are seconds since the epoch, offsets and sizes are bytes. A *file* is named ``RANK.STREAM`` (``3.out``).
+A *segment* is a piece of one file: ``{file, start, end, t, text}``: bytes ``start`` to ``end`` as text, whole lines
+(a line longer than ``LINE_LIMIT`` comes in several); ``t`` is about when its last byte was written (null: unknown).
+
+=========  ================================================================================================
+feed says  with (each message has ``n``, counting from 1 on this connection)
+=========  ================================================================================================
+hello      version, now, job, spec, plan, receipt [Captured], notes [text], command (what one types to run it again
+           in a shell), state (``JobState``, at ``state.seq``), sizes {file: bytes}
+events     events [Event as in the journal]: what happened after ``state.seq``
+lines      segments, in order of time; a ``start`` beyond the last ``end`` of that file: lines were passed over. A
+           line whose end is not written yet comes after 0.25 s; that file's next segment goes on with it
+status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, total (null: unknown)} or null,
+           ranks {rank: {step, last {curve: value}}}, curves {version, names, note}: what curves there are; ``version``
+           grows with every new point; ``note`` is a sentence where curves are left out, else empty
+answer     id, and what was asked for, or error (a sentence)
+gone       reason: the job's files are no more; the last message
+=========  ================================================================================================
+
+=========  ================================================================================================
+view says  with
+=========  ================================================================================================
+open       logs {file: end of what the view has} (empty: begin with the last ``FIRST_BYTES`` of each file)
+ack        n: everything up to this message was shown; the feed waits when much is not
+ask        id, what, and:
+  older    at {file: offset}, files [file] (all when empty), limit: the ``limit`` bytes before ``at``, merged by time
+           → segments, at (for the next question; a file that is at 0 has no more)
+  around   file, offset, limit → segments of that file around ``offset``
+  search   pattern, regex (bool), case (bool: heeds case), files, at {file: offset} or null → hits [{file, start
+           (of the line), t, text}], at (null: everything was searched), searched; newest lines first, and never
+           longer than about 0.15 s: one asks again from ``at``
+  curves   names ([]: all), mode (``rank0``, ``ranks``, ``band``: mean, minimum and maximum over the ranks),
+           ranks ([]: all), x (``step``, ``time``), low, high (the range of x; null: all), width (points that the
+           screen can show) → version, complete (bool: no point was merged with another),
+           series [{name, rank (null for a band), x [], y [], low [], high []}], in order of x; ``low`` and
+           ``high`` are what was merged into a point, or the band; NaN is a gap
+  cancel   kill (bool) → said (a sentence)
+=========  ================================================================================================
+"""
+
+from __future__ import annotations
+
+VERSION = 1
+
+MIME_TYPE = "application/vnd.torchdist.job+json"
+"""An output that is a view: ``{job, host}``; ``host`` is where the job directory is."""
+
+LINE_LIMIT = 64 * 1024
+
+FIRST_BYTES = 256 * 1024
+"""Of each file, for a view that begins in the middle of a job."""
+
+MESSAGE_BYTES = 256 * 1024
+"""Of text in one ``lines`` message."""
+
+UNSEEN = 8
+"""Messages that may be without an ``ack``."""
+
+RATE = 15.0
+"""Messages a second, at the most, that come unasked."""

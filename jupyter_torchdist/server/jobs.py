@@ -1,0 +1,176 @@
+"""The routes that answer once: the list, one job, cancel, rerun, delete, a file."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+from tornado.iostream import StreamClosedError
+
+from ..client.job import attach_to
+from ..client.submit import rerun
+from ..feed.cancel import cancel
+from ..feed.rerun import command
+from ..protocol.errors import DamagedJob, StoreError, UserError
+from ..protocol.paths import Home, JobPaths
+from ..protocol.state import FINAL_STATES
+from ..store import catalog, jobdir, journal, liveness, logs
+from .base import Handler, Refusal, in_thread, permitted
+
+CHUNK = 256 * 1024
+"""Bytes of a file that are in memory at once."""
+
+_FILE = re.compile(r"(\d{1,9})\.(out|err)")
+
+Word = TypeVar("Word")
+
+
+class Jobs(Handler):
+    """All jobs."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """The rows, the newest job first."""
+        await self.answer(lambda: {"now": time.time(), "jobs": self.listing.rows()})
+
+
+class OneJob(Handler):
+    """One job, as its files say."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, job: str) -> None:
+        """What was asked for, what was planned, how it stands."""
+        await self.answer(details, self.paths(job))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, job: str) -> None:
+        """Delete the files of a job that has ended."""
+        await in_thread(remove, self.paths(job))
+        self.set_status(204)
+        self.finish()
+
+
+class Cancel(Handler):
+    """The job's ■."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, job: str) -> None:
+        """Interrupt the ranks, or kill them; what was done, in a sentence. Does not wait for the end."""
+        kill = self.body().get("kill", False)
+        if not isinstance(kill, bool):
+            raise Refusal(400, f"kill is {kill!r}", "it is true or false")
+        paths = self.paths(job)
+        await self.answer(lambda: {"said": cancel(paths, self.data, kill)})
+
+
+class Rerun(Handler):
+    """The same bundle once more."""
+
+    @web.authenticated
+    @permitted("execute")
+    async def post(self, job: str) -> None:
+        """The id of the new job, once a driver has it."""
+        paths = self.paths(job)
+        await self.answer(lambda: {"job": run_again(paths, self.data)})
+
+
+class File(Handler):
+    """A log, to be saved."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, job: str, name: str) -> None:
+        """All that is in the file now. It is never in memory as a whole, and a slow reader slows only itself."""
+        self.check_xsrf_cookie()  # as for Jupyter's own files: no other page embeds a log
+        paths = self.paths(job)
+        with await in_thread(open_log, paths, name) as file:
+            left = os.fstat(file.fileno()).st_size
+            self.set_header("Content-Type", "text/plain; charset=utf-8")
+            self.set_header("Content-Length", str(left))
+            self.set_header("X-Content-Type-Options", "nosniff")
+            self.set_attachment_header(f"{job}-rank{name}.txt")
+            try:
+                while left and (data := await in_thread(file.read, min(left, CHUNK))):
+                    left -= len(data)
+                    self.write(data)
+                    await self.flush()
+            except StreamClosedError:
+                return  # the browser has given up
+        self.finish(set_content_type="text/plain; charset=utf-8")
+
+
+def details(paths: JobPaths) -> dict[str, Any]:
+    """Raises ``JobNotFound``; what is damaged is null or empty."""
+    state = journal.state(paths)
+    spec, plan = whole(jobdir.read_spec, paths), whole(jobdir.read_plan, paths)
+    manifest = whole(jobdir.read_manifest, paths)
+    return {
+        "now": time.time(),
+        "job": paths.job,
+        "spec": spec.to_json() if spec else None,
+        "plan": plan.to_json() if plan else None,
+        "state": state.to_json(),
+        "effective": liveness.effective_state(paths, state),
+        "receipt": [asdict(captured) for captured in manifest.receipt] if manifest else [],
+        "notes": list(manifest.notes) if manifest else [],
+        "command": command(spec) if spec else "",
+    }
+
+
+def whole(read: Callable[[JobPaths], Word], paths: JobPaths) -> Word | None:
+    """None for a file that is damaged."""
+    try:
+        return read(paths)
+    except DamagedJob:
+        return None
+
+
+def run_again(paths: JobPaths, home: Home) -> str:
+    """The new job's id. Raises what ``client.submit.rerun`` raises, ``UserError`` where this server cannot run it."""
+    job = attach_to(paths, home)
+    here, there = sys.version_info[:2], tuple(int(part) for part in job.manifest.python.split(".")[:2])
+    hint = f"run the cell again, or `torchdist rerun {paths.job}` in its environment"
+    if here != there:
+        raise UserError(
+            f"the job was made by Python {there[0]}.{there[1]}, the Jupyter server is {here[0]}.{here[1]}", hint
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("the environment of the Jupyter server has no torch", hint)
+    beside = Path(job.spec.notebook).parent
+    return rerun(job, home, cwd=beside if job.spec.notebook and beside.is_dir() else None).id
+
+
+def remove(paths: JobPaths) -> None:
+    """Raises ``JobNotFound``, ``StoreError``, or ``UserError`` for a job that has not ended."""
+    try:
+        catalog.remove(paths)
+    except StoreError as error:
+        if paths.root.is_dir() and liveness.effective_state(paths) not in FINAL_STATES:
+            raise UserError(error.message, "cancel it first") from error
+        raise
+
+
+def open_log(paths: JobPaths, name: str) -> BinaryIO:
+    """Raises ``JobNotFound``, ``Refusal``."""
+    match = _FILE.fullmatch(name)
+    if not match:
+        raise Refusal(400, f"{name[:100]!r} names no log", "logs are named RANK.out and RANK.err")
+    journal.state(paths)
+    found = logs.files(paths, int(match[1]), match[2])
+    if not found:
+        stream = {"out": "stdout", "err": "stderr"}[match[2]]
+        raise Refusal(404, f"rank {match[1]} of job {paths.job} has written nothing to {stream}")
+    return open(found[0].path, "rb", buffering=0)

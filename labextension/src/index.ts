@@ -1,0 +1,179 @@
+/** The plugins of JupyterLab and Notebook: the output under a cell, and the panel with all that belongs to it. */
+import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, Notification, WidgetTracker } from '@jupyterlab/apputils';
+import { IDocumentManager } from '@jupyterlab/docmanager';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator } from '@jupyterlab/translation';
+
+import { JobsApi, type JobSummary } from './api';
+import { addCommands, CommandIds } from './commands';
+import { jobIcon } from './icon';
+import { JobList, jobTitle } from './joblist';
+import { rendererFactory } from './mime';
+import { JobPanel } from './panel';
+import { revealCell } from './reveal';
+import { RunningJobs } from './status';
+import { JobTab } from './tab';
+import { stateWord } from './view/format';
+import { trans, translateWith } from './view/translate';
+
+/** Before the widget of the same output, whose rank is -10. */
+const RANK = -20;
+
+function speak(translator: ITranslator | null): void {
+  const bundle = translator?.load('jupyter_torchdist');
+  if (bundle) {
+    translateWith({
+      one: (text, ...args) => bundle.__(text, ...args),
+      many: (single, many, count, ...args) => bundle._n(single, many, count, ...args)
+    });
+  }
+}
+
+const output: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-torchdist:output',
+  description: 'Shows the live view of a distributed job under its cell.',
+  autoStart: true,
+  requires: [IRenderMimeRegistry],
+  optional: [INotebookTracker, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    rendermime: IRenderMimeRegistry,
+    notebooks: INotebookTracker | null,
+    translator: ITranslator | null
+  ) => {
+    speak(translator);
+    const settings = app.serviceManager.serverSettings;
+    rendermime.addFactory(rendererFactory({ settings, rendermime, notebooks }), RANK);
+  }
+};
+
+const jobs: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-torchdist:jobs',
+  description: 'The panel of all distributed jobs, their tabs, commands, status-bar item and notifications.',
+  autoStart: true,
+  optional: [
+    ILabShell,
+    ILayoutRestorer,
+    ICommandPalette,
+    INotebookTracker,
+    IDocumentManager,
+    IStatusBar,
+    ISettingRegistry,
+    ITranslator
+  ],
+  activate: (
+    app: JupyterFrontEnd,
+    lab: ILabShell | null,
+    restorer: ILayoutRestorer | null,
+    palette: ICommandPalette | null,
+    notebooks: INotebookTracker | null,
+    documents: IDocumentManager | null,
+    statusBar: IStatusBar | null,
+    registry: ISettingRegistry | null,
+    translator: ITranslator | null
+  ) => {
+    speak(translator);
+    const settings = app.serviceManager.serverSettings;
+    const life = new AbortController();
+    const list = new JobList(settings, life.signal);
+    const api = new JobsApi(settings);
+    const openJob = jobTabs(app, lab, restorer, list);
+    const panel = addPanel(app, restorer, list);
+    const showPanel = (): void => app.shell.activateById(panel.id);
+    addCommands({ app, api, list, openJob, showPanel, revealCell: job => revealCell(job, notebooks, documents) });
+    for (const command of Object.values(CommandIds)) {
+      palette?.addItem({ command, category: trans('Distributed Jobs') });
+    }
+    if (statusBar) {
+      addStatus(statusBar, list, showPanel);
+    }
+    void notifyOfEnds(list, registry, openJob, life.signal);
+  }
+};
+
+function addPanel(app: JupyterFrontEnd, restorer: ILayoutRestorer | null, list: JobList): JobPanel {
+  const panel = new JobPanel(list, app.commands);
+  panel.id = 'torchdist-jobs';
+  panel.title.icon = jobIcon;
+  panel.title.caption = trans('Distributed Jobs');
+  app.shell.add(panel, 'left', { rank: 300, type: 'Distributed Jobs' });
+  restorer?.add(panel, panel.id);
+  return panel;
+}
+
+/** Opens a job's tab, or shows the one that is open. Notebook has one document a page: there it is below it. */
+function jobTabs(
+  app: JupyterFrontEnd,
+  lab: ILabShell | null,
+  restorer: ILayoutRestorer | null,
+  list: JobList
+): (job: string) => void {
+  const tracker = new WidgetTracker<JobTab>({ namespace: 'torchdist-jobs' });
+  void restorer?.restore(tracker, {
+    command: CommandIds.open,
+    args: tab => ({ job: tab.job }),
+    name: tab => tab.job
+  });
+  return job => {
+    const known = list.jobs.get(job);
+    let tab = tracker.find(tab => tab.job === job);
+    if (!tab) {
+      tab = new JobTab(job, known ? jobTitle(known) : job, app.serviceManager.serverSettings);
+      void tracker.add(tab);
+      app.shell.add(tab, lab ? 'main' : 'down', { type: 'Distributed Job' });
+    }
+    app.shell.activateById(tab.id);
+  };
+}
+
+function addStatus(statusBar: IStatusBar, list: JobList, showPanel: () => void): void {
+  const item = new RunningJobs(list, showPanel);
+  statusBar.registerStatusItem('jupyter-torchdist:running', {
+    item,
+    align: 'left',
+    rank: 5,
+    isActive: () => item.active,
+    activeStateChanged: item.activeChanged
+  });
+}
+
+type Which = 'all' | 'failures' | 'none';
+
+async function notifyOfEnds(
+  list: JobList,
+  registry: ISettingRegistry | null,
+  openJob: (job: string) => void,
+  signal: AbortSignal
+): Promise<void> {
+  let which: Which = 'all';
+  list.onChange(({ ended }) => {
+    for (const job of ended) {
+      if (which === 'all' || (which === 'failures' && job.effective !== 'succeeded')) {
+        notify(job, openJob);
+      }
+    }
+  }, signal);
+  const settings = await registry?.load(jobs.id);
+  const read = (): void => {
+    which = settings!.get('notify').composite as Which;
+  };
+  settings?.changed.connect(read);
+  if (settings) {
+    read();
+  }
+}
+
+function notify(job: JobSummary, openJob: (job: string) => void): void {
+  const kind = job.effective === 'succeeded' ? 'success' : job.effective === 'cancelled' ? 'info' : 'error';
+  const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), job.reason].filter(Boolean).join(': ');
+  Notification.emit(words, kind, {
+    autoClose: kind === 'error' ? false : 5000,
+    actions: [{ label: trans('Open'), callback: () => openJob(job.job) }]
+  });
+}
+
+export default [output, jobs];

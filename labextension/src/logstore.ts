@@ -1,0 +1,408 @@
+/** The lines that the browser holds: of every file the newest, and what was asked for besides. */
+import { CUT, FREE, GAP, LINE, LogRows, RowList } from './logrows';
+import { clip, foldOpen, foldReturns, measureOf, plain } from './logtext';
+import { LogView, type LogFilter } from './logview';
+import type { FileOffsets, Segment } from './source';
+
+export interface LogFile {
+  name: string;
+  rank: number;
+  stream: string;
+  /** Bytes: what is held lies between these, but for the gaps. */
+  first: number;
+  end: number;
+}
+
+interface HeldFile extends LogFile {
+  index: number;
+  /** The line that has no end yet, and what was written of it since its last carriage return. */
+  open: number | null;
+  tail: string;
+  gaps: number[];
+  time: number;
+}
+
+export interface Limits {
+  /** Lines of one rank, lines of all, characters of all. */
+  rank: number;
+  all: number;
+  characters: number;
+  /** Characters of one line. */
+  line: number;
+}
+
+const LIMITS: Limits = { rank: 200_000, all: 1_500_000, characters: 400e6, line: 16 * 1024 * 1024 };
+/** How much of a line a filter or search looks at. */
+const SEARCHED = 64 * 1024;
+/** Over a limit by this part, it is dropped at once: single lines would each cost a walk. */
+const SLACK = 1.05;
+
+export class LogStore {
+  readonly rows = new LogRows();
+  /** All rows in the order they are shown in. */
+  readonly order = new RowList();
+  /** True: someone reads older lines, so twice as many are kept. */
+  reading = false;
+
+  private readonly held: HeldFile[] = [];
+  private readonly byName = new Map<string, HeldFile>();
+  private readonly counts = new Map<number, number>();
+  private readonly views = new Set<LogView>();
+  private readonly limits: Limits;
+  private time = 0;
+
+  constructor(limits: Partial<Limits> = {}) {
+    this.limits = { ...LIMITS, ...limits };
+  }
+
+  /** Lines and gaps held. */
+  get length(): number {
+    return this.order.length;
+  }
+
+  get files(): readonly LogFile[] {
+    return this.held;
+  }
+
+  /** The end of what is held of each file: where the feed goes on after a lost transport. */
+  offsets(): FileOffsets {
+    return Object.fromEntries(this.held.map(file => [file.name, file.end]));
+  }
+
+  /** The beginning of what is held of each file: what is in front of it can be asked for. */
+  starts(files: readonly LogFile[] = this.held): FileOffsets {
+    return Object.fromEntries(files.map(file => [file.name, file.first]));
+  }
+
+  text(row: number): string {
+    return this.rows.text(row);
+  }
+
+  fileOf(row: number): LogFile {
+    return this.held[this.rows.file[row]!]!;
+  }
+
+  /** Whether more of this line may come. */
+  isOpen(row: number): boolean {
+    return this.held[this.rows.file[row]!]!.open === row;
+  }
+
+  matches(row: number, pattern: RegExp): boolean {
+    pattern.lastIndex = 0;
+    return this.rows.kind[row] !== GAP && pattern.test(plain(this.rows.text(row).slice(0, SEARCHED)));
+  }
+
+  hasGaps(): boolean {
+    return this.held.some(file => file.gaps.length > 0);
+  }
+
+  /** Whether the byte at `offset` is held. */
+  holds(name: string, offset: number): boolean {
+    const file = this.byName.get(name);
+    const inside = file !== undefined && offset >= file.first && offset < file.end;
+    return inside && !file.gaps.some(gap => this.covers(gap, offset));
+  }
+
+  /** The row with the byte at `offset`, or -1. */
+  find(name: string, offset: number): number {
+    const index = this.byName.get(name)?.index;
+    return this.order.view().find(row => this.rows.file[row] === index && this.covers(row, offset)) ?? -1;
+  }
+
+  private covers(row: number, offset: number): boolean {
+    const start = this.rows.start[row]!;
+    return offset >= start && offset < start + this.rows.bytes[row]!;
+  }
+
+  /** The rows that `filter` lets through, kept up to date until `signal`. */
+  view(filter: LogFilter, signal: AbortSignal): LogView {
+    const view = new LogView(this, filter);
+    this.views.add(view);
+    signal.addEventListener('abort', () => this.views.delete(view), { once: true });
+    return view;
+  }
+
+  /** New lines, in the order they come in. What is held already is passed over; what is missing becomes a gap. */
+  append(segments: readonly Segment[]): void {
+    const added: number[] = [];
+    const changed: number[] = [];
+    for (const segment of segments) {
+      const file = this.fileFor(segment.file, segment.start);
+      if (file && segment.end > file.end) {
+        this.appendTo(file, clip(segment, file.end, segment.end), added, changed);
+      }
+    }
+    added.forEach(row => this.order.push(row));
+    this.views.forEach(view => view.appended(added));
+    this.views.forEach(view => view.changed(changed));
+    this.dropOldest();
+  }
+
+  private appendTo(file: HeldFile, segment: Segment, added: number[], changed: number[]): void {
+    const time = segment.t ?? (file.time || this.time);
+    this.time = Math.max(this.time, time);
+    file.time = time;
+    if (segment.start > file.end) {
+      this.close(file);
+      const gap = this.rows.add(GAP, file.index, file.end, segment.start - file.end, time);
+      file.gaps.push(gap);
+      added.push(gap);
+    }
+    file.end = segment.end;
+    let rest = segment;
+    if (file.open !== null) {
+      changed.push(file.open);
+      const stop = segment.text.indexOf('\n');
+      const head = stop < 0 ? segment.text : segment.text.slice(0, stop);
+      const measure = measureOf(segment.text, segment.end - segment.start);
+      const bytes = stop < 0 ? segment.end - segment.start : measure(segment.text, 0, stop + 1);
+      this.extend(file, file.open, head, bytes, time);
+      if (stop < 0) {
+        return;
+      }
+      this.close(file);
+      rest = { ...segment, text: segment.text.slice(stop + 1), start: segment.start + bytes };
+    }
+    const rows = this.linesOf(file, rest, time);
+    const last = rows.at(-1);
+    if (last !== undefined && !rest.text.endsWith('\n')) {
+      file.open = last;
+      file.tail = foldOpen(rest.text.slice(rest.text.lastIndexOf('\n') + 1));
+    }
+    rows.forEach(row => added.push(row));
+  }
+
+  /** More of the line that has no end yet. */
+  private extend(file: HeldFile, row: number, text: string, bytes: number, time: number): void {
+    this.rows.bytes[row]! += bytes;
+    this.rows.time[row] = time;
+    if (this.rows.kind[row] === CUT) {
+      return;
+    }
+    const returns = text.includes('\r') || (file.tail.length < SEARCHED && file.tail.includes('\r'));
+    file.tail = returns ? foldOpen(file.tail + text) : file.tail + text;
+    if (file.tail.length > this.limits.line) {
+      file.tail = file.tail.slice(0, this.limits.line);
+      this.rows.kind[row] = CUT;
+    }
+    this.rows.replace(row, returns ? foldReturns(file.tail) : file.tail);
+  }
+
+  private close(file: HeldFile): void {
+    file.open = null;
+    file.tail = '';
+  }
+
+  /** A row for each line of the segment, in order, not yet shown anywhere. */
+  private linesOf(file: HeldFile, segment: Segment, time: number): number[] {
+    const { text, start, end } = segment;
+    const rows: number[] = [];
+    const measure = measureOf(text, end - start);
+    const returns = text.includes('\r');
+    const block = returns ? -1 : this.rows.addBlock(text);
+    let offset = start;
+    for (let from = 0; from < text.length; ) {
+      const stop = text.indexOf('\n', from);
+      const to = stop < 0 ? text.length : stop;
+      const next = stop < 0 ? end : Math.min(offset + measure(text, from, stop + 1), end);
+      const row = this.rows.add(LINE, file.index, offset, next - offset, time);
+      if (returns) {
+        this.rows.replace(row, foldReturns(text.slice(from, to)));
+      } else {
+        this.rows.show(row, block, from, to);
+      }
+      rows.push(row);
+      offset = next;
+      from = to + 1;
+    }
+    this.count(file, rows.length);
+    if (!returns) {
+      this.rows.settle(block);
+    }
+    return rows;
+  }
+
+  /** Lines that were asked for: older ones, around a place, or those of a gap; in any order. */
+  insert(segments: readonly Segment[]): void {
+    const front: number[] = [];
+    let filled: number[] = [];
+    const sorted = [...segments].sort((a, b) => b.start - a.start);
+    for (const segment of sorted) {
+      const file = this.fileFor(segment.file, segment.end);
+      if (!file) {
+        continue;
+      }
+      for (const gap of [...file.gaps]) {
+        filled = filled.concat(this.fill(file, gap, segment));
+      }
+      if (segment.start < file.first) {
+        this.prepend(file, clip(segment, segment.start, file.first), front);
+      }
+    }
+    this.mergeFront(front);
+    this.views.forEach(view => view.inserted([...front, ...filled]));
+  }
+
+  /** Rows of `segment` in front of all that is held of its file. Segments come with the last one first. */
+  private prepend(file: HeldFile, segment: Segment, front: number[]): void {
+    const after = front.findLast(row => this.rows.file[row] === file.index) ?? this.firstRow(file);
+    const before = after < 0 ? this.time : this.rows.time[after]!;
+    // Within a file the order of bytes is the order: a clock that was set back does not change it.
+    const time = Math.min(segment.t ?? before, before);
+    let rest = segment;
+    if (segment.end < file.first) {
+      const gap = this.rows.add(GAP, file.index, segment.end, file.first - segment.end, time);
+      file.gaps.unshift(gap);
+      front.push(gap);
+    } else if (!segment.text.endsWith('\n') && after >= 0 && this.isLineAt(after, file.first)) {
+      rest = this.joinFront(segment, after);
+    }
+    const rows = this.linesOf(file, rest, time);
+    rows.reverse().forEach(row => front.push(row));
+    file.first = segment.start;
+  }
+
+  /** The end of `segment` is the beginning of the line at `row`. Gives the rest of the segment. */
+  private joinFront(segment: Segment, row: number): Segment {
+    const stop = segment.text.lastIndexOf('\n') + 1;
+    const head = segment.text.slice(stop);
+    const measure = measureOf(segment.text, segment.end - segment.start);
+    const end = stop === 0 ? segment.start : segment.start + measure(segment.text, 0, stop);
+    const text = foldReturns(head + this.rows.text(row));
+    this.rows.replace(row, text.slice(0, this.limits.line));
+    this.rows.kind[row] = text.length > this.limits.line ? CUT : LINE;
+    this.rows.bytes[row]! += segment.end - end;
+    this.rows.start[row] = end;
+    const open = this.held[this.rows.file[row]!]!;
+    if (open.open === row) {
+      open.tail = text;
+    }
+    return { ...segment, text: segment.text.slice(0, stop), end };
+  }
+
+  private isLineAt(row: number, start: number): boolean {
+    return this.rows.kind[row] === LINE && this.rows.start[row] === start;
+  }
+
+  private firstRow(file: HeldFile): number {
+    return this.order.view().find(row => this.rows.file[row] === file.index) ?? -1;
+  }
+
+  /** What of `segment` lies in the gap takes its place in it. Gives the new rows. */
+  private fill(file: HeldFile, gap: number, segment: Segment): number[] {
+    const [low, high] = [this.rows.start[gap]!, this.rows.start[gap]! + this.rows.bytes[gap]!];
+    const piece = clip(segment, Math.max(low, segment.start), Math.min(high, segment.end));
+    const index = this.order.indexOf(gap);
+    if (piece.end <= piece.start || index < 0) {
+      return [];
+    }
+    const time = Math.min(piece.t ?? this.rows.time[gap]!, this.rows.time[gap]!);
+    const lines = this.linesOf(file, piece, time);
+    const rows = [...lines];
+    if (piece.end < high) {
+      const rest = this.rows.add(GAP, file.index, piece.end, high - piece.end, this.rows.time[gap]!);
+      file.gaps.push(rest);
+      rows.push(rest);
+      lines.push(rest);
+    }
+    if (piece.start > low) {
+      this.rows.bytes[gap] = piece.start - low;
+      rows.unshift(gap);
+    } else {
+      file.gaps = file.gaps.filter(row => row !== gap);
+      this.rows.release(gap);
+    }
+    this.order.splice(index, 1, rows);
+    return lines;
+  }
+
+  /** Rows with the last one first go where their time puts them, each in front of those of the same time. */
+  private mergeFront(front: number[]): void {
+    const { time, file, start } = this.rows;
+    front.sort((a, b) => time[a]! - time[b]! || file[a]! - file[b]! || start[a]! - start[b]!);
+    const old = this.order.view();
+    const merged = new Uint32Array(old.length + front.length);
+    let [taken, length] = [0, 0];
+    for (const row of front) {
+      while (taken < old.length && time[old[taken]!]! < time[row]!) {
+        merged[length++] = old[taken++]!;
+      }
+      merged[length++] = row;
+    }
+    this.order.splice(0, taken, merged.subarray(0, length));
+  }
+
+  private fileFor(name: string, start: number): HeldFile | null {
+    const known = this.byName.get(name);
+    const parts = /^(\d+)\.(\w+)$/.exec(name);
+    if (known || !parts) {
+      return known ?? null;
+    }
+    const [rank, stream, index] = [Number(parts[1]), parts[2]!, this.held.length];
+    const file: HeldFile = {
+      name,
+      rank,
+      stream,
+      index,
+      first: start,
+      end: start,
+      open: null,
+      tail: '',
+      gaps: [],
+      time: 0
+    };
+    this.held.push(file);
+    this.byName.set(name, file);
+    return file;
+  }
+
+  private count(file: LogFile, lines: number): void {
+    this.counts.set(file.rank, (this.counts.get(file.rank) ?? 0) + lines);
+  }
+
+  private dropOldest(): void {
+    const room = this.reading ? 2 : 1;
+    const most = Math.max(0, ...this.counts.values());
+    const limits = { rank: this.limits.rank * room, all: this.limits.all * room };
+    const characters = this.rows.characters / this.limits.characters;
+    if (most <= limits.rank * SLACK && this.length <= limits.all * SLACK && characters <= SLACK) {
+      return;
+    }
+    let all = Math.max(this.length - limits.all, 0);
+    if (characters > SLACK) {
+      all = Math.max(all, Math.ceil(this.length * (1 - 1 / characters)));
+    }
+    const over = new Map([...this.counts].map(([rank, count]) => [rank, count - limits.rank]));
+    const drop = new Uint8Array(this.rows.capacity);
+    for (const row of this.order.view()) {
+      const { rank } = this.fileOf(row);
+      const excess = over.get(rank) ?? 0;
+      if (excess > 0 || all > 0) {
+        drop[row] = 1;
+        all--;
+        over.set(rank, this.rows.kind[row] === GAP ? excess : excess - 1);
+      }
+    }
+    this.drop(drop);
+  }
+
+  private drop(drop: Uint8Array): void {
+    const dropped = this.order.view().filter(row => drop[row] === 1);
+    this.order.filter(row => drop[row] === 0);
+    for (const row of dropped) {
+      const file = this.held[this.rows.file[row]!]!;
+      file.first = Math.max(file.first, this.rows.start[row]! + this.rows.bytes[row]!);
+      if (this.rows.kind[row] === GAP) {
+        file.gaps = file.gaps.filter(gap => gap !== row);
+      } else {
+        this.count(file, -1);
+      }
+      if (file.open === row) {
+        this.close(file);
+      }
+    }
+    dropped.forEach(row => (this.rows.kind[row] = FREE));
+    this.views.forEach(view => view.dropped());
+    dropped.forEach(row => this.rows.release(row));
+  }
+}

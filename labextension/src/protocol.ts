@@ -1,0 +1,157 @@
+// Generated from Python by scripts/protocol_types.py: change the dataclasses and run it, not this file.
+// The shapes are those of the JSON after codec.ts: times in seconds since the epoch, sizes in bytes.
+
+export const FINAL_STATES = ['succeeded', 'failed', 'cancelled', 'timed_out', 'lost'] as const;
+
+export const RANK_ENDS = ['done', 'failed', 'interrupted', 'killed', 'stopped', 'lost'] as const;
+
+export const VERSION = 1;
+
+/** An output that is a view: `{job, host}`; `host` is where the job directory is. */
+export const MIME_TYPE = 'application/vnd.torchdist.job+json';
+
+export const LINE_LIMIT = 65536;
+
+/** Of each file, for a view that begins in the middle of a job. */
+export const FIRST_BYTES = 262144;
+
+/** One change. `t` is in seconds since the epoch, on the clock of the process that wrote it. */
+export interface Event {
+  kind: string;
+  t: number;
+  node: string | null;
+  rank: number | null;
+  seq: number;
+  /** What belongs to the kind, beside the names above. */
+  [data: string]: unknown;
+}
+
+/** An exception of a rank, in words that need nothing of its class. `frames` run from outer to inner. */
+export interface ErrorRecord {
+  type: string;
+  module: string;
+  message: string;
+  /** The whole traceback, causes and notes, as Python prints it (user's frames only). */
+  text: string;
+  /** (file, line as the user counts, function, source line). */
+  frames: [string, number, string, string][];
+  t: number;
+}
+
+/** One rank. Times in seconds since the epoch, on its node's clock. */
+export interface RankState {
+  rank: number;
+  node: string;
+  host: string;
+  pid: number;
+  /** starting, running, or one of `RANK_ENDS`; `stopped` because another rank failed or the job was ended. */
+  state: string;
+  started: number;
+  ready: number;
+  ended: number;
+  error: ErrorRecord | null;
+  code: number | null;
+  /** How it ended, where that needs words: `was killed (SIGKILL)`. */
+  why: string;
+  results: string[];
+  /** Names that did not come back, each with the reason. */
+  left: [string, string][];
+  /** Lines that it printed and a full disk did not take. */
+  dropped: number;
+}
+
+/** A job at one point of its journal; `seq` is that point. */
+export interface JobState {
+  job: string;
+  name: string | null;
+  label: string;
+  /** submitted, starting, running, stopping, or one of `FINAL_STATES`. */
+  state: string;
+  world_size: number;
+  submitted: number;
+  ended: number;
+  reason: string;
+  first_failure: number | null;
+  ranks: Record<string, RankState>;
+  notes: string[];
+  driver: Record<string, unknown> | null;
+  attempt: number;
+  seq: number;
+}
+
+/** One field an option; the defaults are what happens without any. */
+export interface Options {
+  gpus: number | null;
+  ranks: number | null;
+  backend: string | null;
+  numa_binding: string | null;
+  out: string[];
+  collect: string;
+  exclude: string[];
+  background: boolean;
+  name: string | null;
+  timeout: number | null;
+  grace: number;
+  env: string[];
+  fresh: boolean;
+  replace: boolean;
+  plan: boolean;
+  watch: string;
+}
+
+/** One job, as asked for. `source` is the cell without the magic's line. */
+export interface JobSpec {
+  job: string;
+  /** `cell` (the source runs in `__main__`), `function` (the captured call runs) or `script` (a file). */
+  kind: string;
+  source: string;
+  /** The file name in tracebacks, such as `Cell In[12]` or a script's path. */
+  label: string;
+  /** Line of `source`'s first line as the user sees it: 2 under a magic. */
+  first_line: number;
+  options: Options;
+  /** Seconds since the epoch. */
+  created: number;
+  argv: string[];
+  /** Where it was asked for: the notebook's path or the kernel's, for the panel and `%dist`. */
+  notebook: string;
+}
+
+/** One node's part: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */
+export interface NodePlan {
+  name: string;
+  ranks: number[];
+  gpus: string[];
+  /** Where the node's peers reach it: loopback on one node, else the chosen interface's IP. */
+  address: string;
+  interface: string;
+}
+
+/** One job, decided. The first node hosts the rendezvous store. */
+export interface Plan {
+  job: string;
+  world_size: number;
+  backend: string;
+  nodes: NodePlan[];
+  /** `OMP_NUM_THREADS` of each rank, unless the user set it. */
+  threads: number;
+  fresh: boolean;
+  numa_binding: string | null;
+  timeout: number | null;
+  grace: number;
+  collect: string;
+  out: string[];
+  env_names: string[];
+}
+
+/** One line of the receipt: a name, what it is, how large (bytes), and which line needs it. */
+export interface Captured {
+  name: string;
+  /** `module`, `function`, `class`, `tensor`, `array`, `model`, `data`… */
+  kind: string;
+  /** Such as `torch as import` or `Tensor float32 (60000, 784)`. */
+  what: string;
+  size: number;
+  /** Such as `line 4` or `function evaluate (Cell In[3], line 2)`. */
+  needed: string;
+}

@@ -1,0 +1,150 @@
+/** One job in the panel. Made once; told what changed. */
+import { copyIcon, deleteIcon, type LabIcon, notebookIcon, refreshIcon, stopIcon } from '@jupyterlab/ui-components';
+
+import type { JobSummary } from './api';
+import type { Action } from './commands';
+import { isFinal, jobTitle, notebookName } from './joblist';
+import { button, make, setAttribute, setText } from './view/dom';
+import { ranks, stateWord, ticking } from './view/format';
+import { stateIcon, tone } from './view/icons';
+import { trans } from './view/translate';
+
+const SVG = 'http://www.w3.org/2000/svg';
+const SPARK = { width: 60, height: 16 };
+
+export class JobRow {
+  readonly element: HTMLLIElement;
+
+  constructor(
+    readonly job: string,
+    private readonly act: (action: Action) => void
+  ) {
+    const { signal } = this.life;
+    this.open = button('button.td-row-open', '', () => act('open'), signal, { tabindex: -1 });
+    this.bar.append(this.fill);
+    this.open.append(this.icon, this.title, this.spark, this.facts, this.bar);
+    this.element = make('li.td-row', { 'data-job': job }, this.open, this.actions);
+  }
+
+  update(job: JobSummary, now: number): void {
+    if (job !== this.drawn) {
+      this.drawn = job;
+      this.drawState(job);
+      this.drawProgress(job);
+      this.drawSpark(job.spark);
+      this.drawActions(job);
+    }
+    this.tick(job, now);
+  }
+
+  /** What changes with time alone. */
+  tick(job: JobSummary, now: number): void {
+    const parts = [
+      stateWord(job.effective),
+      ranks(job.world_size),
+      ticking(Math.max((job.ended || now) - job.submitted, 0)),
+      notebookName(job)
+    ].filter(Boolean);
+    setText(this.facts, parts.join(' · '));
+    const { progress } = job;
+    const done = progress?.total ? `, ${progress.desc} ${Math.round((100 * progress.n) / progress.total)} %` : '';
+    setAttribute(this.open, 'aria-label', trans('Open %1: %2', jobTitle(job), parts.join(', ') + done));
+  }
+
+  dispose(): void {
+    this.life.abort();
+    this.element.remove();
+  }
+
+  private drawState(job: JobSummary): void {
+    setText(this.title, jobTitle(job));
+    setAttribute(this.element, 'data-tone', tone(job.effective));
+    setAttribute(
+      this.open,
+      'title',
+      [job.reason, job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
+    );
+    this.icon.replaceChildren(stateIcon(job.effective));
+  }
+
+  private drawProgress(job: JobSummary): void {
+    const { progress } = job;
+    this.bar.hidden = !progress || isFinal(job);
+    const part = progress?.total ? Math.min(progress.n / progress.total, 1) : 0;
+    this.fill.style.width = `${100 * part}%`;
+    setAttribute(this.bar, 'data-endless', progress !== null && !progress.total);
+  }
+
+  private drawSpark(values: readonly number[]): void {
+    const finite = values.map((y, x) => ({ x, y })).filter(({ y }) => Number.isFinite(y));
+    this.spark.toggleAttribute('hidden', finite.length < 2);
+    if (finite.length < 2) {
+      return;
+    }
+    const low = Math.min(...finite.map(({ y }) => y));
+    const span = Math.max(...finite.map(({ y }) => y)) - low || 1;
+    const { width, height } = SPARK;
+    const points = finite.map(({ x, y }) => {
+      const across = (x / (values.length - 1)) * width;
+      return `${across.toFixed(1)},${(height - 1 - ((y - low) / span) * (height - 2)).toFixed(1)}`;
+    });
+    this.line.setAttribute('points', points.join(' '));
+  }
+
+  /** Only what is possible now. */
+  private drawActions(job: JobSummary): void {
+    const ended = isFinal(job);
+    const wanted: [Action, LabIcon, string, boolean][] = [
+      ['cancel', stopIcon, trans('Cancel %1…', jobTitle(job)), !ended],
+      ['rerun', refreshIcon, trans('Run %1 again', jobTitle(job)), ended],
+      ['reveal', notebookIcon, trans('Show the cell of %1', jobTitle(job)), job.notebook.endsWith('.ipynb')],
+      ['copy', copyIcon, trans('Copy the command of %1', jobTitle(job)), true],
+      ['delete', deleteIcon, trans('Delete %1…', jobTitle(job)), ended]
+    ];
+    const possible = wanted.filter(([, , , now]) => now);
+    const drawn = possible.map(([action, , label]) => action + label).join();
+    if (drawn === this.drawnActions) {
+      return;
+    }
+    this.drawnActions = drawn;
+    const focused = [...this.actions.children].indexOf(document.activeElement as Element);
+    this.actions.replaceChildren(...possible.map(([action, icon, label]) => this.action(action, icon, label)));
+    if (focused >= 0) {
+      this.open.focus();
+    }
+  }
+
+  private action(action: Action, icon: LabIcon, label: string): HTMLButtonElement {
+    const element = button('button.td-row-action', '', () => this.act(action), this.life.signal, {
+      title: label,
+      'aria-label': label
+    });
+    icon.element({ container: element, height: '16px', width: '16px' });
+    return element;
+  }
+
+  private readonly life = new AbortController();
+  private readonly open: HTMLButtonElement;
+  private readonly icon = make('span.td-row-icon');
+  private readonly title = make('span.td-row-title');
+  private readonly facts = make('span.td-row-facts');
+  private readonly bar = make('span.td-row-bar', { hidden: true });
+  private readonly fill = make('span.td-row-fill');
+  private readonly actions = make('span.td-row-actions');
+  private readonly line = document.createElementNS(SVG, 'polyline');
+  private readonly spark = sparkLine(this.line);
+  private drawn: JobSummary | null = null;
+  private drawnActions = '';
+}
+
+function sparkLine(line: SVGPolylineElement): SVGSVGElement {
+  const spark = document.createElementNS(SVG, 'svg');
+  const { width, height } = SPARK;
+  for (const [name, value] of Object.entries({ class: 'td-row-spark', viewBox: `0 0 ${width} ${height}` })) {
+    spark.setAttribute(name, value);
+  }
+  spark.setAttribute('aria-hidden', 'true');
+  spark.setAttribute('hidden', '');
+  spark.append(line);
+  return spark;
+}

@@ -1,0 +1,283 @@
+/** The fold of protocol/state.py, word for word: the golden journal under tests/unit/golden holds both together. */
+import { decode } from './codec';
+import { FINAL_STATES, RANK_ENDS, type ErrorRecord, type Event, type JobState, type RankState } from './protocol';
+
+type Data = Record<string, unknown>;
+
+/** Data of a known kind that is damaged: the event changes nothing. */
+class Damaged extends Error {}
+
+export function newJobState(): JobState {
+  return {
+    job: '',
+    name: null,
+    label: '',
+    state: 'submitted',
+    world_size: 0,
+    submitted: 0,
+    ended: 0,
+    reason: '',
+    first_failure: null,
+    ranks: {},
+    notes: [],
+    driver: null,
+    attempt: 0,
+    seq: 0
+  };
+}
+
+export function newRankState(rank: number): RankState {
+  return {
+    rank,
+    node: '',
+    host: '',
+    pid: 0,
+    state: 'starting',
+    started: 0,
+    ready: 0,
+    ended: 0,
+    error: null,
+    code: null,
+    why: '',
+    results: [],
+    left: [],
+    dropped: 0
+  };
+}
+
+export function isFinal(state: JobState): boolean {
+  return (FINAL_STATES as readonly string[]).includes(state.state);
+}
+
+/**
+ * Ranks that failed or were killed: the one that is blamed, then the earliest first. Those stopped because of it are
+ * not among them.
+ */
+export function failures(state: JobState): RankState[] {
+  const when = (rank: RankState): number => (rank.error ? rank.error.t : rank.ended);
+  const blamed = (rank: RankState): number => (rank.rank === state.first_failure ? 0 : 1);
+  return Object.values(state.ranks)
+    .filter(rank => ['failed', 'killed', 'lost'].includes(rank.state))
+    .sort((a, b) => blamed(a) - blamed(b) || when(a) - when(b) || a.rank - b.rank);
+}
+
+/** The state after `events`, from `state` on. */
+export function fold(events: Iterable<Event>, state: JobState = newJobState()): JobState {
+  for (const event of events) {
+    state = apply(state, event);
+  }
+  return state;
+}
+
+/**
+ * The state after one event. What follows an end is kept out, so that a final state is final. An event of a known
+ * kind whose data is damaged changes nothing: no reader stops at it.
+ */
+export function apply(state: JobState, event: Event): JobState {
+  const next = { ...state, seq: event.seq };
+  if (isFinal(state)) {
+    return next;
+  }
+  try {
+    return applied(next, event);
+  } catch (error) {
+    if (error instanceof Damaged) {
+      return next;
+    }
+    throw error;
+  }
+}
+
+function applied(state: JobState, event: Event): JobState {
+  if (event.kind.startsWith('rank.') && event.rank !== null) {
+    const known = Object.hasOwn(state.ranks, event.rank) ? state.ranks[event.rank] : undefined;
+    const rank = applyRank(known ?? newRankState(event.rank), event);
+    return { ...state, ranks: { ...state.ranks, [event.rank]: rank } };
+  }
+  return applyJob(state, event);
+}
+
+function applyJob(state: JobState, event: Event): JobState {
+  switch (event.kind) {
+    case 'job.submitted':
+      return {
+        ...state,
+        job: get(event, 'job', ''),
+        name: get<string | null>(event, 'name', null),
+        label: get(event, 'label', ''),
+        world_size: get(event, 'world_size', 0),
+        submitted: event.t
+      };
+    case 'job.driver':
+      return { ...state, driver: get<Data | null>(event, 'process', null) };
+    case 'job.starting':
+      return { ...state, state: 'starting', attempt: get(event, 'attempt', 1), ranks: {} };
+    case 'job.running':
+      return state.state === 'starting' ? { ...state, state: 'running' } : state;
+    case 'job.stopping':
+      return { ...state, state: 'stopping', reason: get(event, 'reason', '') };
+    case 'job.note':
+      return { ...state, notes: [...state.notes, get(event, 'text', '')] };
+    case 'job.ended':
+      return {
+        ...state,
+        state: get(event, 'state', 'failed'),
+        ended: event.t,
+        reason: get(event, 'reason', ''),
+        first_failure: get<number | null>(event, 'first_failure', null)
+      };
+    default:
+      return state;
+  }
+}
+
+function applyRank(rank: RankState, event: Event): RankState {
+  switch (event.kind) {
+    case 'rank.started': {
+      const process = record(get<unknown>(event, 'process', {}));
+      const [host, pid] = [get(process, 'host', ''), get(process, 'pid', 0)];
+      return { ...rank, node: event.node ?? '', host, pid, started: event.t };
+    }
+    case 'rank.ready':
+      return { ...rank, state: 'running', ready: event.t };
+    case 'rank.failed':
+      return { ...rank, state: 'failed', error: errorRecord(event['error']), ended: event.t };
+    case 'rank.interrupted':
+      return { ...rank, state: 'interrupted', ended: event.t };
+    case 'rank.result':
+      return { ...rank, results: list(get<unknown>(event, 'names', [])) as string[], left: leftOf(event) };
+    case 'rank.dropped':
+      return { ...rank, dropped: rank.dropped + whole(event['lines']) };
+    case 'rank.done':
+      return isOver(rank) ? rank : { ...rank, state: 'done', ended: event.t };
+    case 'rank.exited':
+      return exited(rank, event);
+    default:
+      return rank;
+  }
+}
+
+function exited(rank: RankState, event: Event): RankState {
+  const code = get<number | null>(event, 'code', null);
+  if (isOver(rank)) {
+    return { ...rank, code };
+  }
+  return { ...rank, state: get(event, 'state', 'killed'), code, why: get(event, 'why', ''), ended: event.t };
+}
+
+function isOver(rank: RankState): boolean {
+  return (RANK_ENDS as readonly string[]).includes(rank.state);
+}
+
+function leftOf(event: Event): [string, string][] {
+  return list(get<unknown>(event, 'left', [])).map(item => {
+    const pair = list(item);
+    if (pair.length !== 2) {
+      throw new Damaged();
+    }
+    return [String(pair[0]), String(pair[1])];
+  });
+}
+
+function errorRecord(value: unknown): ErrorRecord {
+  const data = record(value);
+  const frames = list(get<unknown>(data, 'frames', [])).map(item => {
+    const frame = list(item);
+    if (frame.length < 4) {
+      throw new Damaged();
+    }
+    return [String(frame[0]), whole(frame[1]), String(frame[2]), String(frame[3])] as ErrorRecord['frames'][number];
+  });
+  const [type, module, message, text] = ['type', 'module', 'message', 'text'].map(key => String(need(data, key)));
+  return { type: type!, module: module!, message: message!, text: text!, frames, t: real(need(data, 't')) };
+}
+
+/** What Python's `data.get(key, otherwise)` gives: values are as they were written, whatever their type. */
+function get<T>(data: Data, key: string, otherwise: T): T {
+  return Object.hasOwn(data, key) ? (data[key] as T) : otherwise;
+}
+
+function need(data: Data, key: string): unknown {
+  if (!Object.hasOwn(data, key)) {
+    throw new Damaged();
+  }
+  return data[key];
+}
+
+function record(value: unknown): Data {
+  if (value === null || typeof value !== 'object' || Array.isArray(value)) {
+    throw new Damaged();
+  }
+  return value as Data;
+}
+
+/** As Python's `tuple(value)`: text is a sequence of its characters, a mapping of its keys. */
+function list(value: unknown): unknown[] {
+  if (Array.isArray(value)) {
+    return [...value];
+  }
+  return typeof value === 'string' ? [...value] : Object.keys(record(value));
+}
+
+/** As Python's `float(value)`. */
+function real(value: unknown): number {
+  const plain = typeof value === 'boolean' || typeof value === 'bigint' ? Number(value) : value;
+  if (typeof plain === 'number') {
+    return plain;
+  }
+  if (typeof plain === 'string' && plain.trim() !== '' && !Number.isNaN(Number(plain))) {
+    return Number(plain);
+  }
+  throw new Damaged();
+}
+
+/** As Python's `int(value)`. */
+function whole(value: unknown): number {
+  const number = real(value);
+  if (!Number.isFinite(number) || (typeof value === 'string' && !Number.isInteger(number))) {
+    throw new Damaged();
+  }
+  return Math.trunc(number);
+}
+
+/** An event from parsed JSON, as `Event.from_json`; null where it is damaged. */
+export function eventFrom(value: unknown): Event | null {
+  try {
+    const data = record(value);
+    const rank = data['rank'] ?? null;
+    if (rank !== null && typeof rank !== 'number') {
+      return null;
+    }
+    return {
+      ...data,
+      kind: String(need(data, 'kind')),
+      t: real(data['t'] || 0),
+      node: (data['node'] ?? null) as string | null,
+      rank,
+      seq: whole(data['seq'] || 0)
+    };
+  } catch (error) {
+    if (error instanceof Damaged) {
+      return null;
+    }
+    throw error;
+  }
+}
+
+/** Events of a journal's whole lines. Damaged lines are skipped. */
+export function parseLines(text: string): Event[] {
+  const events: Event[] = [];
+  for (const line of text.slice(0, text.lastIndexOf('\n') + 1).split('\n')) {
+    try {
+      const event = eventFrom(decode(line));
+      if (event) {
+        events.push(event);
+      }
+    } catch (error) {
+      if (!(error instanceof SyntaxError)) {
+        throw error;
+      }
+    }
+  }
+  return events;
+}

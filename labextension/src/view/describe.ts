@@ -1,0 +1,62 @@
+/** What a job's state means for who looks at it. Pure. */
+import type { JobState, RankState } from '../protocol';
+import type { Status } from '../source';
+import { failures, isFinal } from '../state';
+import { errorTitle, ranksOf } from './format';
+import { plural, trans } from './translate';
+
+/** The state to show: what the feed sees (`orphaned`, `unreachable`) as long as the journal has no end. */
+export function effectiveState(state: JobState, status: Status | null): string {
+  return isFinal(state) || !status || state.state === 'stopping' ? state.state : status.effective || state.state;
+}
+
+/** What became of the ranks beside the one that failed first, in one line; empty when there is nothing to say. */
+export function others(state: JobState, first: number): string {
+  const rest = ranksOf(state).filter(rank => rank.rank !== first);
+  const own = rest.filter(rank => rank.error);
+  const lines: string[] = [];
+  if (own.length > 0) {
+    const kinds = own.slice(0, 8).map(rank => trans('rank %1 %2', rank.rank, rank.error!.type));
+    const more = own.length > 8 ? trans(' and %1 more', own.length - 8) : '';
+    const text = plural('%1 other rank failed too: %2', '%1 other ranks failed too: %2', own.length, kinds.join(', '));
+    lines.push(text + more);
+  }
+  const stopped = rest.filter(rank => !rank.error && rank.state !== 'done').length;
+  if (stopped > 0 && isFinal(state)) {
+    const many = '%1 other ranks were stopped because of this';
+    lines.push(plural('%1 other rank was stopped because of this', many, stopped));
+  }
+  const early = rest.filter(rank => rank.state === 'done' && rank.why);
+  lines.push(...early.slice(0, 8).map(rank => trans('rank %1 %2', rank.rank, rank.why)));
+  return lines.join('; ');
+}
+
+/** What the reader should know beside the state: notes of capture and driver, lines that a full disk did not take. */
+export function notesOf(state: JobState, captured: readonly string[]): string[] {
+  const lost = ranksOf(state)
+    .filter(rank => rank.dropped > 0)
+    .map(rank =>
+      plural(
+        'rank %2: the disk was full, %1 printed line lost',
+        'rank %2: the disk was full, %1 printed lines lost',
+        rank.dropped,
+        rank.rank
+      )
+    );
+  return [...new Set([...captured, ...state.notes, ...lost])];
+}
+
+/** What a view opens with: the log of the rank that failed; else curves, where there are any; else the log. */
+export function firstTab(state: JobState, status: Status | null): { tab: 'curves' | 'logs'; rank: number | null } {
+  const failed = failures(state)[0];
+  if (failed) {
+    return { tab: 'logs', rank: failed.rank };
+  }
+  const curves = (status?.curves.names.length ?? 0) > 0;
+  return { tab: curves ? 'curves' : 'logs', rank: null };
+}
+
+/** `ValueError: …`, or `was killed (SIGKILL)`: how the first failure is headed. */
+export function failureTitle(rank: RankState): string {
+  return rank.error ? errorTitle(rank.error) : rank.why || rank.state;
+}

@@ -1,0 +1,172 @@
+/** The top of a view: what job, how it stands, where, since when, how far, and the way to end it. */
+import type { JobSession } from '../session';
+import type { Progress } from '../source';
+import { isFinal } from '../state';
+import { CancelControl } from './cancel';
+import { effectiveState, notesOf } from './describe';
+import { make, setAttribute, setText } from './dom';
+import { duration, elapsed, firstLine, grouped, hosts, stateWord, ticking, where } from './format';
+import { stateIcon, tone } from './icons';
+import { trans } from './translate';
+
+const NOTES = 3;
+
+export class Header {
+  private readonly state = make('span.td-state', { role: 'status' });
+  private readonly name = make('span.td-name');
+  private readonly where = make('span.td-where');
+  private readonly how = make('span.td-how');
+  private readonly time = make('span.td-time', { role: 'timer', 'aria-label': trans('elapsed'), 'aria-live': 'off' });
+  private readonly reason = make('p.td-reason', { hidden: true });
+  private readonly notes = make('ul.td-notes', { hidden: true });
+  private readonly progress: ProgressBar;
+  private readonly cancel: CancelControl;
+  private shownState = '';
+  private shownNotes = '';
+  private clock: ReturnType<typeof setInterval> | null = null;
+
+  constructor(
+    element: HTMLElement,
+    private readonly session: JobSession,
+    options: { heading: boolean },
+    private readonly signal: AbortSignal
+  ) {
+    const actions = make('span.td-actions');
+    const line = make('div.td-line', {}, this.state);
+    if (options.heading) {
+      setAttribute(this.name, 'role', 'heading');
+      setAttribute(this.name, 'aria-level', '3');
+      line.append(this.name);
+    }
+    line.append(make('span.td-facts', {}, this.where, this.how, this.time), actions);
+    const header = make('div.td-header', {}, line, this.reason, this.notes);
+    element.append(header);
+    this.progress = new ProgressBar(header);
+    this.cancel = new CancelControl(actions, session, signal);
+    signal.addEventListener('abort', () => this.stop(), { once: true });
+    this.update();
+  }
+
+  update(): void {
+    const { state, status, hello } = this.session;
+    const effective = hello ? effectiveState(state, status) : '';
+    if (effective !== this.shownState) {
+      this.shownState = effective;
+      setAttribute(this.state, 'data-tone', tone(effective));
+      const shape = effective && stateIcon(effective);
+      this.state.replaceChildren(...(shape ? [shape, make('span', {}, stateWord(effective))] : []));
+    }
+    setText(this.name, state.name || state.label || this.session.job);
+    setAttribute(this.name, 'title', [state.name, state.label, this.session.job].filter(Boolean).join(' · '));
+    setText(this.where, hello ? where(state) : '');
+    setAttribute(this.where, 'title', hosts(state).slice(0, 32).join(', '));
+    setText(this.how, how(hello?.spec?.options, hello?.plan?.backend));
+    this.says(effective);
+    this.drawNotes(notesOf(state, hello?.notes ?? []));
+    this.progress.draw(status?.progress ?? null, isFinal(state));
+    this.cancel.update();
+    this.tick();
+  }
+
+  private says(effective: string): void {
+    const { state } = this.session;
+    const text =
+      effective === 'orphaned'
+        ? trans('The process that led this job is dead: `%dist attach` gives it another.')
+        : effective === 'unreachable'
+          ? trans('The host of the process that leads this job is silent.')
+          : state.state === 'succeeded'
+            ? ''
+            : state.reason;
+    setText(this.reason, firstLine(text, 400));
+    this.reason.hidden = text === '';
+  }
+
+  private drawNotes(notes: string[]): void {
+    const key = notes.join('\n');
+    if (key === this.shownNotes) {
+      return;
+    }
+    this.shownNotes = key;
+    const rows = notes.slice(0, NOTES).map(note => make('li', { title: note }, firstLine(note, 400)));
+    if (notes.length > NOTES) {
+      rows.push(make('li', {}, trans('%1 more under Receipt', notes.length - NOTES)));
+    }
+    this.notes.replaceChildren(...rows);
+    this.notes.hidden = notes.length === 0;
+  }
+
+  /** The clock runs while the job does and someone can still tell. */
+  private tick(): void {
+    const { state, connection, clockSkew } = this.session;
+    const now = Date.now() / 1000 + clockSkew;
+    const passed = elapsed(state, now);
+    setText(this.time, state.submitted ? (isFinal(state) ? duration(passed) : ticking(passed)) : '');
+    const running = state.submitted > 0 && !isFinal(state) && connection !== 'gone' && !this.signal.aborted;
+    if (!running) {
+      this.stop();
+    } else if (this.clock === null) {
+      this.clock = setInterval(() => this.tick(), 1000);
+    }
+  }
+
+  private stop(): void {
+    if (this.clock !== null) {
+      clearInterval(this.clock);
+      this.clock = null;
+    }
+  }
+}
+
+/** Strategy and backend, as far as they are known. */
+export function how(options: object | undefined, backend: string | undefined): string {
+  const strategy = options && 'strategy' in options ? options.strategy : null;
+  return [typeof strategy === 'string' ? strategy : '', backend ?? ''].filter(Boolean).join(' · ');
+}
+
+/** The job's own bar (`td.progress`). */
+class ProgressBar {
+  private readonly text = make('span.td-progress-text');
+  private readonly fill = make('span.td-progress-fill');
+  private readonly bar = make(
+    'span.td-progress-bar',
+    { role: 'progressbar', 'aria-label': trans('progress') },
+    this.fill
+  );
+  private readonly row = make('div.td-progress', { hidden: true }, this.bar, this.text);
+
+  constructor(element: HTMLElement) {
+    element.append(this.row);
+  }
+
+  draw(progress: Progress | null, over: boolean): void {
+    this.row.hidden = progress === null;
+    if (!progress) {
+      return;
+    }
+    const share = progressShare(progress);
+    setAttribute(this.bar, 'aria-valuemin', 0);
+    setAttribute(this.bar, 'aria-valuemax', share === null ? null : 100);
+    setAttribute(this.bar, 'aria-valuenow', share === null ? null : Math.floor(share * 100));
+    setAttribute(this.bar, 'data-unknown', share === null && !over);
+    this.fill.style.transform = share === null ? '' : `scaleX(${share.toFixed(4)})`;
+    const text = progressText(progress);
+    setAttribute(this.bar, 'aria-valuetext', text);
+    setText(this.text, text);
+  }
+}
+
+/** 0 to 1, or null where nobody knows how much there is. */
+export function progressShare({ n, total }: Progress): number | null {
+  const share = Number(n) / Number(total);
+  return total === null || Number(total) <= 0 || !Number.isFinite(share) ? null : Math.min(Math.max(share, 0), 1);
+}
+
+/** `epoch 3: 320 of 1000 (32 %)`. */
+export function progressText(progress: Progress): string {
+  const share = progressShare(progress);
+  const n = grouped(Number(progress.n));
+  const counted =
+    share === null ? n : trans('%1 of %2 (%3 %)', n, grouped(Number(progress.total)), Math.floor(share * 100));
+  return progress.desc ? `${firstLine(progress.desc, 80)}: ${counted}` : counted;
+}

@@ -1,0 +1,300 @@
+/** What stands above the lines: whose, which, what is searched for. */
+import type { JobState } from '../protocol';
+import { failures } from '../state';
+import { button, make, setAttribute, setText } from './dom';
+import { plural, trans } from './translate';
+
+/** With more ranks than this there is a list instead of a button each. */
+const BUTTONS = 16;
+/** Milliseconds after the last key before a search begins. */
+const TYPING_MS = 120;
+
+export interface LogChoice {
+  /** Null: all. */
+  ranks: ReadonlySet<number> | null;
+  stream: string | null;
+  text: string;
+  regex: boolean;
+  case: boolean;
+  /** Only lines that the search finds. */
+  only: boolean;
+  /** Lines that are alike on all ranks, each for itself. */
+  apart: boolean;
+}
+
+export interface LogBarActions {
+  filter(): void;
+  search(): void;
+  step(by: 1 | -1): void;
+  follow(on: boolean): void;
+  copy(): void;
+  older(): void;
+  download: ((file: string) => void) | null;
+  /** From the search box back to the lines. */
+  leave(): void;
+}
+
+type Toggle = 'regex' | 'case' | 'only' | 'apart';
+
+export class LogBar {
+  readonly element = make('div.td-logs-bar', { role: 'group', 'aria-label': trans('which lines are shown') });
+  readonly choice: LogChoice = {
+    ranks: null,
+    stream: null,
+    text: '',
+    regex: false,
+    case: false,
+    only: false,
+    apart: false
+  };
+  /** Once the reader chose a rank, no failure chooses another. */
+  chosen = false;
+
+  private readonly ranks = make('span.td-logs-group', { role: 'group', 'aria-label': trans('ranks') });
+  private readonly box = make('input', { type: 'search', spellcheck: 'false', autocomplete: 'off' });
+  private readonly hits = make('span.td-logs-said', { role: 'status' });
+  private readonly said = make('span.td-logs-said', { role: 'status' });
+  private readonly followButton: HTMLButtonElement;
+  private readonly olderButton: HTMLButtonElement;
+  private readonly files = make('select', { 'aria-label': trans('download a whole file') });
+  private drawnRanks = '';
+  private drawnFiles = '';
+
+  constructor(
+    private readonly actions: LogBarActions,
+    private readonly signal: AbortSignal
+  ) {
+    this.followButton = this.button(trans('Follow'), trans('keep the newest line in sight'), () =>
+      actions.follow(this.followButton.getAttribute('aria-pressed') !== 'true')
+    );
+    this.olderButton = this.button(trans('Older'), trans('load older lines'), () => actions.older());
+    this.element.append(
+      this.ranks,
+      this.streams(),
+      this.searchGroup(),
+      make(
+        'span.td-logs-group',
+        {},
+        this.followButton,
+        this.toggle('apart', trans('Apart'), trans('show lines that are the same on all ranks for each rank')),
+        this.olderButton,
+        this.button(trans('Copy'), trans('copy the selected lines, or all that are shown'), () => actions.copy()),
+        actions.download && this.files
+      ),
+      this.said
+    );
+    this.files.addEventListener('change', () => this.download(), { signal });
+  }
+
+  /** The ranks' buttons, those that failed first. */
+  update(state: JobState): void {
+    const failed = failures(state).map(rank => rank.rank);
+    const others = Array.from({ length: state.world_size }, (_, rank) => rank).filter(rank => !failed.includes(rank));
+    const first = failed[0];
+    if (first !== undefined && !this.chosen && this.choice.ranks === null) {
+      this.choice.ranks = new Set([first]);
+      this.actions.filter();
+    }
+    const drawn = JSON.stringify([failed, state.world_size]);
+    if (drawn !== this.drawnRanks) {
+      this.drawnRanks = drawn;
+      const order = [...failed, ...others];
+      const parts = order.length > BUTTONS ? [this.rankList(order, failed)] : this.rankButtons(order, failed);
+      this.ranks.replaceChildren(...(order.length > 1 ? parts : []));
+    }
+    this.press();
+  }
+
+  /** Chooses one rank, or all. */
+  pickRank(rank: number | null): void {
+    this.chosen = true;
+    this.choice.ranks = rank === null ? null : new Set([rank]);
+    this.press();
+    this.actions.filter();
+  }
+
+  focusSearch(): void {
+    this.box.focus();
+    this.box.select();
+  }
+
+  setFollow(on: boolean): void {
+    setAttribute(this.followButton, 'aria-pressed', String(on));
+  }
+
+  setOlder(there: boolean, busy: boolean): void {
+    this.olderButton.hidden = !there;
+    this.olderButton.disabled = busy;
+  }
+
+  setFiles(names: readonly string[]): void {
+    const drawn = names.join(' ');
+    if (drawn !== this.drawnFiles) {
+      this.drawnFiles = drawn;
+      const options = names.map(name => make('option', { value: name }, fileWords(name)));
+      this.files.replaceChildren(make('option', { value: '' }, trans('Download…')), ...options);
+    }
+  }
+
+  say(text: string): void {
+    setText(this.said, text);
+  }
+
+  setHits(position: number, total: number, busy: boolean, more: boolean, error: string): void {
+    setAttribute(this.box, 'aria-invalid', error !== '' && 'true');
+    const count = `${total.toLocaleString('en')}${more ? '+' : ''}`;
+    const found =
+      position > 0
+        ? trans('%1 of %2', position.toLocaleString('en'), count)
+        : plural('%2 hit', '%2 hits', total, count);
+    const words = error || (this.choice.text ? found : '');
+    setText(this.hits, busy && !error ? trans('%1, searching…', words) : words);
+  }
+
+  private streams(): HTMLElement {
+    const options: [string, string][] = [
+      ['', trans('out and err')],
+      ['out', trans('out')],
+      ['err', trans('err')]
+    ];
+    const list = make(
+      'select',
+      { 'aria-label': trans('stream') },
+      ...options.map(([value, words]) => make('option', { value }, words))
+    );
+    const change = (): void => {
+      this.choice.stream = list.value || null;
+      this.actions.filter();
+    };
+    list.addEventListener('change', change, { signal: this.signal });
+    return list;
+  }
+
+  private searchGroup(): HTMLElement {
+    setAttribute(this.box, 'aria-label', trans('search the lines'));
+    setAttribute(this.box, 'placeholder', trans('Search'));
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const search = (): void => {
+      clearTimeout(timer);
+      if (this.choice.text !== this.box.value) {
+        this.choice.text = this.box.value;
+        this.actions.search();
+      }
+    };
+    const { signal } = this;
+    signal.addEventListener('abort', () => clearTimeout(timer), { once: true });
+    this.box.addEventListener('input', () => (timer = (clearTimeout(timer), setTimeout(search, TYPING_MS))), {
+      signal
+    });
+    const keys = (event: KeyboardEvent): void => {
+      if (event.key === 'Enter') {
+        search();
+        this.actions.step(event.shiftKey ? -1 : 1);
+      } else if (event.key === 'Escape') {
+        this.box.value = '';
+        search();
+        this.actions.leave();
+      } else {
+        return;
+      }
+      event.preventDefault();
+      event.stopPropagation();
+    };
+    this.box.addEventListener('keydown', keys, { signal });
+    return make(
+      'span.td-logs-group',
+      { role: 'search' },
+      this.box,
+      this.toggle('case', 'Aa', trans('heed upper and lower case')),
+      this.toggle('regex', '.*', trans('regular expression')),
+      this.toggle('only', trans('Only hits'), trans('show only lines that the search finds')),
+      this.button('↑', trans('previous hit'), () => this.actions.step(1)),
+      this.button('↓', trans('next hit'), () => this.actions.step(-1)),
+      this.hits
+    );
+  }
+
+  private toggle(name: Toggle, words: string, label: string): HTMLButtonElement {
+    const element = this.button(words, label, () => {
+      this.choice[name] = !this.choice[name];
+      setAttribute(element, 'aria-pressed', String(this.choice[name]));
+      (name === 'apart' ? this.actions.filter : this.actions.search).call(this.actions);
+    });
+    setAttribute(element, 'aria-pressed', 'false');
+    return element;
+  }
+
+  private button(words: string, label: string, click: (event: MouseEvent) => void): HTMLButtonElement {
+    // The visible word is part of the name: whoever speaks to the page says what stands there.
+    const name = /\p{L}{3}/u.test(words) ? `${words}: ${label}` : label;
+    return button('button', words, click, this.signal, { 'aria-label': name, title: label });
+  }
+
+  private rankButtons(order: number[], failed: number[]): HTMLElement[] {
+    const all = this.button(trans('All'), trans('all ranks'), () => this.pickRank(null));
+    const buttons = order.map(rank => {
+      const bad = failed.includes(rank);
+      const label = bad ? trans('rank %1, failed', rank) : trans('rank %1', rank);
+      const one = this.button(bad ? `✗ ${rank}` : `${rank}`, label, event => this.pick(rank, event));
+      setAttribute(one, 'data-rank', rank);
+      setAttribute(one, 'data-failed', bad && 'true');
+      return one;
+    });
+    return [...buttons.slice(0, failed.length), all, ...buttons.slice(failed.length)];
+  }
+
+  /** With Ctrl, ⌘ or Shift a rank comes to the others or leaves them. */
+  private pick(rank: number, event: MouseEvent): void {
+    const { ranks } = this.choice;
+    if (!ranks || !(event.ctrlKey || event.metaKey || event.shiftKey)) {
+      this.pickRank(rank);
+      return;
+    }
+    const next = new Set(ranks);
+    if (!next.delete(rank)) {
+      next.add(rank);
+    }
+    this.chosen = true;
+    this.choice.ranks = next.size > 0 ? next : null;
+    this.press();
+    this.actions.filter();
+  }
+
+  private rankList(order: number[], failed: number[]): HTMLElement {
+    const options = order.map(rank =>
+      make('option', { value: rank }, failed.includes(rank) ? trans('✗ rank %1, failed', rank) : trans('rank %1', rank))
+    );
+    const all = make('option', { value: '' }, trans('all ranks'));
+    const list = make('select', { 'aria-label': trans('rank') });
+    list.append(...options.slice(0, failed.length), all, ...options.slice(failed.length));
+    const change = (): void => this.pickRank(list.value === '' ? null : Number(list.value));
+    list.addEventListener('change', change, { signal: this.signal });
+    return list;
+  }
+
+  private press(): void {
+    const { ranks } = this.choice;
+    for (const element of this.ranks.querySelectorAll('button')) {
+      const rank = element.dataset['rank'];
+      const on = rank === undefined ? ranks === null : (ranks?.has(Number(rank)) ?? false);
+      setAttribute(element, 'aria-pressed', String(on));
+    }
+    const list = this.ranks.querySelector('select');
+    if (list) {
+      list.value = ranks ? String([...ranks][0]) : '';
+    }
+  }
+
+  private download(): void {
+    const name = this.files.value;
+    this.files.value = '';
+    if (name) {
+      this.actions.download?.(name);
+    }
+  }
+}
+
+function fileWords(name: string): string {
+  const [rank, stream] = name.split('.');
+  return trans('rank %1, %2', rank, stream);
+}

@@ -1,0 +1,176 @@
+/** One row of the log tab, and which rows are selected. */
+import { CUT, GAP } from '../logrows';
+import { plain } from '../logtext';
+import type { LogView } from '../logview';
+import type { JobSession } from '../session';
+import { draw, SHOWN_CHARACTERS, shownText } from './ansi';
+import { button, make, setAttribute } from './dom';
+import { size } from './format';
+import type { LogListSource } from './loglist';
+import type { LogSearch } from './logsearch';
+import { trans } from './translate';
+
+export interface LogRowActions {
+  loadGap(row: number): void;
+  copy(text: string): void;
+}
+
+/** An element and what it shows: what has not changed is not drawn again. */
+type Row = HTMLElement & { looks?: string; line?: string };
+
+let drawers = 0;
+
+export class LogRowDrawer implements LogListSource {
+  private readonly id = `td-log-${++drawers}`;
+
+  constructor(
+    private readonly session: JobSession,
+    private readonly view: LogView,
+    private readonly search: LogSearch,
+    private readonly selection: LogSelection,
+    private readonly actions: LogRowActions,
+    private readonly signal: AbortSignal
+  ) {}
+
+  get length(): number {
+    return this.view.length;
+  }
+
+  key(index: number): number {
+    return this.view.rows.at(index);
+  }
+
+  idOf(row: number): string {
+    return `${this.id}-${row}`;
+  }
+
+  /** Who wrote it: `[rank 3]`, `[all 8 ranks]`. */
+  who(row: number): string {
+    return this.view.isOfAll(row)
+      ? trans('[all %1 ranks]', this.view.ranks)
+      : trans('[rank %1]', this.session.logs.fileOf(row).rank);
+  }
+
+  /** For the clipboard: as it is shown, and who wrote each line where that is not the same for all. */
+  textOf(from: number, to: number): string {
+    const { logs } = this.session;
+    const rows = [...this.view.rows.view().slice(from, to + 1)];
+    const several = new Set(rows.map(row => this.who(row))).size > 1;
+    const lines = rows.map(row => {
+      const gap = logs.rows.kind[row] === GAP;
+      const text = gap ? trans('… %1 passed over', size(logs.rows.bytes[row]!)) : shownText(logs.text(row));
+      return several ? `${this.who(row)} ${text}` : text;
+    });
+    return lines.join('\n');
+  }
+
+  draw(index: number, before: Row | undefined): HTMLElement {
+    const row = this.view.rows.at(index);
+    const { logs } = this.session;
+    const text = logs.text(row);
+    const current = this.search.current === row;
+    const looks = [logs.rows.kind[row], logs.rows.bytes[row], this.who(row), this.search.pattern, current].join();
+    let element = before;
+    if (!element || element.looks !== looks || element.line !== text) {
+      element = this.newRow(row, text, current);
+      element.looks = looks;
+      element.line = text;
+    }
+    setAttribute(element, 'aria-rowindex', index + 1);
+    setAttribute(element, 'aria-selected', String(this.selection.has(index)));
+    element.classList.toggle('td-log-active', row === this.selection.active);
+    return element;
+  }
+
+  private newRow(row: number, text: string, current: boolean): Row {
+    const { logs } = this.session;
+    const { stream } = logs.fileOf(row);
+    const isGap = logs.rows.kind[row] === GAP;
+    const time = logs.rows.time[row]!;
+    const title = [stream, time > 0 ? new Date(time * 1000).toLocaleTimeString() : ''].filter(Boolean).join(' · ');
+    const cell = make('div.td-log-text', { role: 'gridcell' });
+    if (isGap) {
+      const words = trans('%1 passed over here', size(logs.rows.bytes[row]!));
+      cell.append(
+        words,
+        this.small(trans('Load'), () => this.actions.loadGap(row))
+      );
+    } else {
+      this.line(cell, row, text, current);
+    }
+    const attributes = { role: 'row', id: this.idOf(row), 'data-stream': stream, 'data-row': row };
+    const who = make('div.td-log-who', { role: 'gridcell', title }, this.who(row));
+    const element = make('div.td-log-row', attributes, who, cell);
+    element.classList.toggle('td-log-gap', isGap);
+    return element;
+  }
+
+  private line(cell: HTMLElement, row: number, text: string, current: boolean): void {
+    const { element, cut } = draw(text, this.marks(text), current);
+    cell.append(element);
+    const { logs } = this.session;
+    if (cut > 0 || logs.rows.kind[row] === CUT) {
+      const words = trans('… %1 in all', size(logs.rows.bytes[row]!));
+      cell.append(
+        make('span.td-log-note', {}, words),
+        this.small(trans('Copy line'), () => this.actions.copy(text))
+      );
+    }
+  }
+
+  /** Where the search finds something in what is shown of the line. */
+  private marks(text: string): [number, number][] {
+    const { pattern } = this.search;
+    if (!pattern) {
+      return [];
+    }
+    pattern.lastIndex = 0;
+    const shown = plain(text.slice(0, SHOWN_CHARACTERS * 4)).slice(0, SHOWN_CHARACTERS);
+    return [...shown.matchAll(pattern)].map(match => [match.index, match.index + match[0].length]);
+  }
+
+  private small(words: string, click: () => void): HTMLButtonElement {
+    // Not a stop of the Tab key: Enter in the list does it for the active row.
+    return button('button.td-log-more', words, click, this.signal, { tabindex: -1 });
+  }
+}
+
+/** The rows from one to another; the keys move the active end. */
+export class LogSelection {
+  active: number | null = null;
+  private anchor: number | null = null;
+  private known = '';
+  private found: [number, number] | null = null;
+
+  constructor(private readonly view: LogView) {}
+
+  get activeIndex(): number {
+    return this.active === null ? -1 : this.view.rows.indexOf(this.active);
+  }
+
+  /** First and last index, where there is a selection. */
+  get range(): [number, number] | null {
+    // Every row that is drawn asks: places are looked up once for all of them.
+    const known = `${this.active} ${this.anchor} ${this.view.edits}`;
+    if (known !== this.known) {
+      this.known = known;
+      const ends = [this.active, this.anchor].map(row => (row === null ? -1 : this.view.rows.indexOf(row)));
+      this.found = ends.includes(-1) ? null : [Math.min(...ends), Math.max(...ends)];
+    }
+    return this.found;
+  }
+
+  has(index: number): boolean {
+    const { range } = this;
+    return range !== null && index >= range[0] && index <= range[1];
+  }
+
+  move(index: number, extend: boolean): void {
+    this.active = this.view.rows.at(index);
+    this.anchor = extend ? (this.anchor ?? this.active) : this.active;
+  }
+
+  clear(): void {
+    this.active = this.anchor = null;
+  }
+}

@@ -1,0 +1,177 @@
+/** A search: in the lines held at once, newest first, then by the feed in all the rest. */
+import type { LogView } from '../logview';
+import type { JobSession } from '../session';
+import type { FileOffsets, Hit } from '../source';
+import { patternOf } from '../logtext';
+
+export interface SearchFor {
+  text: string;
+  regex: boolean;
+  case: boolean;
+}
+
+/** Milliseconds of work before the page gets a turn. */
+const SLICE_MS = 12;
+const SLICE_ROWS = 500;
+/** Hits outside of what is held; nobody goes through more one by one. */
+const MOST = 2000;
+
+export class LogSearch {
+  pattern: RegExp | null = null;
+  /** Why there is no search, or why it ended early. */
+  error = '';
+  busy = false;
+  /** Whether there are more hits than counted. */
+  more = false;
+
+  /** Rows, the newest first. */
+  private found: number[] = [];
+  /** Rows that came after the search began, the newest last. */
+  private added: number[] = [];
+  /** Outside of what is held, the newest first. */
+  private remote: Hit[] = [];
+  /** The chosen hit, counted from the newest; -1: none. */
+  private chosen = -1;
+  private run = 0;
+  private seen = 0;
+  private what: SearchFor = { text: '', regex: false, case: false };
+
+  constructor(
+    private readonly session: JobSession,
+    private readonly view: LogView,
+    private readonly changed: () => void,
+    signal: AbortSignal
+  ) {
+    signal.addEventListener('abort', () => this.run++, { once: true });
+  }
+
+  get total(): number {
+    return this.found.length + this.added.length + this.remote.length;
+  }
+
+  /** Which hit is chosen, from 1; 0: none. The oldest is the first. */
+  get position(): number {
+    return this.chosen < 0 ? 0 : this.total - this.chosen;
+  }
+
+  /** The row of the chosen hit, or the hit where it is not held. */
+  get current(): number | Hit | null {
+    const { added, found, remote, chosen } = this;
+    if (chosen < 0 || chosen >= this.total) {
+      return null;
+    }
+    const held = added.length + found.length;
+    if (chosen < added.length) {
+      return added[added.length - 1 - chosen]!;
+    }
+    return chosen < held ? found[chosen - added.length]! : remote[chosen - held]!;
+  }
+
+  /** Begins anew. `files`: which ones the feed looks through. */
+  start(what: SearchFor, files: string[]): void {
+    this.what = what;
+    const pattern = what.text ? patternOf(what.text, what.regex, what.case) : null;
+    this.pattern = pattern instanceof RegExp ? pattern : null;
+    this.error = typeof pattern === 'string' ? pattern : '';
+    this.chosen = -1;
+    this.remote = [];
+    this.again(files);
+  }
+
+  /** The rows have changed other than at the end: those held are looked through again. */
+  again(files: string[]): void {
+    const run = ++this.run;
+    this.found = [];
+    this.added = [];
+    this.more = false;
+    this.seen = this.view.length;
+    this.busy = this.pattern !== null;
+    if (this.pattern) {
+      this.scan(run, this.view.rows.view().slice(), this.seen, files);
+    }
+  }
+
+  /** Rows were added at the end. */
+  appended(): void {
+    const before = this.added.length;
+    for (; this.pattern && this.seen < this.view.length; this.seen++) {
+      const row = this.view.rows.at(this.seen);
+      if (this.session.logs.matches(row, this.pattern)) {
+        this.added.push(row);
+      }
+    }
+    this.chosen += this.chosen < 0 ? 0 : this.added.length - before;
+  }
+
+  /** Chooses the next older (1) or newer (-1) hit; after the last one comes the first. */
+  step(by: 1 | -1): void {
+    if (this.total > 0) {
+      this.chosen = this.chosen < 0 ? (by > 0 ? 0 : this.total - 1) : (this.chosen + by + this.total) % this.total;
+    }
+  }
+
+  /** Chooses the hit in this row. */
+  choose(row: number): void {
+    const [added, found] = [this.added.lastIndexOf(row), this.found.indexOf(row)];
+    if (added >= 0) {
+      this.chosen = this.added.length - 1 - added;
+    } else if (found >= 0) {
+      this.chosen = this.added.length + found;
+    }
+  }
+
+  private scan(run: number, rows: Uint32Array, left: number, files: string[]): void {
+    if (run !== this.run) {
+      return;
+    }
+    const end = performance.now() + SLICE_MS;
+    while (left > 0 && performance.now() < end) {
+      for (const stop = Math.max(0, left - SLICE_ROWS); left > stop; ) {
+        const row = rows[--left]!;
+        if (this.session.logs.matches(row, this.pattern!)) {
+          this.found.push(row);
+        }
+      }
+    }
+    if (left > 0) {
+      setTimeout(() => this.scan(run, rows, left, files), 0);
+    } else {
+      void this.askFeed(run, files);
+    }
+    this.changed();
+  }
+
+  private async askFeed(run: number, files: string[]): Promise<void> {
+    const { logs } = this.session;
+    const { text: pattern, regex, case: heedsCase } = this.what;
+    // What was found before may be held by now, and is then among the rows.
+    this.remote = [];
+    const missing = logs.files.filter(file => file.first > 0 && files.includes(file.name));
+    let at: FileOffsets | null = logs.hasGaps() ? null : logs.starts(missing);
+    try {
+      while (run === this.run && (at === null || Object.keys(at).length > 0) && this.remote.length < MOST) {
+        const names = at === null ? files : Object.keys(at);
+        const answer = await this.session.ask({ what: 'search', pattern, regex, case: heedsCase, files: names, at });
+        if (run !== this.run) {
+          return;
+        }
+        this.remote.push(...answer.hits.filter(hit => !logs.holds(hit.file, hit.start)).slice(0, MOST));
+        this.more = answer.at !== null;
+        if (answer.at === null) {
+          break;
+        }
+        at = answer.at;
+        this.changed();
+      }
+    } catch (error) {
+      if (run === this.run) {
+        this.error = (error as Error).message;
+        this.more = true;
+      }
+    }
+    if (run === this.run) {
+      this.busy = false;
+      this.changed();
+    }
+  }
+}

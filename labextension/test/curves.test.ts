@@ -1,0 +1,203 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { aRank, aSeries, aState, find, frames, hello, played, status, type PlayedFeed } from './played';
+import { CurvesTab, PAGE } from '../src/view/curves';
+import { keyRange } from '../src/view/curvecard';
+import { csvText, svgText } from '../src/view/export';
+import { readings, summary, themeOf, type Look } from '../src/view/plot';
+import { matching, padded, picture, smoothed, unscaled } from '../src/view/series';
+
+const theme = themeOf(document.body);
+const look: Look = { log: false, time: false, theme, width: 300, height: 150, together: null };
+
+function finite(values: (number | null | undefined)[]): boolean {
+  return values.every(value => value === null || value === undefined || Number.isFinite(value));
+}
+
+describe('points', () => {
+  it('has gaps for what is no finite number', () => {
+    const y = [1, NaN, Infinity, -Infinity, 2];
+    const shown = picture([aSeries('loss', { x: [0, 1, 2, 3, 4], y, low: y, high: y })], 0.5, false);
+    expect(shown.lines[0]!.y).toEqual([1, null, null, null, 2]);
+    expect(finite(shown.lines[0]!.smooth!)).toBe(true);
+    expect(shown.holes).toBe(3);
+  });
+
+  it('bears 1e308 beside -1e308', () => {
+    const y = [1e308, -1e308, 0];
+    const shown = picture([aSeries('loss', { y, low: y, high: y })], 0, false);
+    expect(shown.power).toBe(308);
+    expect(finite(shown.lines[0]!.y)).toBe(true);
+    const [low, high] = padded(-1, 1);
+    expect(high - low).toBeLessThan(3);
+    expect(unscaled(shown.lines[0]!.y[0]!, shown.power)).toBe('1e308');
+    expect(svgText('loss', shown, look)).not.toMatch(/NaN|Infinity/);
+  });
+
+  it('bears the smallest numbers', () => {
+    const y = [5e-324, 1e-310, 0];
+    const shown = picture([aSeries('loss', { y, low: y, high: y })], 0, true);
+    expect(finite(shown.lines[0]!.y)).toBe(true);
+  });
+
+  it('has no place for values at or below 0 on a log axis', () => {
+    const y = [1, 0, -1];
+    expect(picture([aSeries('loss', { y, low: y, high: y })], 0, true).lines[0]!.y).toEqual([1, null, null]);
+  });
+
+  it('puts steps that went backwards, or that are none, in order', () => {
+    const steps = { x: [5, 1, NaN, 3], y: [50, 10, 0, 30], low: [50, 10, 0, 30], high: [50, 10, 0, 30] };
+    const shown = picture([aSeries('loss', steps)], 0, false);
+    expect(shown.x).toEqual([1, 3, 5]);
+    expect(shown.lines[0]!.y).toEqual([10, 30, 50]);
+  });
+
+  it('gives ranks with different steps one x, without gaps between', () => {
+    const one = aSeries('loss', { rank: 0, x: [0, 2], y: [1, 3], low: [1, 3], high: [1, 3] });
+    const other = aSeries('loss', { rank: 1, x: [1], y: [2], low: [2], high: [2] });
+    const shown = picture([one, other], 0, false);
+    expect(shown.x).toEqual([0, 1, 2]);
+    expect(shown.lines.map(line => line.y)).toEqual([
+      [1, undefined, 3],
+      [undefined, 2, undefined]
+    ]);
+    expect(readings(shown, 1, look).map(reading => reading.text)).toEqual(['step 1', 'rank 0: 1', 'rank 1: 2']);
+  });
+
+  it('smooths without being drawn to zero', () => {
+    expect(smoothed([5, 5, null, 5], 0.9).map(value => value && Number(value.toFixed(9)))).toEqual([5, 5, null, 5]);
+  });
+
+  it('is empty without points, and a flat curve has room', () => {
+    expect(picture([], 0, false).x).toEqual([]);
+    expect(padded(null, null)).toEqual([0, 1]);
+    expect(padded(3, 3)[0]).toBeLessThan(3);
+  });
+
+  it('reads as a sentence', () => {
+    expect(summary('loss', picture([aSeries('loss')], 0, false), false)).toBe('loss: 0.25 at step 2, from 0.25 to 1');
+  });
+});
+
+describe('files', () => {
+  it('quotes names and rounds nothing', () => {
+    const y = [0.1 + 0.2];
+    const text = csvText([aSeries('a,"b"', { rank: 3, x: [1], y, low: y, high: [NaN] })], 'step');
+    expect(text).toBe('name,rank,step,value,low,high\n"a,""b""",3,1,0.30000000000000004,0.30000000000000004,NaN\n');
+  });
+
+  it('escapes names in a picture', () => {
+    const text = svgText('<script>alert(1)</script>&\u0000', picture([aSeries('x')], 0.5, false), look);
+    const parsed = new DOMParser().parseFromString(text, 'image/svg+xml');
+    expect(parsed.querySelector('parsererror, script')).toBeNull();
+    expect(parsed.querySelector('text')!.textContent).toBe('<script>alert(1)</script>&\ufffd');
+  });
+});
+
+describe('names', () => {
+  it('bounds a million', () => {
+    const names = Array.from({ length: 1_000_000 }, (_, index) => `layer.${index}.grad`);
+    const found = matching(names, 'LAYER .999', 10);
+    expect(found.names).toHaveLength(10);
+    expect(found.count).toBeGreaterThan(1000);
+  });
+});
+
+describe('keys', () => {
+  it('zoom and move', () => {
+    expect(keyRange('+', [0, 8])).toEqual([2, 6]);
+    expect(keyRange('ArrowRight', [0, 8])).toEqual([2, 10]);
+    expect(keyRange('Escape', [0, 8])).toBeNull();
+    expect(keyRange('a', [0, 8])).toBeUndefined();
+  });
+});
+
+describe('the tab', () => {
+  let ended: AbortController;
+  let root: HTMLElement;
+
+  beforeEach(() => {
+    ended = new AbortController();
+    root = document.createElement('div');
+    document.body.append(root);
+  });
+
+  afterEach(() => {
+    ended.abort();
+    root.remove();
+  });
+
+  async function tab(names: string[]): Promise<{ feed: PlayedFeed; tab: CurvesTab }> {
+    const { feed, session } = await played(ended.signal, hello(aState([aRank(0), aRank(1)])));
+    feed.answer = asked =>
+      asked.what === 'curves' ? { version: 1, complete: true, series: asked.names.map(name => aSeries(name)) } : null;
+    feed.say(status({ curves: { version: 1, names, note: '' } }));
+    await frames();
+    const shown = new CurvesTab(root, session, ended.signal);
+    shown.show();
+    return { feed, tab: shown };
+  }
+
+  it('says what to do when there are none', async () => {
+    await tab([]);
+    expect(find(root, '.td-empty').textContent).toContain('td.log(loss=loss)');
+  });
+
+  it('asks with the width of the screen, and once for a version', async () => {
+    const { feed } = await tab(['loss', 'lr']);
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1));
+    expect(feed.asked('curves')[0]).toMatchObject({
+      names: ['loss', 'lr'],
+      mode: 'band',
+      x: 'step',
+      low: null,
+      width: 128
+    });
+    feed.say(status({ curves: { version: 1, names: ['loss', 'lr'], note: '' } }));
+    await new Promise(resolve => setTimeout(resolve, 700));
+    expect(feed.asked('curves')).toHaveLength(1);
+    feed.say(status({ curves: { version: 2, names: ['loss', 'lr'], note: '' } }));
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(2));
+  });
+
+  it('is asked nothing while it is not seen', async () => {
+    const { feed, tab: shown } = await tab(['loss']);
+    shown.hide();
+    feed.say(status({ curves: { version: 9, names: ['loss'], note: '' } }));
+    await new Promise(resolve => setTimeout(resolve, 600));
+    expect(feed.asked('curves')).toHaveLength(0);
+  });
+
+  it('bounds what is on the page, and shows more on request', async () => {
+    await tab(Array.from({ length: 100_000 }, (_, index) => `c${index}`));
+    expect(root.querySelectorAll('.td-curve')).toHaveLength(PAGE);
+    find(root, '.td-more button').click();
+    expect(root.querySelectorAll('.td-curve')).toHaveLength(2 * PAGE);
+  });
+
+  it('filters by name, and keeps names as text', async () => {
+    await tab(['loss', '<img src=x onerror=alert(1)>']);
+    expect(root.querySelector('img')).toBeNull();
+    const field = find(root, 'input[type=search]') as HTMLInputElement;
+    field.value = 'lo';
+    field.dispatchEvent(new Event('input'));
+    expect([...root.querySelectorAll('.td-curve-name')].map(each => each.textContent)).toEqual(['loss']);
+  });
+
+  it('asks anew for another mode or x', async () => {
+    const { feed } = await tab(['loss']);
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1));
+    const mode = find(root, 'select') as HTMLSelectElement;
+    mode.value = 'ranks';
+    mode.dispatchEvent(new Event('change'));
+    await vi.waitFor(() => expect(feed.asked('curves')[1]).toMatchObject({ mode: 'ranks' }));
+  });
+
+  it('says why there are no points', async () => {
+    const { feed, session } = await played(ended.signal, hello(aState([aRank(0)])));
+    feed.answer = () => ({ error: 'the file <b>cannot</b> be read' });
+    feed.say(status({ curves: { version: 1, names: ['loss'], note: '' } }));
+    await frames();
+    new CurvesTab(root, session, ended.signal).show();
+    await vi.waitFor(() => expect(find(root, '.td-curve-note').textContent).toBe('the file <b>cannot</b> be read'));
+  });
+});

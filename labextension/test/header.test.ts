@@ -1,0 +1,181 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { Header, progressText } from '../src/view/header';
+import { aRank, aState, find, frames, hello, played, status, type PlayedFeed } from './played';
+
+let ended: AbortController;
+let root: HTMLElement;
+
+beforeEach(() => {
+  ended = new AbortController();
+  root = document.createElement('div');
+  document.body.append(root);
+});
+
+afterEach(() => {
+  vi.restoreAllMocks();
+  ended.abort();
+  root.remove();
+});
+
+async function header(...messages: Record<string, unknown>[]): Promise<PlayedFeed> {
+  const { feed, session } = await played(ended.signal, ...messages);
+  const shown = new Header(root, session, { heading: true }, ended.signal);
+  session.onChange(() => shown.update(), ended.signal);
+  return feed;
+}
+
+const running = aState([aRank(0), aRank(1)]);
+
+function event(seq: number, kind: string, data: Record<string, unknown> = {}): Record<string, unknown> {
+  return { type: 'events', events: [{ seq, t: 1_767_225_700, node: null, rank: null, kind, ...data }] };
+}
+
+describe('what it says', () => {
+  it('names state, place and backend, the state with a shape', async () => {
+    await header(hello(running));
+    expect(find(root, '.td-state').textContent).toBe('running');
+    expect(root.querySelector('.td-state svg')).not.toBeNull();
+    expect(find(root, '.td-facts').textContent).toContain('2 ranks on box');
+    expect(find(root, '.td-how').textContent).toBe('gloo');
+    expect(find(root, '[role=heading]').textContent).toBe('night run');
+  });
+
+  it('tells no state before the feed has', async () => {
+    await header();
+    expect(find(root, '.td-state').textContent).toBe('');
+  });
+
+  it.each(['succeeded', 'failed', 'cancelled', 'timed_out', 'lost'])(
+    '%s: a final time, a shape, no cancel',
+    async state => {
+      await header(hello({ ...running, state, ended: running.submitted + 12.34, reason: 'because' }));
+      expect(find(root, '.td-time').textContent).toBe('12.3 s');
+      expect(root.querySelector('.td-state svg path')!.getAttribute('d')).not.toBe('');
+      expect(root.querySelector('.td-cancel button')).toBeNull();
+      expect(find(root, '.td-reason').hidden).toBe(state === 'succeeded');
+    }
+  );
+
+  it('keeps what is text as text', async () => {
+    await header(hello({ ...running, name: '<script>x</script>', notes: ['<img src=x>'] }, { notes: ['<b>'] }));
+    expect(root.querySelector('script, img, b')).toBeNull();
+    expect(find(root, '.td-name').textContent).toBe('<script>x</script>');
+    expect(find(root, '.td-notes').textContent).toBe('<b><img src=x>');
+  });
+
+  it('says what to do about an orphan', async () => {
+    await header(hello(running), status({ effective: 'orphaned' }));
+    expect(find(root, '.td-state').textContent).toBe('orphaned');
+    expect(find(root, '.td-reason').textContent).toContain('%dist attach');
+  });
+});
+
+describe('the clock', () => {
+  it('runs by the clock of the feed, and stops at the end', async () => {
+    const timers: (() => void)[] = [];
+    const real = globalThis.setInterval;
+    const keep = (act: () => void, wait?: number) => (wait === 1000 ? timers.push(act) : real(act, wait));
+    vi.spyOn(globalThis, 'setInterval').mockImplementation(keep as typeof setInterval);
+    const cleared = vi.spyOn(globalThis, 'clearInterval');
+    const begun = { ...running, submitted: Date.now() / 1000 + 1000 - 30 };
+    const feed = await header(hello(begun, { now: Date.now() / 1000 + 1000 }));
+    expect(find(root, '.td-time').textContent).toBe('30 s');
+    expect(timers).toHaveLength(1);
+    const later = Date.now() + 10_000;
+    vi.spyOn(Date, 'now').mockReturnValue(later);
+    timers[0]!();
+    expect(find(root, '.td-time').textContent).toBe('40 s');
+    vi.mocked(Date.now).mockRestore();
+    feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
+    await frames();
+    expect(cleared).toHaveBeenCalledWith(1);
+  });
+});
+
+describe('progress', () => {
+  it('is a bar with its share, and words', async () => {
+    await header(hello(running), status({ progress: { desc: 'epoch <b>1</b>', n: 320, total: 1000 } }));
+    const bar = find(root, '[role=progressbar]');
+    expect(bar.getAttribute('aria-valuenow')).toBe('32');
+    expect(find(root, '.td-progress-text').textContent).toBe('epoch <b>1</b>: 320 of 1000 (32 %)');
+  });
+
+  it('counts where nobody knows how much there is', () => {
+    expect(progressText({ desc: '', n: 7, total: null })).toBe('7');
+    expect(progressText({ desc: '', n: 7, total: 0 })).toBe('7');
+    expect(progressText({ desc: '', n: 12, total: 10 })).toBe('12 of 10 (100 %)');
+  });
+});
+
+describe('cancel', () => {
+  const press = (text: string) => find(root, '.td-cancel button', text).click();
+
+  it('asks first, interrupts, then offers to kill', async () => {
+    const feed = await header(hello(running));
+    feed.answer = asked => ({ said: 'kill' in asked && asked.kill ? 'killed' : 'every rank was interrupted' });
+    press('Cancel');
+    expect(feed.asked('cancel')).toHaveLength(0);
+    expect(find(root, '.td-ask').textContent).toContain('Interrupt');
+    press('Interrupt');
+    await frames();
+    expect(feed.asked('cancel').map(asked => 'kill' in asked && asked.kill)).toEqual([false]);
+    expect(find(root, '.td-said').textContent).toBe('every rank was interrupted');
+    press('Kill now');
+    await frames();
+    expect(feed.asked('cancel').map(asked => 'kill' in asked && asked.kill)).toEqual([false, true]);
+  });
+
+  it('can be thought better of, by a button or Escape', async () => {
+    const feed = await header(hello(running));
+    press('Cancel');
+    press('Keep running');
+    press('Cancel');
+    find(root, '.td-cancel button').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+    expect(find(root, '.td-cancel button').textContent).toBe('Cancel');
+    expect(feed.asked('cancel')).toHaveLength(0);
+  });
+
+  it('keeps the keyboard where it was', async () => {
+    await header(hello(running));
+    find(root, '.td-cancel button').focus();
+    press('Cancel');
+    expect(document.activeElement?.textContent).toBe('Interrupt');
+  });
+
+  it('takes a double click for one', async () => {
+    const feed = await header(hello(running));
+    feed.answer = () => ({ said: 'interrupted' });
+    press('Cancel');
+    press('Interrupt');
+    await frames();
+    find(root, 'button', 'Kill now').dispatchEvent(new MouseEvent('click', { bubbles: true, detail: 2 }));
+    expect(feed.asked('cancel')).toHaveLength(1);
+  });
+
+  it('says why it cannot', async () => {
+    const feed = await header(hello(running));
+    feed.handlers.lost('the server does not answer', false);
+    await frames();
+    const button = find(root, '.td-cancel button');
+    expect(button.getAttribute('aria-disabled')).toBe('true');
+    expect(button.title).toBe('the server does not answer');
+    button.click();
+    expect(find(root, '.td-said').textContent).toContain('the server does not answer');
+    expect(feed.asked('cancel')).toHaveLength(0);
+  });
+
+  it('shows a refusal, and can be tried again', async () => {
+    const feed = await header(hello(running));
+    feed.answer = () => ({ error: 'this is <i>another</i> user’s job' });
+    press('Cancel');
+    press('Interrupt');
+    await frames();
+    expect(find(root, '.td-said').textContent).toContain('<i>another</i>');
+    expect(find(root, '.td-cancel button').textContent).toBe('Cancel');
+  });
+
+  it('offers to kill what someone else has interrupted', async () => {
+    await header(hello({ ...running, state: 'stopping' }));
+    expect(find(root, '.td-cancel button').textContent).toBe('Kill now');
+  });
+});

@@ -1,0 +1,177 @@
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { aRank, anError, aState, find, frames, hello, played, SPEC, status, type PlayedFeed } from './played';
+import { JobView } from '../src/view/job';
+import { others } from '../src/view/describe';
+import { sourceAround } from '../src/view/failure';
+
+let ended: AbortController;
+let root: HTMLElement;
+
+beforeEach(() => {
+  ended = new AbortController();
+  root = document.createElement('div');
+  document.body.append(root);
+});
+
+afterEach(() => {
+  ended.abort();
+  root.remove();
+});
+
+async function view(
+  messages: Record<string, unknown>[],
+  still: HTMLElement | null = null
+): Promise<{ feed: PlayedFeed; view: JobView }> {
+  const { feed, session } = await played(ended.signal, ...messages);
+  return { feed, view: new JobView(root, session, { signal: ended.signal, still }) };
+}
+
+const running = aState([aRank(0), aRank(1)]);
+const curves = { curves: { version: 1, names: ['loss'], note: '' } };
+const current = () => find(root, '[role=tab][aria-selected=true]').dataset.tab;
+const press = (key: string) =>
+  document.activeElement!.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
+
+function failedState(message = 'batch 3 is empty') {
+  const ranks = [aRank(0, { state: 'stopped' }), aRank(1, { state: 'failed', error: anError({ message }), ended: 9 })];
+  return aState(ranks, { state: 'failed', ended: running.submitted + 9, first_failure: 1, reason: 'rank 1 failed' });
+}
+
+describe('what comes first', () => {
+  it('is the log of a job without curves, the curves of one with', async () => {
+    const { feed } = await view([hello(running)]);
+    expect(current()).toBe('logs');
+    feed.say(status(curves));
+    await frames();
+    expect(current()).toBe('curves');
+  });
+
+  it('is the error of the rank that failed, with the line of the notebook', async () => {
+    await view([hello(failedState()), status(curves)]);
+    expect(current()).toBe('logs');
+    const failure = find(root, '.td-failure');
+    expect(failure.hidden).toBe(false);
+    expect(failure.textContent).toContain('ValueError: batch 3 is empty');
+    expect(failure.textContent).toContain('rank 1 on box');
+    expect(find(failure, '.td-here').textContent).toBe('→ 3train(model)\n');
+    expect(find(failure, '.td-failure-others').textContent).toBe('1 other rank was stopped because of this');
+    expect(find(failure, 'details.td-fold summary', 'functional.py').textContent).toBe(
+      '1 frame in torch/nn/functional.py'
+    );
+  });
+
+  it('does not move under the hands of a reader', async () => {
+    const { feed } = await view([hello(running)]);
+    find(root, '[data-tab=receipt]').dispatchEvent(new Event('pointerdown', { bubbles: true }));
+    find(root, '[role=tab][data-tab=receipt]').click();
+    feed.say(status(curves));
+    await frames();
+    expect(current()).toBe('receipt');
+  });
+
+  it('keeps an error as text', async () => {
+    await view([hello(failedState('<img src=x onerror=alert(1)>'))]);
+    expect(root.querySelector('img')).toBeNull();
+  });
+
+  it('counts the other ranks that failed and those that were stopped', () => {
+    const ranks = Array.from({ length: 8 }, (_, rank) => aRank(rank, { state: rank > 5 ? 'done' : 'stopped' }));
+    ranks[3] = aRank(3, { state: 'failed', error: anError({ type: 'KeyError' }) });
+    const state = aState(ranks, { state: 'failed' });
+    expect(others(state, 0)).toBe(
+      '1 other rank failed too: rank 3 KeyError; 4 other ranks were stopped because of this'
+    );
+  });
+
+  it('shows only the line of the rank where the source is another', () => {
+    expect(sourceAround('Cell In[2]', 3, 'other()', SPEC)).toEqual([{ number: 3, text: 'other()' }]);
+    expect(sourceAround('Cell In[2]', 3, 'train(model)', SPEC).map(row => row.number)).toEqual([2, 3, 4]);
+  });
+});
+
+describe('tabs', () => {
+  it('are reached by arrows, Home and End, and are one stop for Tab', async () => {
+    await view([hello(running)]);
+    find(root, '[role=tab][aria-selected=true]').focus();
+    press('ArrowRight');
+    expect(current()).toBe('ranks');
+    expect((document.activeElement as HTMLElement).dataset.tab).toBe('ranks');
+    press('End');
+    expect(current()).toBe('receipt');
+    press('ArrowRight');
+    expect(current()).toBe('curves');
+    press('ArrowLeft');
+    press('Home');
+    expect(current()).toBe('curves');
+    expect(root.querySelectorAll('[role=tab][tabindex="0"]')).toHaveLength(1);
+  });
+
+  it('name their panels, of which one is shown', async () => {
+    await view([hello(running)]);
+    for (const tab of root.querySelectorAll('[role=tab]')) {
+      const panel = document.getElementById(tab.getAttribute('aria-controls')!)!;
+      expect(panel.getAttribute('aria-labelledby')).toBe(tab.id);
+      expect(panel.hidden).toBe(tab.getAttribute('aria-selected') !== 'true');
+    }
+  });
+
+  it('keep their names apart in two views of one page', async () => {
+    await view([hello(running)]);
+    await view([hello(running)]);
+    const ids = [...root.querySelectorAll('[id]')].map(element => element.id);
+    expect(new Set(ids).size).toBe(ids.length);
+  });
+
+  it('open the log of a rank from the grid of ranks', async () => {
+    const { view: shown } = await view([hello(running)]);
+    shown.show('ranks');
+    find(root, 'tbody button', 'rank 1').click();
+    expect(current()).toBe('logs');
+  });
+});
+
+describe('the connection', () => {
+  const bar = () => find(root, '.td-connection');
+
+  it('is silent while all is well', async () => {
+    await view([hello(running)]);
+    expect(bar().hidden).toBe(true);
+  });
+
+  it('says that it was lost, and goes on when it is back', async () => {
+    const { feed } = await view([hello(running)]);
+    feed.handlers.lost('the server does not answer', false);
+    await frames();
+    expect(bar().textContent).toContain('being tried again: the server does not answer');
+    feed.handlers.connected();
+    feed.say(hello(running));
+    await frames();
+    expect(bar().hidden).toBe(true);
+  });
+
+  it('shows the still picture where there is no such job', async () => {
+    const still = document.createElement('div');
+    still.textContent = 'the picture';
+    const { feed } = await view([], still);
+    feed.handlers.lost('There is no such job on this host.', true);
+    await frames();
+    expect(bar().textContent).toContain('There is no such job on this host.');
+    expect(still.isConnected && !still.hidden).toBe(true);
+    expect(find(root, '.td-body').hidden).toBe(true);
+  });
+
+  it('keeps what it has when the job is deleted under it', async () => {
+    const { feed } = await view([hello(running)]);
+    feed.say({ type: 'gone', reason: 'The files of this job were deleted.' });
+    await frames();
+    expect(bar().textContent).toContain('The files of this job were deleted.');
+    expect(find(root, '.td-body').hidden).toBe(false);
+    expect(find(root, '.td-cancel button').getAttribute('aria-disabled')).toBe('true');
+  });
+
+  it('leaves nothing behind', async () => {
+    await view([hello(running)]);
+    ended.abort();
+    expect(root.childElementCount).toBe(0);
+  });
+});

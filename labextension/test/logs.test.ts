@@ -1,0 +1,239 @@
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { JobSession } from '../src/session';
+import type { FromFeed, JobSource, Segment, SourceHandlers, ToFeed } from '../src/source';
+import { newJobState, newRankState } from '../src/state';
+import { LogsTab } from '../src/view/logs';
+
+/** A feed with one long file per rank, which answers as the real one. */
+class Files implements JobSource {
+  handlers!: SourceHandlers;
+  asked: ToFeed[] = [];
+  n = 0;
+
+  connect(handlers: SourceHandlers): void {
+    this.handlers = handlers;
+  }
+
+  send(message: ToFeed): void {
+    this.asked.push(message);
+    if (message.type === 'ask') {
+      queueMicrotask(() => this.say({ type: 'answer', id: message.id, ...this.answer(message) } as never));
+    }
+  }
+
+  say(message: object): void {
+    this.handlers.message({ ...message, n: ++this.n } as FromFeed);
+  }
+
+  private answer(message: Extract<ToFeed, { type: 'ask' }>): object {
+    switch (message.what) {
+      case 'older': {
+        const at = message.at['0.out']!;
+        return {
+          segments: [lines('0.out', Math.max(0, at / 10 - 20), at / 10)],
+          at: { '0.out': Math.max(0, at - 200) }
+        };
+      }
+      case 'around':
+        return { segments: [lines('0.out', message.offset / 10 - 2, message.offset / 10 + 3)] };
+      case 'search':
+        // The beginning of the file, which the browser does not hold.
+        return {
+          hits: message.regex ? [{ file: '0.out', start: 70, t: 1, text: 'line    7' }] : [],
+          at: null,
+          searched: 1
+        };
+      default:
+        return { error: 'There is no such question.' };
+    }
+  }
+}
+
+/** Lines `from` to `to` of ten bytes each. */
+function lines(file: string, from: number, to: number): Segment {
+  const text = Array.from({ length: to - from }, (_, i) => `line ${String(from + i).padStart(4)}\n`).join('');
+  return { file, start: from * 10, end: to * 10, t: from + 1, text };
+}
+
+let end: AbortController;
+let files: Files;
+let session: JobSession;
+let element: HTMLElement;
+let tab: LogsTab;
+
+beforeEach(() => {
+  end = new AbortController();
+  files = new Files();
+  session = new JobSession('j', files, end.signal);
+  element = document.createElement('div');
+  document.body.append(element);
+  files.handlers.connected();
+});
+
+afterEach(() => {
+  end.abort();
+  element.remove();
+});
+
+function hello(worldSize: number, state: object = {}): void {
+  const said = { version: 1, now: 0, job: 'j', spec: null, plan: null, receipt: [], notes: [], command: '', sizes: {} };
+  files.say({ type: 'hello', ...said, state: { ...newJobState(), world_size: worldSize, ...state } });
+}
+
+function open(): void {
+  tab = new LogsTab(element, session, end.signal);
+  tab.show();
+}
+
+async function settled(): Promise<void> {
+  await vi.waitFor(() => expect(session['changes' as never] as Set<string>).toHaveProperty('size', 0));
+  await new Promise(resolve => setTimeout(resolve, 30));
+}
+
+const rows = (): string[] => [...element.querySelectorAll('.td-log-row')].map(row => row.textContent!);
+const scroller = (): HTMLElement => element.querySelector('.td-logs-scroll')!;
+const key = (name: string, more: object = {}): boolean =>
+  scroller().dispatchEvent(new KeyboardEvent('keydown', { key: name, bubbles: true, ...more }));
+
+function click(label: RegExp): void {
+  const found = [...element.querySelectorAll('button')].find(one => label.test(one.getAttribute('aria-label') ?? ''));
+  found!.click();
+}
+
+function type(text: string): void {
+  const box = element.querySelector('input')!;
+  box.value = text;
+  box.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }));
+}
+
+test('only what is in sight is in the document, and the end is followed', async () => {
+  hello(1);
+  open();
+  expect(element.querySelector('.td-logs-empty')!.textContent).toContain('Nothing was printed');
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 5000)] });
+  await settled();
+  expect(rows().length).toBeLessThan(60);
+  expect(rows().at(-1)).toBe('[rank 0]line 4999');
+  expect(scroller().getAttribute('aria-rowcount')).toBe('5000');
+});
+
+test('the rank that failed comes first and is chosen', () => {
+  const failed = { ...newRankState(1), state: 'failed', ended: 5 };
+  hello(3, { ranks: { 0: newRankState(0), 1: failed, 2: newRankState(2) }, first_failure: 1 });
+  files.say({ type: 'lines', segments: [lines('0.err', 0, 2), lines('1.err', 0, 2)] });
+  open();
+  const chips = [...element.querySelectorAll('[data-rank]')].map(chip => chip.textContent);
+  expect(chips).toEqual(['✗ 1', '0', '2']);
+  expect(rows()).toEqual(['[rank 1]line    0', '[rank 1]line    1']);
+  click(/all ranks$/);
+  expect(rows()).toHaveLength(4);
+});
+
+test('what all ranks say is one row, until it is shown apart', () => {
+  hello(2);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 1), lines('1.out', 0, 1)] });
+  open();
+  expect(rows()).toEqual(['[all 2 ranks]line    0']);
+  click(/^Apart/);
+  expect(rows()).toEqual(['[rank 0]line    0', '[rank 1]line    0']);
+});
+
+test('a search finds what is held, then the rest, and goes there', async () => {
+  hello(1);
+  files.say({ type: 'lines', segments: [lines('0.out', 100, 300)] });
+  open();
+  type('7$');
+  await settled();
+  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('0 hits');
+  click(/regular expression/);
+  await settled();
+  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('21 hits');
+  click(/previous hit/);
+  expect(element.querySelector('.td-hit-current')!.textContent).toBe('7');
+  click(/next hit/);
+  await settled();
+  expect(session.logs.holds('0.out', 70)).toBe(true);
+  expect(rows()).toContain('[rank 0]line    7');
+  expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line    7');
+  click(/only lines/);
+  expect(
+    rows()
+      .filter(row => row.includes('line'))
+      .every(row => row.endsWith('7'))
+  ).toBe(true);
+});
+
+test('a pattern that is none is told', async () => {
+  hello(1);
+  open();
+  click(/regular expression/);
+  type('(');
+  expect(element.querySelector('input')!.getAttribute('aria-invalid')).toBe('true');
+});
+
+test('the keys move, select and load what is older', async () => {
+  hello(1);
+  files.say({ type: 'lines', segments: [lines('0.out', 50, 200)] });
+  open();
+  key('Home');
+  expect(element.querySelector('.td-log-active')!.textContent).toContain('line   50');
+  expect(element.querySelector('[aria-label^=Follow]')!.getAttribute('aria-pressed')).toBe('false');
+  await settled();
+  expect(files.asked.some(message => message.type === 'ask' && message.what === 'older')).toBe(true);
+  expect(session.logs.starts()).toEqual({ '0.out': 300 });
+  expect(element.querySelector('.td-log-active')!.textContent).toContain('line   50');
+  key('ArrowDown', { shiftKey: true });
+  expect(element.querySelectorAll('[aria-selected=true]')).toHaveLength(2);
+  key('a', { ctrlKey: true });
+  expect(element.querySelectorAll('[aria-selected=false]')).toHaveLength(0);
+  key('Escape');
+  expect(element.querySelectorAll('[aria-selected=true]')).toHaveLength(0);
+  key('/');
+  expect(document.activeElement).toBe(element.querySelector('input'));
+  key('End');
+  expect(rows().at(-1)).toContain('line  199');
+});
+
+test('a gap says how much it is and is loaded on request', async () => {
+  hello(1);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 2), lines('0.out', 6, 8)] });
+  open();
+  expect(rows()[2]).toBe('[rank 0]40 B passed over hereLoad');
+  element.querySelector<HTMLElement>('.td-log-gap button')!.click();
+  await settled();
+  expect(rows()).toEqual(Array.from({ length: 8 }, (_, i) => `[rank 0]line    ${i}`));
+});
+
+test('markup of a rank is text; a long line is cut and says how long it is', async () => {
+  hello(1);
+  const text = '<script>window.bad = 1</script>\n' + 'z'.repeat(10_000_000) + '\n';
+  files.say({ type: 'lines', segments: [{ file: '0.out', start: 0, end: text.length, t: 1, text }] });
+  open();
+  expect(element.querySelector('script')).toBeNull();
+  expect(rows()[0]).toContain('<script>');
+  expect(rows()[1]!.length).toBeLessThan(5000);
+  expect(rows()[1]).toContain('10 MB in all');
+});
+
+test('all shown is copied, with who said it', async () => {
+  const written: string[] = [];
+  vi.stubGlobal('navigator', { clipboard: { writeText: async (text: string) => void written.push(text) } });
+  hello(2);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 2), lines('1.out', 0, 1)] });
+  open();
+  click(/^Copy/);
+  await settled();
+  expect(written).toEqual(['[all 2 ranks] line    0\n[rank 0] line    1']);
+  vi.unstubAllGlobals();
+});
+
+test('a hidden tab draws nothing, and is right when it is shown again', async () => {
+  hello(1);
+  open();
+  tab.hide();
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 3)] });
+  await settled();
+  expect(rows()).toEqual([]);
+  tab.show();
+  expect(rows()).toHaveLength(3);
+});

@@ -1,0 +1,299 @@
+import { describe, expect, test } from 'vitest';
+import { CUT, GAP } from '../src/logrows';
+import { LogStore } from '../src/logstore';
+import { foldOpen, foldReturns, indexAt, patternOf, plain } from '../src/logtext';
+import type { LogFilter, LogView } from '../src/logview';
+import type { Segment } from '../src/source';
+
+const ALL: LogFilter = { ranks: null, stream: null, pattern: null, alike: 0 };
+const never = new AbortController().signal;
+const bytes = (text: string): number => Buffer.byteLength(text, 'utf8');
+
+/** A segment of `text` from byte `start` on. */
+function segment(file: string, start: number, text: string, t: number | null = 1): Segment {
+  return { file, start, end: start + bytes(text), t, text };
+}
+
+function shown(store: LogStore, view: LogView): string[] {
+  return [...view.rows.view()].map(row => {
+    const { kind, bytes, start } = store.rows;
+    return kind[row] === GAP ? `<${bytes[row]} at ${start[row]}>` : `${store.fileOf(row).name} ${store.text(row)}`;
+  });
+}
+
+function lines(store: LogStore, filter: LogFilter = ALL): string[] {
+  return shown(store, store.view(filter, never));
+}
+
+describe('live lines', () => {
+  test('stand in the order they came in, whatever their file', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 0, 'a\nb\n', 2), segment('1.err', 0, 'c\n', 1)]);
+    store.append([segment('0.out', 4, 'd\n\n', 3)]);
+    expect(lines(store)).toEqual(['0.out a', '0.out b', '1.err c', '0.out d', '0.out ']);
+    expect(store.offsets()).toEqual({ '0.out': 7, '1.err': 2 });
+  });
+
+  test('a repeated or overlapping segment adds nothing twice', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 0, 'äö\nb\n'), segment('0.out', 0, 'äö\nb\n'), segment('0.out', 5, 'b\nc\n')]);
+    store.append([segment('0.out', 7, 'c\n')]);
+    expect(lines(store)).toEqual(['0.out äö', '0.out b', '0.out c']);
+  });
+
+  test('what was passed over is a row that says how much', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 0, 'a\n'), segment('0.out', 1000, 'b\n')]);
+    expect(lines(store)).toEqual(['0.out a', '<998 at 2>', '0.out b']);
+    expect(store.hasGaps() && !store.holds('0.out', 500) && store.holds('0.out', 1001)).toBe(true);
+  });
+
+  test('a line in several segments is one line', () => {
+    const store = new LogStore();
+    const view = store.view(ALL, never);
+    store.append([segment('0.out', 0, 'one '), segment('1.out', 0, 'other\n')]);
+    store.append([segment('0.out', 4, 'two '), segment('0.out', 8, 'three\nnext\n')]);
+    expect(shown(store, view)).toEqual(['0.out one two three', '1.out other', '0.out next']);
+    expect(store.rows.bytes[view.rows.at(0)]).toBe(14);
+  });
+
+  test('a line beyond the limit is cut, and knows how long it is', () => {
+    const store = new LogStore({ line: 100 });
+    for (let i = 0; i < 10; i++) {
+      store.append([segment('0.out', i * 64, 'x'.repeat(64))]);
+    }
+    store.append([segment('0.out', 640, '\nnext\n')]);
+    const view = store.view(ALL, never);
+    const row = view.rows.at(0);
+    expect([store.rows.kind[row], store.rows.bytes[row], store.text(row).length]).toEqual([CUT, 641, 100]);
+    expect(shown(store, view)[1]).toBe('0.out next');
+  });
+
+  test('10 MB in one line are held whole', () => {
+    const store = new LogStore();
+    const piece = 'y'.repeat(64 * 1024);
+    for (let i = 0; i < 160; i++) {
+      store.append([segment('0.out', i * piece.length, piece)]);
+    }
+    expect(store.text(store.order.at(0)).length).toBe(160 * piece.length);
+  });
+
+  test('names that are no files, and unknown times, do no harm', () => {
+    const store = new LogStore();
+    store.append([segment('../etc', 0, 'x\n'), segment('0.out', 0, 'a\n', null), segment('0.out', 2, '', null)]);
+    expect(lines(store)).toEqual(['0.out a']);
+  });
+});
+
+describe('carriage returns', () => {
+  test('a bar is one line, over segment borders too', () => {
+    const store = new LogStore();
+    const view = store.view(ALL, never);
+    const pieces = ['start\n', '\r 10%', '|#  |\r 2', '0%|## |\r', ' 30%|###|\r\n', 'end\r\n'];
+    let start = 0;
+    for (const piece of pieces) {
+      store.append([segment('0.err', start, piece)]);
+      start += piece.length;
+    }
+    expect(shown(store, view)).toEqual(['0.err start', '0.err  30%|###|', '0.err end']);
+  });
+
+  test('thousands of bars take the room of one', () => {
+    const store = new LogStore();
+    let start = 0;
+    for (let i = 0; i < 2000; i++) {
+      const text = `\r${i}: ${'#'.repeat(60)}`;
+      store.append([segment('0.err', start, text)]);
+      start += text.length;
+    }
+    expect(store.length).toBe(1);
+    expect(store.rows.characters).toBeLessThan(400);
+    expect(store.text(0)).toMatch(/^1999: #+$/);
+  });
+
+  test.each([
+    ['abc\rde', 'dec'],
+    ['abc\r', 'abc'],
+    ['\r\rabc', 'abc'],
+    ['long one\r\x1b[Kx', '\x1b[Kx'],
+    ['\x1b[31mabcdef\rxy', 'xy\x1b[0m\x1b[31mcdef']
+  ])('%j reads %j', (written, read) => {
+    expect(foldReturns(written)).toBe(read);
+    expect(plain(foldReturns(foldOpen(written)))).toBe(plain(read));
+  });
+
+  test('an escape that is cut between two segments is whole again', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 0, 'a\x1b[3'), segment('0.out', 4, '1mred\n')]);
+    expect(store.text(0)).toBe('a\x1b[31mred');
+  });
+});
+
+describe('lines that were asked for', () => {
+  test('older ones go in front, merged by time', () => {
+    const store = new LogStore();
+    store.append([
+      segment('0.out', 10, 'late\n', 50),
+      segment('1.out', 10, 'early\n', 20),
+      segment('1.out', 16, 'x\n', 60)
+    ]);
+    store.insert([
+      segment('1.out', 0, 'one\ntwo..\n', 10),
+      segment('0.out', 0, 'zero1\n', 30),
+      segment('0.out', 6, 'z2.\n', 40)
+    ]);
+    expect(lines(store)).toEqual([
+      '1.out one',
+      '1.out two..',
+      '0.out zero1',
+      '0.out z2.',
+      '0.out late',
+      '1.out early',
+      '1.out x'
+    ]);
+    expect(store.starts()).toEqual({ '0.out': 0, '1.out': 0 });
+  });
+
+  test('an island leaves a gap, and the gap can be filled from any side', () => {
+    const store = new LogStore();
+    const text = Array.from({ length: 10 }, (_, i) => `line ${i}\n`);
+    store.append([segment('0.out', 63, text.slice(9).join(''), 9)]);
+    store.insert([segment('0.out', 14, text[2]!, 3)]);
+    expect(lines(store)).toEqual(['0.out line 2', '<42 at 21>', '0.out line 9']);
+    store.insert([segment('0.out', 42, text[6]!, 6)]);
+    expect(lines(store)).toEqual(['0.out line 2', '<21 at 21>', '0.out line 6', '<14 at 49>', '0.out line 9']);
+    store.insert([segment('0.out', 0, text.join(''), 5)]);
+    expect(lines(store)).toEqual(text.map(line => `0.out ${line.trimEnd()}`));
+    expect(store.hasGaps()).toBe(false);
+    expect(store.find('0.out', 45)).toBe(store.order.at(6));
+  });
+
+  test('the front of a line that began before what is held is joined to it', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 100, 'end of it\nnext\n')]);
+    store.insert([segment('0.out', 90, 'w\nmiddle, ')]);
+    expect(lines(store)).toEqual(['0.out w', '0.out middle, end of it', '0.out next']);
+  });
+
+  test('an empty answer changes nothing', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 5, 'a\n')]);
+    store.insert([]);
+    expect(lines(store)).toEqual(['0.out a']);
+  });
+});
+
+describe('limits', () => {
+  test('of each rank the oldest go, and can be asked for again', () => {
+    const store = new LogStore({ rank: 100 });
+    const view = store.view(ALL, never);
+    store.append([segment('1.out', 0, 'keep\n')]);
+    for (let i = 0; i < 1000; i++) {
+      store.append([segment('0.out', i * 8, `${String(i).padStart(7)}\n`)]);
+    }
+    expect(store.length).toBeLessThanOrEqual(106);
+    expect(shown(store, view)[0]).toBe('1.out keep');
+    const first = store.starts()['0.out']!;
+    expect(shown(store, view)[1]).toBe(`0.out ${String(first / 8).padStart(7)}`);
+    expect(store.rows.capacity).toBe(1024);
+    store.reading = true;
+    store.insert([segment('0.out', first - 8, `${String(first / 8 - 1).padStart(7)}\n`)]);
+    expect(shown(store, view)).toHaveLength(store.length);
+  });
+
+  test('of all ranks together, in lines and in characters', () => {
+    const store = new LogStore({ all: 50 });
+    const text = new LogStore({ characters: 1000 });
+    for (let i = 0; i < 200; i++) {
+      store.append([segment(`${i % 4}.out`, Math.floor(i / 4) * 2, 'x\n')]);
+      text.append([segment('0.out', i * 50, 'y'.repeat(49) + '\n')]);
+    }
+    expect(store.length).toBeLessThanOrEqual(53);
+    expect(text.rows.characters).toBeLessThanOrEqual(1100);
+  });
+
+  test('a million lines are held and chosen from', () => {
+    const store = new LogStore({ rank: 2_000_000 });
+    const text = Array.from({ length: 2000 }, (_, i) => `step ${i} loss 0.125 and so on\n`).join('');
+    for (let i = 0; i < 500; i++) {
+      store.append([segment(`${i % 2}.out`, Math.floor(i / 2) * text.length, text, i)]);
+    }
+    expect(store.length).toBe(1_000_000);
+    expect(store.view({ ...ALL, pattern: /step 1999 /g }, never).length).toBe(500);
+  });
+});
+
+describe('a choice of lines', () => {
+  test('by rank, stream and pattern, and kept up to date', () => {
+    const store = new LogStore();
+    const view = store.view({ ranks: new Set([1]), stream: 'err', pattern: /loss/gi, alike: 0 }, never);
+    store.append([segment('1.err', 0, 'LOSS 1\n'), segment('1.out', 0, 'loss\n'), segment('0.err', 0, 'loss\n')]);
+    store.append([segment('1.err', 7, 'los')]);
+    expect(shown(store, view)).toEqual(['1.err LOSS 1']);
+    store.append([segment('1.err', 10, 's 2\n')]);
+    expect(shown(store, view)).toEqual(['1.err LOSS 1', '1.err loss 2']);
+    view.choose(ALL);
+    expect(view.length).toBe(4);
+  });
+
+  test('colours are not searched, words between them are', () => {
+    const store = new LogStore();
+    store.append([segment('0.out', 0, '\x1b[31mlo\x1b[0mss 31\n')]);
+    expect([/loss/g, /31m/g].map(pattern => lines(store, { ...ALL, pattern }).length)).toEqual([1, 0]);
+  });
+
+  test('what all ranks say at about the same time is one row', () => {
+    const store = new LogStore();
+    const view = store.view({ ...ALL, alike: 3 }, never);
+    const said = (rank: number, start: number, text: string, t: number): Segment =>
+      segment(`${rank}.out`, start, text, t);
+    store.append([said(0, 0, 'hello\n', 1), said(1, 0, 'hello\n', 1)]);
+    expect(view.length).toBe(2);
+    store.append([said(2, 0, 'mine\nhello\n', 2), said(0, 6, 'hello\n', 3)]);
+    expect(shown(store, view)).toEqual(['0.out hello', '2.out mine', '0.out hello']);
+    expect([0, 1, 2].map(index => view.isOfAll(view.rows.at(index)))).toEqual([true, false, false]);
+    store.append([said(1, 6, 'hello\n', 60), said(2, 11, 'hello\n', 60)]);
+    expect(view.length).toBe(5);
+    view.choose({ ...ALL, alike: 0 });
+    expect(view.length).toBe(7);
+    view.choose({ ...ALL, alike: 3 });
+    expect(view.length).toBe(5);
+  });
+
+  test('a folded line is shown again when the row that stood for it is dropped', () => {
+    const store = new LogStore({ rank: 10 });
+    const view = store.view({ ...ALL, alike: 2 }, never);
+    store.append([segment('0.out', 0, 'same\n'), segment('1.out', 0, 'same\n')]);
+    expect(shown(store, view)).toEqual(['0.out same']);
+    store.append([segment('0.out', 5, Array.from({ length: 20 }, (_, i) => `${i}\n`).join(''))]);
+    expect(shown(store, view)[0]).toBe('1.out same');
+  });
+
+  test('one line over and over is no slow search for its likes', () => {
+    const store = new LogStore();
+    const view = store.view({ ...ALL, alike: 2 }, never);
+    store.append([segment('0.out', 0, '\n'.repeat(50_000))]);
+    expect(view.length).toBe(50_000);
+  });
+});
+
+describe('bytes and characters', () => {
+  test('a place in bytes is one in characters, emoji and bytes that are no UTF-8 included', () => {
+    expect(indexAt('aä😀b', 7, 8)).toBe(4);
+    expect(indexAt('aä😀b', 4, 8)).toBe(2);
+    // Two bytes that were no UTF-8, shown as eight characters.
+    expect(indexAt('\\xff\\xfe\nnext', 3, 7)).toBe(9);
+  });
+
+  test('a line after bytes that are no UTF-8 has its true place', () => {
+    const store = new LogStore();
+    store.append([{ file: '0.out', start: 0, end: 8, t: 1, text: '\\xff\\xfe\nnext\n' }]);
+    expect([...store.rows.start.slice(0, 2)]).toEqual([0, 3]);
+  });
+
+  test('a pattern is one, or says why not', () => {
+    expect(patternOf('a.b', false, false)).toEqual(/a\.b/gi);
+    expect(patternOf('(?P<x>a)', true, true)).toEqual(/(?<x>a)/g);
+    expect(patternOf('(', true, true)).toContain('regular expression');
+  });
+});

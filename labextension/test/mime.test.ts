@@ -1,0 +1,76 @@
+import { MimeModel, RenderMimeRegistry, standardRendererFactories } from '@jupyterlab/rendermime';
+import { Widget } from '@lumino/widgets';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+
+import './played';
+import { JobRenderer, rendererFactory } from '../src/mime';
+import { MIME_TYPE } from '../src/protocol';
+import { Serving, until } from './serving';
+
+let serving: Serving;
+let rendermime: RenderMimeRegistry;
+let renderer: JobRenderer;
+
+beforeEach(async () => {
+  serving = await Serving.start();
+  rendermime = new RenderMimeRegistry({ initialFactories: standardRendererFactories });
+  const factory = rendererFactory({ settings: serving.settings, rendermime, notebooks: null });
+  rendermime.addFactory(factory, -20);
+  renderer = rendermime.createRenderer(MIME_TYPE) as JobRenderer;
+  renderer.addClass('jp-OutputArea-output');
+  Widget.attach(renderer, document.body);
+});
+
+afterEach(async () => {
+  renderer.dispose();
+  await serving.stop();
+});
+
+function output(data: Record<string, unknown>, trusted = false): MimeModel {
+  return new MimeModel({ data: data as never, trusted });
+}
+
+function bundle(job: string, html = '<p>still</p>'): Record<string, unknown> {
+  return { [MIME_TYPE]: { job, host: 'box' }, 'text/html': html, 'text/plain': 'still' };
+}
+
+test('is chosen before the widget and HTML, trusted or not', () => {
+  const all = { ...bundle('a'), 'application/vnd.jupyter.widget-view+json': { model_id: 'm' } } as never;
+  expect(rendermime.preferredMimeType(all, 'ensure')).toBe(MIME_TYPE);
+  expect(rendermime.preferredMimeType(all, 'any')).toBe(MIME_TYPE);
+});
+
+test('one connection a job, however often the output is updated', async () => {
+  await renderer.renderModel(output(bundle('a')));
+  await renderer.renderModel(output(bundle('a', '<p>later</p>')));
+  await until(() => serving.sockets.length === 1, 'a connection');
+  await renderer.renderModel(output(bundle('b')));
+  await until(() => serving.asked.filter(asked => asked.startsWith('WS')).length === 2, 'another job');
+  expect(serving.asked[0]).toContain('/jobs/a/feed');
+  expect(serving.asked[1]).toContain('/jobs/b/feed');
+  expect(renderer.node.classList).toContain('jp-OutputArea-output');
+  expect(renderer.node.querySelectorAll('.td-view')).toHaveLength(1);
+});
+
+test('a job that is not here: the still picture, sanitised', async () => {
+  serving.refuse = 404;
+  await renderer.renderModel(
+    output(bundle('a', '<p>still</p><script>window.bad = 1</script><img src=x onerror="bad()">'))
+  );
+  await until(() => renderer.node.textContent!.includes('still'), 'the picture');
+  expect(renderer.node.querySelector('script, [onerror]')).toBeNull();
+});
+
+test('an output that names no job says so', async () => {
+  await renderer.renderModel(output({ [MIME_TYPE]: ['what'] }));
+  expect(renderer.node.textContent).toContain('names no job');
+  expect(serving.asked).toEqual([]);
+});
+
+test('everything ends when the output is cleared', async () => {
+  await renderer.renderModel(output(bundle('a')));
+  await until(() => serving.sockets.length === 1, 'a connection');
+  const closed = new Promise(resolve => serving.sockets[0]!.once('close', resolve));
+  renderer.dispose();
+  await closed;
+});

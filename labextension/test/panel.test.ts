@@ -1,0 +1,120 @@
+import { CommandRegistry } from '@lumino/commands';
+import { Widget } from '@lumino/widgets';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+
+import { JobList, type ListChange } from '../src/joblist';
+import { JobPanel } from '../src/panel';
+import { aSummary, Serving, until } from './serving';
+
+let serving: Serving;
+let life: AbortController;
+let list: JobList;
+let panel: JobPanel;
+let done: string[] = [];
+
+beforeEach(async () => {
+  serving = await Serving.start();
+  serving.greeting = [
+    {
+      type: 'jobs',
+      now: 1100,
+      jobs: [
+        aSummary('a', { name: 'train <b>', submitted: 1010, spark: [3, NaN, 1] }),
+        aSummary('b', { label: 'Cell In[9]', state: 'failed', effective: 'failed', ended: 1020, submitted: 1000 })
+      ]
+    }
+  ];
+  life = new AbortController();
+  done = [];
+  const commands = new CommandRegistry();
+  for (const id of ['open-job', 'cancel-job', 'rerun-job', 'reveal-cell', 'copy-command', 'delete-job']) {
+    commands.addCommand(`torchdist:${id}`, { execute: args => void done.push(`${id} ${args['job']}`) });
+  }
+  list = new JobList(serving.settings, life.signal);
+  panel = new JobPanel(list, commands);
+  Widget.attach(panel, document.body);
+  await until(() => rows().length === 2, 'two rows');
+});
+
+afterEach(async () => {
+  panel.dispose();
+  life.abort();
+  await serving.stop();
+});
+
+function rows(): HTMLElement[] {
+  return [...panel.node.querySelectorAll<HTMLElement>('.td-row')];
+}
+
+function actions(row: HTMLElement): (string | null)[] {
+  return [...row.querySelectorAll('.td-row-action')].map(action => action.getAttribute('aria-label'));
+}
+
+function tell(message: Record<string, unknown>): void {
+  serving.sockets.at(-1)!.send(JSON.stringify(message));
+}
+
+test('the newest first, named, with what can be done now', () => {
+  const [first, second] = rows();
+  expect(first!.querySelector('.td-row-title')!.textContent).toBe('train <b>');
+  expect(first!.querySelector('.td-row-open')!.getAttribute('aria-label')).toMatch(
+    /^Open train <b>: running, 2 ranks, .*, train.ipynb$/
+  );
+  expect(actions(first!)[0]).toBe('Cancel train <b>…');
+  expect(actions(second!)).toEqual([
+    'Run Cell In[9] again',
+    'Show the cell of Cell In[9]',
+    'Copy the command of Cell In[9]',
+    'Delete Cell In[9]…'
+  ]);
+  expect(panel.node.querySelector('.td-panel-count')!.textContent).toBe('2 jobs, 1 running');
+});
+
+test('changes, ends and jobs that go', async () => {
+  const seen: ListChange[] = [];
+  list.onChange(change => seen.push(change), life.signal);
+  const ended = aSummary('a', { submitted: 1010, state: 'succeeded', effective: 'succeeded', ended: 1100 });
+  tell({ type: 'changes', now: 1101, jobs: [ended], gone: ['b'] });
+  await until(() => rows().length === 1, 'one row');
+  expect(seen[0]!.ended.map(job => job.job)).toEqual(['a']);
+  expect(rows()[0]!.dataset['tone']).toBe('succeeded');
+  expect(list.running).toBe(0);
+});
+
+test('trouble is said, and goes', async () => {
+  const trouble = panel.node.querySelector<HTMLElement>('.td-panel-trouble')!;
+  tell({ type: 'trouble', now: 1101, message: 'the disk is full', hint: 'make room' });
+  await until(() => trouble.textContent === 'the disk is full; make room', 'the trouble');
+  serving.drop();
+  await until(() => trouble.textContent!.includes('broke'), 'the loss');
+  await until(() => trouble.hidden, 'connected again');
+});
+
+test('the filter', async () => {
+  const filter = panel.node.querySelector('input')!;
+  filter.value = 'cell failed';
+  filter.dispatchEvent(new Event('input'));
+  await until(() => rows().length === 1, 'one row');
+  expect(rows()[0]!.dataset['job']).toBe('b');
+});
+
+test('keys walk the rows, buttons and keys act', () => {
+  const opens = [...panel.node.querySelectorAll<HTMLElement>('.td-row-open')];
+  opens[0]!.focus();
+  opens[0]!.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true }));
+  expect(document.activeElement).toBe(opens[1]);
+  expect(opens.map(open => open.tabIndex)).toEqual([-1, 0]);
+  opens[1]!.dispatchEvent(new KeyboardEvent('keydown', { key: 'Delete', bubbles: true }));
+  opens[0]!.click();
+  rows()[0]!.querySelector<HTMLElement>('.td-row-action')!.click();
+  expect(done).toEqual(['delete-job b', 'open-job a', 'cancel-job a']);
+});
+
+test('a thousand jobs are there at once', async () => {
+  const jobs = Array.from({ length: 1000 }, (_, i) => aSummary(`j${i}`, { submitted: i }));
+  tell({ type: 'jobs', now: 1102, jobs });
+  await until(() => rows().length === 200, 'the first page');
+  expect(rows()[0]!.dataset['job']).toBe('j999');
+  panel.node.querySelector<HTMLElement>('.td-panel-more')!.click();
+  await until(() => rows().length === 400, 'the next page');
+});

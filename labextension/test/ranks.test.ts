@@ -1,0 +1,140 @@
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { lines, lossName, RanksTab, rowsOf, straggler } from '../src/view/ranks';
+import type { RankState } from '../src/protocol';
+import { aRank, anError, aState, find, hello, played, status } from './played';
+
+let ended: AbortController;
+let root: HTMLElement;
+let opened: number[];
+
+beforeEach(() => {
+  ended = new AbortController();
+  root = document.createElement('div');
+  document.body.append(root);
+  opened = [];
+});
+
+afterEach(() => {
+  ended.abort();
+  root.remove();
+});
+
+async function tab(ranks: RankState[], steps: (number | null)[] = []): Promise<void> {
+  const known = Object.fromEntries(
+    steps.map((step, rank) => [String(rank), { step, last: { lr: 1, loss: rank / 8 } }])
+  );
+  const words = status({ ranks: known, curves: { version: 1, names: ['lr', 'loss'], note: '' } });
+  const { session } = await played(ended.signal, hello(aState(ranks)), words);
+  new RanksTab(root, session, ended.signal, rank => opened.push(rank)).show();
+}
+
+const cells = (row: Element) => [...row.children].map(cell => cell.textContent);
+const rows = () => [...root.querySelectorAll('tbody tr')];
+
+describe('the grid', () => {
+  it('has a line for each rank with what is known of it', async () => {
+    await tab([aRank(0), aRank(1, { state: 'killed', why: 'was killed (SIGKILL)', ended: 1_767_225_610 })], [10, 11]);
+    expect(cells(rows()[0]!).slice(0, 7)).toEqual(['rank 0', 'running', 'box', '100', 'GPU-a', '10', '0']);
+    expect(cells(rows()[1]!)).toEqual([
+      'rank 1',
+      'was killed (SIGKILL)',
+      'box',
+      '101',
+      'GPU-b',
+      '11',
+      '0.125',
+      '10.0 s'
+    ]);
+    expect(root.querySelectorAll('tbody .td-state svg')).toHaveLength(2);
+    expect(find(root, 'thead', 'loss')).toBeTruthy();
+  });
+
+  it('keeps a message as text', async () => {
+    await tab([aRank(0, { state: 'failed', error: anError({ message: '<script>x</script>' }) })]);
+    expect(root.querySelector('script')).toBeNull();
+    expect(cells(rows()[0]!)[1]).toBe('failed: ValueError: <script>x</script>');
+  });
+
+  it('opens the log of the rank that is clicked', async () => {
+    await tab([aRank(0), aRank(1)]);
+    find(root, 'tbody button', 'rank 1').click();
+    expect(opened).toEqual([1]);
+  });
+
+  it('sorts by a column, and back', async () => {
+    await tab([aRank(0), aRank(1), aRank(2)], [5, 3, 4]);
+    const sorter = find(root, '.td-sort', 'Step');
+    sorter.click();
+    expect(rows().map(row => cells(row)[0])).toEqual(['rank 1', 'rank 2', 'rank 0']);
+    expect(sorter.closest('th')!.getAttribute('aria-sort')).toBe('ascending');
+    sorter.click();
+    expect(rows().map(row => cells(row)[0])).toEqual(['rank 0', 'rank 2', 'rank 1']);
+  });
+
+  it('marks the straggler', async () => {
+    await tab([aRank(0), aRank(1)], [100, 50]);
+    expect(find(root, '.td-behind', 'behind').closest('tr')!.textContent).toContain('rank 1');
+  });
+
+  it('folds equal states above 64 ranks, and opens them', async () => {
+    await tab(
+      Array.from({ length: 100 }, (_, rank) => aRank(rank, rank === 7 ? { state: 'failed', error: anError() } : {}))
+    );
+    expect(rows().map(row => cells(row)[0])).toEqual(['rank 7', '▸ 99 ranks']);
+    find(root, '.td-group button').click();
+    expect(rows()).toHaveLength(101);
+    expect(find(root, '.td-group button').getAttribute('aria-expanded')).toBe('true');
+    find(root, '.td-group button').click();
+    expect(rows()).toHaveLength(2);
+  });
+
+  it('says that there are none', async () => {
+    await tab([]);
+    expect(root.textContent).toContain('No rank has started yet.');
+  });
+});
+
+describe('what is told of ranks', () => {
+  it('a straggler is alone behind the others by a margin', () => {
+    expect(
+      straggler([
+        [0, 100],
+        [1, 98]
+      ])
+    ).toBeNull();
+    expect(
+      straggler([
+        [0, 100],
+        [1, 90],
+        [2, 90]
+      ])
+    ).toBeNull();
+    expect(
+      straggler([
+        [0, 100],
+        [1, 90],
+        [2, null]
+      ])
+    ).toBe(1);
+    expect(
+      straggler([
+        [0, 3],
+        [1, 1]
+      ])
+    ).toBeNull();
+    expect(straggler([[0, null]])).toBeNull();
+  });
+
+  it('the value is the loss, where there is one', () => {
+    expect(lossName(['lr', 'train/Loss', 'x'])).toBe('train/Loss');
+    expect(lossName(['lr'])).toBe('lr');
+    expect(lossName([])).toBe('');
+  });
+
+  it('many failures fold too', () => {
+    const ranks = Array.from({ length: 200 }, (_, rank) => aRank(rank, { state: 'killed' }));
+    const state = aState(ranks);
+    const shown = lines(rowsOf({ state, status: null, hello: null, clockSkew: 0 }, ''));
+    expect(shown.length).toBeLessThan(70);
+  });
+});

@@ -1,0 +1,108 @@
+import { afterEach, beforeEach, expect, test } from 'vitest';
+
+import { ServerSource } from '../src/server';
+import type { FromFeed } from '../src/source';
+import { Serving, until } from './serving';
+
+let serving: Serving;
+let life: AbortController;
+let ups = 0;
+let messages: FromFeed[] = [];
+let losses: { why: string; final: boolean }[] = [];
+
+beforeEach(async () => {
+  serving = await Serving.start();
+  life = new AbortController();
+  ups = 0;
+  messages = [];
+  losses = [];
+});
+
+afterEach(async () => {
+  life.abort();
+  await serving.stop();
+});
+
+function connect(job = 'a job'): ServerSource {
+  const source = new ServerSource(serving.settings, job);
+  source.connect(
+    {
+      connected: () => (ups += 1),
+      message: message => messages.push(message),
+      lost: (why, final) => losses.push({ why, final })
+    },
+    life.signal
+  );
+  return source;
+}
+
+test('speaks below the base address, with the token', async () => {
+  serving.greeting = [{ n: 1, type: 'events', events: ['@nan'] }];
+  const source = connect();
+  await until(() => messages.length === 1, 'a message');
+  expect(serving.asked).toEqual(['WS /user/ann/torchdist/api/jobs/a%20job/feed?token=a%2Ftoken']);
+  expect(messages[0]).toEqual({ n: 1, type: 'events', events: [NaN] });
+  source.send({ type: 'open', logs: { '0.out': 3 } });
+  await until(() => serving.heard.length === 1, 'the open');
+  expect(serving.heard).toEqual([{ type: 'open', logs: { '0.out': 3 } }]);
+});
+
+test('a broken connection is opened again', async () => {
+  connect();
+  await until(() => ups === 1, 'up');
+  serving.drop();
+  await until(() => ups === 2, 'up again');
+  expect(losses).toEqual([{ why: expect.stringContaining('broke'), final: false }]);
+});
+
+test('a job that the server does not know is final', async () => {
+  serving.refuse = 404;
+  connect();
+  await until(() => losses.length === 1, 'the loss');
+  expect(losses).toEqual([{ why: expect.stringContaining('has no such job'), final: true }]);
+  await new Promise(resolve => setTimeout(resolve, 400));
+  expect(serving.asked.filter(asked => asked.startsWith('WS'))).toHaveLength(1);
+});
+
+test('a proxy that lets no WebSocket through is said, and tried again', async () => {
+  serving.refuse = 400;
+  serving.answer = () => ({ status: 200, body: {} });
+  connect();
+  await until(() => losses.length === 2, 'two losses');
+  expect(losses[0]).toEqual({ why: expect.stringContaining('refused the live connection'), final: false });
+  serving.refuse = 0;
+  await until(() => ups === 1, 'up at last');
+});
+
+test('a server that is down is awaited, less and less often', async () => {
+  connect();
+  await until(() => ups === 1, 'up');
+  const { port } = serving;
+  await serving.stop();
+  await until(() => losses.length === 2, 'lost and not back');
+  expect(losses[1]!.why).toContain('does not answer');
+  expect(losses[1]!.final).toBe(false);
+  serving = await Serving.start(port);
+  await until(() => ups === 2, 'up again');
+});
+
+test('nothing is tried after the feed said that the job is gone', async () => {
+  serving.greeting = [{ n: 1, type: 'gone', reason: 'deleted' }];
+  connect();
+  await until(() => messages.length === 1, 'gone');
+  serving.drop();
+  await new Promise(resolve => setTimeout(resolve, 400));
+  expect(ups).toBe(1);
+  expect(losses).toEqual([]);
+});
+
+test('the signal ends it, also between two attempts', async () => {
+  connect();
+  await until(() => ups === 1, 'up');
+  serving.drop();
+  await until(() => losses.length === 1, 'down');
+  life.abort();
+  await new Promise(resolve => setTimeout(resolve, 400));
+  expect(ups).toBe(1);
+  expect(serving.sockets).toHaveLength(0);
+});

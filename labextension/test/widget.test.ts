@@ -1,0 +1,173 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import { encode } from '../src/codec';
+import { KernelSource, type Model } from '../src/kernel';
+import type { FromFeed } from '../src/source';
+
+type Sent = { view: string; binary?: boolean; message?: string; bye?: boolean };
+
+/** A model as anywidget gives it: what the kernel would get, and what it says. */
+class FakeModel implements Model {
+  readonly sent: Sent[] = [];
+  private readonly callbacks = new Map<string, Set<(...args: never[]) => void>>();
+
+  get(): unknown {
+    return { job: 'a-job', text: 'still' };
+  }
+
+  on(event: string, callback: (...args: never[]) => void): void {
+    this.callbacks.set(event, (this.callbacks.get(event) ?? new Set()).add(callback));
+  }
+
+  off(event: string, callback: (...args: never[]) => void): void {
+    this.callbacks.get(event)?.delete(callback);
+  }
+
+  send(content: unknown): void {
+    this.sent.push(content as Sent);
+  }
+
+  says(event: string, ...args: unknown[]): void {
+    for (const callback of [...(this.callbacks.get(event) ?? [])]) {
+      (callback as (...args: unknown[]) => void)(...args);
+    }
+  }
+
+  get listeners(): number {
+    return [...this.callbacks.values()].reduce((sum, set) => sum + set.size, 0);
+  }
+}
+
+function connect(model: FakeModel) {
+  const source = new KernelSource(model);
+  const life = new AbortController();
+  const heard: FromFeed[] = [];
+  const lost: [string, boolean][] = [];
+  let connections = 0;
+  source.connect(
+    {
+      connected: () => {
+        connections++;
+        source.send({ type: 'open', logs: {} });
+      },
+      message: message => heard.push(message),
+      lost: (why, final) => lost.push([why, final])
+    },
+    life.signal
+  );
+  return { source, life, heard, lost, view: model.sent[0]!.view, connections: () => connections };
+}
+
+describe('the kernel as a source', () => {
+  beforeEach(() => void vi.useFakeTimers());
+  afterEach(() => {
+    vi.useRealTimers();
+    delete (globalThis as { google?: unknown }).google;
+  });
+
+  it('opens at once, under a name of its own', () => {
+    const model = new FakeModel();
+    const one = connect(model);
+    const two = new FakeModel();
+    expect(JSON.parse(model.sent[0]!.message!)).toEqual({ type: 'open', logs: {} });
+    expect(model.sent[0]!.binary).toBe(true);
+    expect(connect(two).view).not.toBe(one.view);
+  });
+
+  it('hears text and buffers that are for it, in order, decoded', () => {
+    const model = new FakeModel();
+    const { heard, view } = connect(model);
+    model.says('msg:custom', { view, messages: encode([{ n: 1, type: 'gone', reason: '@x' }]) }, []);
+    const bytes = new TextEncoder().encode(encode([{ n: 2, value: NaN }, { n: 3 }]));
+    model.says('msg:custom', { view }, [new DataView(bytes.buffer)]);
+    model.says('msg:custom', { view: 'another', messages: '[{"n":9}]' }, []);
+    model.says('msg:custom', null);
+    expect(heard).toEqual([{ n: 1, type: 'gone', reason: '@x' }, { n: 2, value: NaN }, { n: 3 }]);
+  });
+
+  it('asks for text where messages have no buffers', () => {
+    (globalThis as { google?: unknown }).google = { colab: {} };
+    const model = new FakeModel();
+    connect(model);
+    expect(model.sent[0]!.binary).toBe(false);
+  });
+
+  it('knocks until a kernel that was busy answers', () => {
+    const model = new FakeModel();
+    const { lost, view, connections } = connect(model);
+    vi.advanceTimersByTime(11_000);
+    expect(connections()).toBe(3);
+    expect(lost[0]![0]).toContain('■');
+    expect(lost[0]![1]).toBe(false);
+    model.says('msg:custom', { view, messages: '[{"n":1}]' }, []);
+    vi.advanceTimersByTime(60_000);
+    expect(connections()).toBe(3);
+  });
+
+  it('opens again when the kernel has forgotten it', () => {
+    const model = new FakeModel();
+    const { view, connections, heard } = connect(model);
+    model.says('msg:custom', { view, messages: '[{"n":0,"type":"forgotten"}]' }, []);
+    expect(connections()).toBe(2);
+    expect(heard).toEqual([]);
+  });
+
+  it('says so when the kernel closes it', () => {
+    const model = new FakeModel();
+    const { lost } = connect(model);
+    model.says('comm:close');
+    expect(lost).toHaveLength(1);
+    expect(lost[0]![1]).toBe(true);
+  });
+
+  it('leaves nothing behind, and says good bye', () => {
+    const model = new FakeModel();
+    const { life, source, view } = connect(model);
+    life.abort();
+    expect(model.listeners).toBe(0);
+    expect(model.sent.at(-1)).toEqual({ view, bye: true });
+    source.send({ type: 'ack', n: 1 });
+    expect(model.sent.at(-1)).toEqual({ view, bye: true });
+    expect(vi.getTimerCount()).toBe(0);
+  });
+
+  it('survives a model that can no longer send', () => {
+    const model = new FakeModel();
+    const warn = vi.spyOn(console, 'warn').mockImplementation(() => undefined);
+    const { source } = connect(model);
+    model.send = () => {
+      throw new Error('closed');
+    };
+    expect(() => source.send({ type: 'ack', n: 1 })).not.toThrow();
+    expect(warn).toHaveBeenCalled();
+    warn.mockRestore();
+  });
+});
+
+describe('the widget', () => {
+  afterEach(() => void vi.unstubAllGlobals());
+
+  it('draws a view, opens its feed, and goes without a trace', async () => {
+    // jsdom lays nothing out, and uPlot asks already while it is imported.
+    vi.stubGlobal(
+      'ResizeObserver',
+      class {
+        observe() {}
+        unobserve() {}
+        disconnect() {}
+      }
+    );
+    vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener() {}, removeEventListener() {} }));
+    const { default: widget } = await import('../src/widget');
+    const model = new FakeModel();
+    const el = document.createElement('div');
+    document.body.append(el);
+    const end = widget.render({ model, el });
+    expect(el.querySelector('.td-view')).not.toBeNull();
+    expect(JSON.parse(model.sent[0]!.message!)).toEqual({ type: 'open', logs: {} });
+    end();
+    expect(el.childElementCount).toBe(0);
+    expect(model.listeners).toBe(0);
+    expect(model.sent.at(-1)!.bye).toBe(true);
+  });
+});

@@ -1,0 +1,148 @@
+"""Writes ``labextension/src/protocol.ts``: what Python writes as JSON, typed for TypeScript and not typed twice.
+
+``--check`` writes nothing and exits with 1 when the file is not what it would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import sys
+import textwrap
+import types
+import typing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from jupyter_torchdist.protocol import feed, state
+from jupyter_torchdist.protocol.bundle import Captured
+from jupyter_torchdist.protocol.events import ErrorRecord, Event
+from jupyter_torchdist.protocol.plan import NodePlan, Plan
+from jupyter_torchdist.protocol.spec import JobSpec, Options
+from jupyter_torchdist.protocol.state import JobState, RankState
+
+TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "protocol.ts"
+
+RECORDS = (ErrorRecord, RankState, JobState, Options, JobSpec, NodePlan, Plan, Captured)
+CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES")}
+
+_HEAD = """\
+// Generated from Python by scripts/protocol_types.py: change the dataclasses and run it, not this file.
+// The shapes are those of the JSON after codec.ts: times in seconds since the epoch, sizes in bytes.
+"""
+_EVENT = """\
+export interface Event {
+  kind: string;
+  t: number;
+  node: string | null;
+  rank: number | null;
+  seq: number;
+  /** What belongs to the kind, beside the names above. */
+  [data: string]: unknown;
+}
+"""
+_PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", types.NoneType: "null", Any: "unknown"}
+
+
+def typescript(hint: Any) -> str:
+    """The TypeScript type of a field's JSON form. Raises ``TypeError`` for what has none."""
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return hint.__name__
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " | ".join(typescript(argument) for argument in arguments)
+    if origin is dict:
+        return f"Record<string, {typescript(arguments[1])}>"
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        item = typescript(arguments[0])
+        return f"({item})[]" if " " in item and not item.startswith("[") else f"{item}[]"
+    if origin is tuple:
+        return f"[{', '.join(map(typescript, arguments))}]"
+    raise TypeError(f"{hint} has no TypeScript form")
+
+
+def comment(text: str | None, indent: str = "") -> str:
+    """A docstring as TSDoc; empty for none."""
+    if not text:
+        return ""
+    words = re.sub(r"``(.*?)``", r"`\1`", inspect.cleandoc(text)).replace("*/", "* /")
+    if "\n" not in words:
+        return f"{indent}/** {words} */\n"
+    body = textwrap.indent(words, f"{indent} * ", lambda _: True)
+    lines = [line.rstrip() for line in body.splitlines()]
+    return "\n".join([f"{indent}/**", *lines, f"{indent} */", ""])
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """The strings that follow fields in the class's source."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    assert isinstance(tree, ast.ClassDef)
+    docs = {}
+    for field, after in pairwise(tree.body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            docs[field.target.id] = str(after.value.value)
+    return docs
+
+
+def interface(record: type) -> str:
+    hints, docs = typing.get_type_hints(record), field_docs(record)
+    lines = [
+        f"{comment(docs.get(field.name), '  ')}  {field.name}: {typescript(hints[field.name])};\n"
+        for field in dataclasses.fields(record)
+    ]
+    return f"{comment(record.__doc__)}export interface {record.__name__} {{\n{''.join(lines)}}}\n"
+
+
+def constant(name: str, module: types.ModuleType) -> str:
+    value, readonly = getattr(module, name), ""
+    if isinstance(value, tuple):
+        value, readonly = list(value), " as const"
+    text = json.dumps(value, ensure_ascii=False).replace('"', "'")
+    return f"{comment(docs_of(module).get(name))}export const {name} = {text}{readonly};\n"
+
+
+def docs_of(module: types.ModuleType) -> dict[str, str]:
+    """The strings that follow a module's constants."""
+    body = ast.parse(inspect.getsource(module)).body
+    return {
+        place.targets[0].id: str(after.value.value)
+        for place, after in pairwise(body)
+        if isinstance(place, ast.Assign)
+        and isinstance(place.targets[0], ast.Name)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+    }
+
+
+def generate() -> str:
+    """The text of ``protocol.ts``."""
+    constants = "\n".join(constant(name, module) for module, names in CONSTANTS.items() for name in names)
+    event = comment(Event.__doc__) + _EVENT
+    return "\n".join([_HEAD, constants, event, *map(interface, RECORDS)])
+
+
+def main(words: list[str]) -> int:
+    text = generate()
+    if words == ["--check"]:
+        current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text
+        if not current:
+            print(f"{TARGET.name} is not current: run python scripts/protocol_types.py", file=sys.stderr)
+        return 0 if current else 1
+    TARGET.parent.mkdir(parents=True, exist_ok=True)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""A Jupyter server of a test's own, and a browser's page as the tests use it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from playwright.sync_api import Error, Locator, Page, expect
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+"""Names of the browser's command, on Debian first. Playwright's own cannot be downloaded everywhere."""
+
+SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"
+
+START_TIMEOUT = 60.0
+"""Seconds; the first start in a new environment compiles its modules."""
+
+
+def find_browser() -> str | None:
+    """The browser's path."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+@dataclass
+class Jupyter:
+    """A running server. ``root`` has its notebooks."""
+
+    root: Path
+    url: str
+    token: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def address(self, front_end: str, path: str) -> str:
+        """Where a browser shows the notebook ``path``; ``front_end`` is ``lab`` or ``notebook``."""
+        place = {"lab": f"lab/tree/{path}", "notebook": f"notebooks/{path}"}[front_end]
+        return f"{self.url}{place}?token={self.token}"
+
+    def write(self, path: str, *sources: str, outputs: dict[int, list[dict[str, Any]]] | None = None) -> str:
+        """A notebook of these cells; ``outputs`` of some of them."""
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        for number, of_cell in (outputs or {}).items():
+            cells[number].outputs = [nbformat.from_dict(output) for output in of_cell]
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        nbformat.write(notebook, self.root / path)
+        return path
+
+
+@contextlib.contextmanager
+def jupyter(directory: Path, *options: str, base_url: str = "/") -> Iterator[Jupyter]:
+    """A server with its home, settings and notebooks below ``directory``; it and its kernels end with the block."""
+    root, token = directory / "notebooks", "a-token"
+    runtime, log = directory / "runtime", directory / "server.log"
+    for made in (root, runtime, directory / "home"):
+        made.mkdir(parents=True, exist_ok=True)
+    write_settings(directory / "settings", "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
+    environment = {
+        **os.environ,
+        "HOME": str(directory / "home"),
+        "JUPYTER_CONFIG_DIR": str(directory / "config"),
+        "JUPYTER_DATA_DIR": str(directory / "data"),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTERLAB_SETTINGS_DIR": str(directory / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(directory / "workspaces"),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+        f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}", f"--ServerApp.base_url={base_url}",
+        *options,
+    ]  # fmt: skip
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd=root, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield Jupyter(root, _address_of(process, runtime, log), token, process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def write_settings(settings: Path, of: str, **values: Any) -> None:
+    """The user's settings of a plugin of JupyterLab's, such as ``apputils-extension/themes``."""
+    file = settings / "@jupyterlab" / f"{of}.jupyterlab-settings"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(values))
+
+
+def _address_of(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
+    """Where the server listens, which it writes down when it does."""
+    info = runtime / f"jpserver-{process.pid}.json"
+    end = time.monotonic() + START_TIMEOUT
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return str(json.loads(info.read_text())["url"])
+        time.sleep(0.05)
+    raise AssertionError(f"the Jupyter server did not start:\n{log.read_text()}")
+
+
+@dataclass
+class Notebook:
+    """A page that shows one notebook."""
+
+    page: Page
+    name: str
+    front_end: str
+    errors: list[str] = field(default_factory=list)
+    """What went wrong in our scripts; Notebook 7 itself has a ``TypeError`` on a page's first load."""
+
+    @classmethod
+    def open(cls, page: Page, server: Jupyter, front_end: str, path: str) -> Notebook:
+        """The notebook, drawn."""
+        notebook = cls(page, f"{front_end}-{Path(path).stem}", front_end)
+        page.on("pageerror", notebook._error)
+        page.goto(server.address(front_end, path))
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        return notebook
+
+    def _error(self, error: Error) -> None:
+        if "jupyter-torchdist" in (error.stack or ""):
+            self.errors.append(error.stack or str(error))
+
+    def cell(self, number: int) -> Locator:
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(number)
+
+    def kernel_ready(self) -> None:
+        """Wait for a kernel that is idle."""
+        idle = ".jp-Notebook-ExecutionIndicator[data-status='idle']"
+        self.page.wait_for_selector(idle, state="attached", timeout=60_000)
+
+    def run(self, number: int) -> None:
+        """Begin to run a cell."""
+        cell = self.cell(number)
+        cell.locator(".cm-content").click()
+        expect(cell.locator(".cm-focused")).to_be_visible()
+        prompt = cell.locator(".jp-InputPrompt").first
+        for _ in range(3):  # a cell that is just being set up takes no keys yet
+            cell.locator(".cm-content").press("Control+Enter")
+            with contextlib.suppress(AssertionError):
+                expect(prompt).not_to_have_text("[ ]:", timeout=2000)
+                return
+        raise AssertionError(f"cell {number} does not run")
+
+    def view(self, number: int) -> Locator:
+        """The view of a job under a cell."""
+        return self.cell(number).locator(".td-view")
+
+    def picture(self, name: str) -> Path:
+        """A screenshot of the whole page."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        path = SCREENSHOTS / f"{self.name}-{name}.png"
+        path.write_bytes(self.page.screenshot())  # Playwright would write with a thread that stays
+        return path

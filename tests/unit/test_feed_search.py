@@ -1,0 +1,134 @@
+"""Search: newest first, in steps of bounded time, and no pattern that hangs."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jupyter_torchdist.feed import search as module
+from jupyter_torchdist.feed import segments
+from jupyter_torchdist.feed.search import Pattern, search
+from jupyter_torchdist.protocol.errors import UserError
+from jupyter_torchdist.protocol.feed import LINE_LIMIT
+from jupyter_torchdist.protocol.paths import Home
+from jupyter_torchdist.store.times import RECORD
+from jupyter_torchdist.testing import FakeJob
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FakeJob:
+    job = FakeJob(Home(tmp_path / "home"), ranks=2)
+    job.close()
+    return job
+
+
+def ask(job: FakeJob, pattern: str, **words: Any) -> list[dict[str, Any]]:
+    """All hits, asked again until everything was searched."""
+    found, at = [], words.pop("at", None)
+    logs = segments.find(job.paths)
+    while True:
+        question = {"pattern": pattern, "regex": False, "case": True, "files": [], **words, "at": at}
+        answer = search(logs, question)
+        found += answer["hits"]
+        at = answer["at"]
+        if at is None:
+            return found
+
+
+def test_hits_are_whole_lines_with_their_places(job: FakeJob) -> None:
+    job.rank(0).prints("one\ntwo €\nthree two\n").prints(b"\xff two")
+    hits = ask(job, "two")
+    assert [(hit["start"], hit["text"]) for hit in hits] == [(22, "\\xff two"), (12, "three two"), (4, "two €")]
+
+
+def test_case_and_expressions(job: FakeJob) -> None:
+    job.rank(0).prints("Loss 1\nloss 22\nLOSS\n")
+    assert len(ask(job, "loss")) == 1
+    assert len(ask(job, "LOSS", case=False)) == 3
+    assert [hit["text"] for hit in ask(job, r"loss \d+$", regex=True, case=False)] == ["loss 22", "Loss 1"]
+    assert [hit["text"] for hit in ask(job, r"^[^x]*$", regex=True)] == ["LOSS", "loss 22", "Loss 1"]
+    assert ask(job, "Loss 1\nloss") == []
+
+
+def test_newest_first_over_all_ranks(job: FakeJob) -> None:
+    for rank, records in ((0, [(1.0, 4), (3.0, 8)]), (1, [(2.0, 4), (4.0, 8)])):
+        job.rank(rank).prints(f"x {rank}\ny x\n")
+        job.rank(rank).files.times(rank).write_bytes(b"".join(RECORD.pack(*record) for record in records))
+    assert [(hit["file"], hit["t"]) for hit in ask(job, "x")] == [
+        ("1.out", 4.0),
+        ("0.out", 3.0),
+        ("1.out", 2.0),
+        ("0.out", 1.0),
+    ]
+    assert {hit["file"] for hit in ask(job, "x", files=["1.out", "9.err"])} == {"1.out"}
+    assert [hit["start"] for hit in ask(job, "x", at={"0.out": 4})] == [0]
+
+
+def test_a_call_is_short_and_the_next_one_goes_on(job: FakeJob) -> None:
+    job.rank(0).prints(b"".join(b"line %08d of the log\n" % number for number in range(300_000)))
+    logs = segments.find(job.paths)
+    at, hits, longest, searched = None, 0, 0.0, 0
+    while True:
+        begun = time.monotonic()
+        answer = search(logs, {"pattern": r"0{5}\d?7 ", "regex": True, "case": False, "files": [], "at": at})
+        longest = max(longest, time.monotonic() - begun)
+        hits, searched, at = hits + len(answer["hits"]), searched + answer["searched"], answer["at"]
+        if at is None:
+            break
+    assert (hits, searched) == (10, 300_000 * 25)
+    assert longest < 1.0
+
+
+def test_many_hits_come_in_parts(job: FakeJob) -> None:
+    job.rank(0).prints("same\n" * 3000)
+    answer = search(segments.find(job.paths), {"pattern": "same"})
+    assert len(answer["hits"]) == module.HITS
+    assert answer["at"]["0.out"] == (3000 - module.HITS) * 5
+    assert len(ask(job, "same")) == 3000
+
+
+def test_one_long_line(job: FakeJob) -> None:
+    job.rank(0).prints(b"\0" * 3_000_000 + b"needle" + "😀".encode() * 500_000)
+    (hit,) = ask(job, "needle")
+    assert hit["start"] <= 3_000_000 < hit["start"] + LINE_LIMIT
+    assert "needle" in hit["text"]
+    assert len(hit["text"]) <= module.SHOWN
+    assert len(ask(job, "needl.", regex=True)) == 1
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*", r"(\w+\s?)*$", "((a|b+)*)*", "(x+x+)+y", "(.*)*x"])
+def test_patterns_that_never_end_are_refused(pattern: str) -> None:
+    with pytest.raises(UserError, match="forever"):
+        Pattern.of(pattern, True, True)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(\d+\.)+\d+", "a+b*", "(ab)+", r"(?:\s*,\s*\d+)*", "(a+){3}", "x{2,5}", "(foo|bar)+", "^.*$"]
+)
+def test_common_patterns_are_not(pattern: str) -> None:
+    assert Pattern.of(pattern, True, True).regex is not None
+
+
+def test_no_expression_is_told(job: FakeJob) -> None:
+    with pytest.raises(UserError, match="no regular expression"):
+        search({}, {"pattern": "(", "regex": True})
+    assert Pattern.of("(", False, True).find("f(x)") == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(alphabet="ab\r €", max_size=6), max_size=30), st.sampled_from(["a", "ab", "", "€", "a b"]))
+def test_it_finds_what_grep_finds(tmp_path_factory: pytest.TempPathFactory, lines: list[str], text: str) -> None:
+    job = FakeJob(Home(tmp_path_factory.mktemp("home")), ranks=1)
+    job.close()
+    job.rank(0).prints("\n".join(lines))
+    wanted = [line for line in "\n".join(lines).split("\n") if text in line]
+    if not "\n".join(lines).split("\n")[-1]:
+        wanted = [line for line in "\n".join(lines).split("\n")[:-1] if text in line]
+    assert [hit["text"] for hit in reversed(ask(job, text))] == wanted
+    assert len(ask(job, re.escape(text), regex=True)) == len(wanted)

@@ -1,0 +1,84 @@
+"""Tab and Shift-Tab after the two magics."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_torchdist.kernel import completer, inspector
+from jupyter_torchdist.protocol.spec import BY_FLAG, OPTIONS
+
+
+def tab(line: str, *names: str) -> list[str]:
+    """What Tab at the end of ``line`` offers, cut into words as IPython does."""
+    symbol = line
+    for delimiter in " \t=,":
+        symbol = symbol.rpartition(delimiter)[2]
+    offered = completer.complete(line, symbol, lambda: names)
+    assert offered is not None
+    return offered
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("%%distribute --ra", ["--ranks"]),
+        ("%%distribute --watch c", ["compact"]),
+        ("%%distribute --watch=c", ["compact"]),
+        ("%%distribute --collect ", ["rank0", "all"]),
+        ("%%distribute --ranks 2 --backend g", ["gloo"]),
+        ("%%distribute --exclude bi", ["big"]),
+        ("%%distribute --out model,bi", ["big"]),
+        ("%%distribute --out a", ["auto"]),
+        ("%%distribute --ranks 2 --g", ["--grace"]),
+        ("%%distribute --gpus 2 --ra", []),
+        ("%%distribute --fresh --fr", []),
+        ("%%distribute --exclude a --excl", ["--exclude"]),
+        ("%%distribute --timeout 1", ["10m", "1d"]),
+        ("%dist lo", ["logs"]),
+        ("%dist logs job --stream ", ["out", "err"]),
+        ("%dist logs job --ta", ["--tail"]),
+        ("%dist plan --ra", ["--ranks"]),
+        ("%dist nodes x", []),
+    ],
+)
+def test_tab(line: str, offered: list[str]) -> None:
+    assert tab(line, "big", "other") == offered
+
+
+@pytest.mark.parametrize("line", ["", "x = 1", "%%distr", "%dist", "%%time --", "print(--"])
+def test_other_lines_are_left_to_ipython(line: str) -> None:
+    assert completer.complete(line, "") is None
+
+
+def test_the_environment_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TD_TEST_VARIABLE", "1")
+    assert tab("%%distribute --env TD_TEST") == ["TD_TEST_VARIABLE"]
+
+
+@pytest.mark.parametrize("flag", list(BY_FLAG))
+def test_every_option_is_explained_by_its_own_words(flag: str) -> None:
+    said = inspector.explain(f"%%distribute {flag} x\nbody", len(f"%%distribute {flag}") - 1)
+    assert said is not None and said.startswith(flag) and BY_FLAG[flag].help in said
+
+
+@pytest.mark.parametrize(
+    ("code", "at", "part"),
+    [
+        ("%%distribute --collect all\nx", "--coll", "rank0, all"),
+        ("%%distribute --collect all\nx", "al", "--collect"),
+        ("%%distribute --collect=all\nx", "=al", "--collect"),
+        ("%%time\n%%distribute --grace 3s\nx", "--gra", "default: 5"),
+        ("%%distribute --ranks 2", "%%dis", OPTIONS[0].help),
+        ("x = 1\n%dist logs job", "logs", "--tail"),
+        ("%dist", "%di", "what its ranks printed"),
+        ("%dist plan --ranks 2", "--ra", "--ranks"),
+    ],
+)
+def test_shift_tab(code: str, at: str, part: str) -> None:
+    said = inspector.explain(code, code.index(at) + len(at))
+    assert said is not None and part in said
+
+
+@pytest.mark.parametrize(("code", "at"), [("%%distribute\nmodel.x", "mod"), ("len(x)", "le"), ("", ""), ("\n\n", "\n")])
+def test_the_rest_is_left_to_ipython(code: str, at: str) -> None:
+    assert inspector.explain(code, code.index(at) + len(at)) is None

@@ -1,0 +1,169 @@
+"""The rows of the panel, from job directories that a test fills."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist.protocol.errors import StoreError
+from jupyter_torchdist.protocol.paths import home as data
+from jupyter_torchdist.server import listing
+from jupyter_torchdist.server.glance import POINTS, Glance
+from jupyter_torchdist.server.listing import Listing
+from jupyter_torchdist.store import catalog, journal
+from jupyter_torchdist.testing import FakeJob
+
+
+def logged(step: int, **values: Any) -> dict[str, Any]:
+    return {"t": 1.0, "k": "log", "step": step, "v": values}
+
+
+def test_the_newest_first_and_each_as_it_is_now() -> None:
+    rows = Listing(data())
+    assert rows.rows() == []
+    with FakeJob(now=1000.0) as old, FakeJob(now=2000.0) as new:
+        assert [row["job"] for row in rows.rows()] == [new.paths.job, old.paths.job]
+        old.running()
+        assert [row["state"] for row in rows.rows()] == ["submitted", "running"]
+        old.ended("cancelled", "it was stopped")
+        assert [row["reason"] for row in rows.rows()] == ["", "it was stopped"]
+        shutil.rmtree(new.paths.root)
+        assert [row["job"] for row in rows.rows()] == [old.paths.job]
+
+
+def test_a_job_whose_journal_was_lost_and_whose_summary_is_there() -> None:
+    rows = Listing(data())
+    with FakeJob() as job:
+        job.running()
+        rows.rows()
+        job.ended()
+        job.paths.journal.write_bytes(b"")
+        (row,) = rows.rows()
+    assert row["state"] == "succeeded"
+
+
+def test_ended_jobs_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        FakeJob().running().ended()
+    rows = Listing(data())
+    first = rows.rows()
+    monkeypatch.setattr(journal, "state", None)
+    assert rows.rows() == first
+
+
+def test_a_look_is_bounded_and_the_next_ones_tell_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        FakeJob(now=1000.0 + number).running().ended("failed", "why")
+    catalog.jobs()
+    monkeypatch.setattr(listing, "PATIENCE", -1.0)
+    rows = Listing(data())
+    assert [(row["state"], row["reason"]) for row in rows.rows()] == [("failed", "")] * 5
+    monkeypatch.undo()
+    assert [row["reason"] for row in rows.rows()] == ["why"] * 5
+
+
+def test_the_directory_is_read_again_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeJob().running().ended()
+    monkeypatch.setattr(listing, "SETTLED", 0.0)
+    rows = Listing(data())
+    first = rows.rows()
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "jobs", None)
+        assert rows.rows() == first
+    FakeJob().close()
+    assert len(rows.rows()) == 2
+
+
+def test_one_thread_reads_and_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = catalog.jobs
+    calls = []
+
+    def slowly(*arguments: Any) -> Any:
+        calls.append(time.monotonic())
+        time.sleep(0.05)
+        return read(*arguments)
+
+    monkeypatch.setattr(catalog, "jobs", slowly)
+    rows = Listing(data())
+    threads = [threading.Thread(target=rows.rows, args=(10.0,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_an_unreadable_directory_is_said_and_tried_again(home: Path) -> None:
+    home.mkdir()
+    data().jobs.write_text("a file")
+    rows = Listing(data())
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot be read"):
+            rows.rows()
+    data().jobs.unlink()
+    FakeJob().close()
+    assert len(rows.rows()) == 1
+
+
+def test_progress_is_rank_0s_or_the_lowest_ranks() -> None:
+    with FakeJob() as job:
+        glance = Glance(job.paths)
+        assert glance.look() == (None, [])
+        job.rank(1).records({"t": 1.0, "k": "progress", "id": 0, "desc": "load", "n": 1, "total": None})
+        assert glance.look()[0] == {"desc": "load", "n": 1, "total": None}
+        job.rank(0).records({"t": 1.0, "k": "progress", "id": 0, "desc": "epoch", "n": 2, "total": 9})
+        assert glance.look()[0] == {"desc": "epoch", "n": 2, "total": 9}
+
+
+@pytest.mark.parametrize("points", [1, 2, 39, 40, 41, 100, 5000, 60_000])
+def test_a_spark_line_is_short_and_goes_from_the_first_to_the_last_value(points: int) -> None:
+    with FakeJob() as job:
+        job.rank(0).records(*(logged(step, loss=float(step), other=0.0) for step in range(points)))
+        _, spark = Glance(job.paths).look()
+    assert min(points, 3) <= len(spark) <= POINTS
+    assert spark == sorted(spark)
+    assert (spark[0], spark[-1]) == (0.0, points - 1.0)
+
+
+def test_a_spark_line_stays_where_it_is_while_the_file_grows() -> None:
+    with FakeJob() as job:
+        glance = Glance(job.paths)
+        job.rank(0).records(*(logged(step, loss=math.sin(step)) for step in range(2000)))
+        _, before = glance.look()
+        job.rank(0).records(*(logged(step, loss=math.sin(step)) for step in range(2000, 2100)))
+        _, after = glance.look()
+        assert after[: len(before) - 1] == before[:-1]
+
+
+def test_strange_metrics() -> None:
+    with FakeJob() as job:
+        job.rank(0).records(
+            {"k": "log", "v": 3},
+            {"k": "log", "step": 0, "v": {"lr": 0.1}, "auto": True},
+            *(
+                logged(0, loss=value)
+                for value in (math.nan, math.inf, -math.inf, "text", None, True, 10**400, 1e308, 2.0)
+            ),
+            {"k": "progress", "n": "much"},
+            {"k": "progress", "n": math.inf},
+            {"k": "progress"},
+        )
+        job.rank(0).prints("")
+        path = job.rank(0).files.metrics(0)
+        with open(path, "ab") as file:
+            file.write(b"\xff\xfe\n[1]\n" + b"[" * 5000 + b'\n{"k": "log", "v": {"loss": 3.0')
+        assert Glance(job.paths).look() == (None, [1e308, 2.0, 2.0])
+
+
+def test_a_line_without_an_end() -> None:
+    with FakeJob() as job:
+        job.rank(0).records(logged(0, loss=1.0))
+        with open(job.rank(0).files.metrics(0), "ab") as file:
+            file.write(b"x" * 1_000_000)
+        assert Glance(job.paths).look() == (None, [1.0])

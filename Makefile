@@ -53,7 +53,7 @@ front: $(READY)
 
 # A browser for its tests; they say so when they find none.
 browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
 	    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	  echo 'No Chromium to be had: the browser tests are skipped' >&2
@@ -73,7 +73,6 @@ $(READY): pyproject.toml constraints.txt
 	  { rm -rf .venv; echo 'Python cannot make a virtual environment here. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
 	@echo 'Setting up .venv (once; a few minutes)'
 	@$(PIP) torch==2.13.0
-	@mkdir -p jupyter_torchdist/labextension
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --editable '.[demo,dev]'
 	@rm -f $(FRONT)
 	@touch $@

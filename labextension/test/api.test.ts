@@ -64,7 +64,7 @@ test('addresses', () => {
   const click = vi.spyOn(HTMLAnchorElement.prototype, 'click').mockImplementation(function (this: HTMLAnchorElement) {
     saved.push(this.href, this.download);
   });
-  downloadLog(serving.settings, 'a', '3.out');
+  downloadLog({ ...serving.settings, appendToken: false }, 'a', '3.out');
   click.mockRestore();
   expect(saved).toEqual([`${serving.settings.baseUrl}torchdist/api/jobs/a/files/3.out`, 'a-3.out.txt']);
   const { settings } = serving;

@@ -18,7 +18,7 @@ from typing import Any
 import nbformat
 from playwright.sync_api import Error, Locator, Page, expect
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BROWSERS = ("chromium", "google-chrome")
 """Names of the browser's command, on Debian first. Playwright's own cannot be downloaded everywhere."""
 
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"

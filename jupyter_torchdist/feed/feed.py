@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from ..protocol.errors import TorchDistError
+from ..protocol.errors import TorchDistError, UserError
 from ..protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
 from ..protocol.paths import Home, JobPaths
 from ..store import jobdir, liveness
@@ -44,10 +44,14 @@ _BURST = 3.0
 
 
 class Feed:
-    """What one view of the job is told. Raises ``JobNotFound``, or ``DamagedJob`` where its specification is none."""
+    """What one view of the job is told. Raises ``JobNotFound``, or ``DamagedJob`` where its specification is none.
 
-    def __init__(self, paths: JobPaths, home: Home) -> None:
+    ``may_cancel``: whether the person who looks may end the job.
+    """
+
+    def __init__(self, paths: JobPaths, home: Home, may_cancel: bool = True) -> None:
         self._paths, self._home = paths, home
+        self._may_cancel = may_cancel
         self._spec, self._plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
         self._curves = CurveIndex.of(paths)
         self._closed = self._opened = False
@@ -248,7 +252,14 @@ class Feed:
             "search": lambda asked: search(self._all_logs(), asked),
             "cancel": lambda asked: {"said": cancel(self._paths, self._home, bool(asked.get("kill")))},
         }
-        return answers[str(asked.get("what"))](asked)
+        what = str(asked.get("what"))
+        if what == "cancel" and not self._may_cancel:
+            raise UserError("this job is not yours to cancel", "ask its owner")
+        if what not in answers:
+            raise UserError(
+                f"there is no question {what[:40]!r}", "the view may be of another version: reload the page"
+            )
+        return answers[what](asked)
 
     def _all_logs(self) -> dict[str, Log]:
         if not self._logs:

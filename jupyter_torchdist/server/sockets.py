@@ -40,8 +40,9 @@ class FeedSocket(Socket):
         paths = self.paths(job)
         await in_thread(journal.state, paths)
         self._conversation = Conversation(self.write_message)
+        may_cancel = await self._may_write()
         try:
-            await self._conversation.open(lambda: Feed(paths, self.data))
+            await self._conversation.open(lambda: Feed(paths, self.data, may_cancel))
             await self.serve()
         except (TorchDistError, OSError) as error:
             raise refusal(error) from error
@@ -71,8 +72,6 @@ class FeedSocket(Socket):
         if not isinstance(message, dict):
             self.close(NOT_OURS, "that was no JSON object")
             return
-        if message.get("type") == "ask" and message.get("what") == "cancel" and not await self._may_write():
-            message = {**message, "what": "cancel: this user may only look"}
         with self._closing():
             await self._conversation.hear(message)
 

@@ -267,11 +267,11 @@ def test_an_old_acknowledgement_does_not_count_for_a_new_connection(job: FakeJob
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ({"what": "nonsense"}, "cannot be answered"),
+        ({"what": "nonsense"}, "no question 'nonsense'"),
         ({"what": "older", "at": 3, "limit": 5}, "cannot be answered"),
         ({"what": "search", "pattern": "(", "regex": True}, "no regular expression"),
         ({"what": "curves", "mode": "band", "low": "x"}, "cannot be answered"),
-        ({}, "cannot be answered"),
+        ({}, "no question"),
     ],
 )
 def test_questions_that_make_no_sense_get_words(job: FakeJob, question: Message, words: str) -> None:
@@ -339,3 +339,11 @@ def test_the_command_of_a_script(options: str, argv: tuple[str, ...], words: str
     chosen = Options.from_json(parse_options(options).to_json())
     spec = a_spec(kind="script", label="/home/a b/train.py", options=chosen, argv=argv)
     assert command(spec) == "torchdist run " + words.replace("FILE", "'/home/a b/train.py'")
+
+
+def test_who_may_only_look_cannot_cancel(job: FakeJob) -> None:
+    feed = Feed(job.paths, job.home, may_cancel=False)
+    feed.receive({"type": "open", "logs": {}})
+    (answer,) = feed.receive({"type": "ask", "id": 1, "what": "cancel", "kill": True})
+    assert "not yours to cancel" in answer["error"]
+    assert requests(job.paths) == []

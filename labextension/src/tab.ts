@@ -17,6 +17,7 @@ export class JobTab extends Widget {
     super();
     this.id = `torchdist-job-${job}`;
     this.addClass('td-main');
+    this.addClass('td-fill');
     this.title.label = title;
     this.title.caption = job;
     this.title.icon = jobIcon;

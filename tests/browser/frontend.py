@@ -78,6 +78,7 @@ def jupyter(directory: Path, *options: str, base_url: str = "/") -> Iterator[Jup
     }
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+        "--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True",
         f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}", f"--ServerApp.base_url={base_url}",
         *options,
     ]  # fmt: skip

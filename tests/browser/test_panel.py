@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from jupyter_torchdist.testing import FakeJob
-from tests.browser.frontend import Jupyter, Notebook
+from tests.browser.frontend import Jupyter, Notebook, write_settings
 from tests.browser.test_output import an_output
 
 
@@ -83,4 +84,43 @@ def test_the_cell_of_a_job_is_shown(server: Jupyter, page: Page, home: Path) -> 
     active = page.locator(".jp-Cell.jp-mod-active").filter(has_text="x = 49")
     expect(active).to_be_in_viewport()
     expect(active.locator(".td-view")).to_contain_text("succeeded")
+    assert not notebook.errors
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
+def test_panel_and_tab_in_each_theme(theme: str, server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    write_settings(server.root.parent / "settings", "apputils-extension/themes", theme=theme)
+    running_job.rank(0).prints("a line of rank 0\n")
+    notebook = Notebook.open(page, server, "lab", server.write("theme.ipynb", "pass"))
+    expect(page.locator(f"body[data-jp-theme-name='{theme}']")).to_be_attached()
+    open_panel(page)
+    page.locator(".td-row-open").click()
+    tab = page.locator(".td-main")
+    expect(tab).to_contain_text("a line of rank 0")
+    view, area = tab.locator(".td-view").bounding_box(), tab.bounding_box()
+    assert view is not None
+    assert area is not None
+    assert view["height"] == pytest.approx(area["height"], abs=4)
+    notebook.picture(theme.removeprefix("JupyterLab ").lower().replace(" ", "-"))
+    assert not notebook.errors
+
+
+def test_in_notebook_a_job_opens_below_the_document(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    notebook = Notebook.open(page, server, "notebook", server.write("below.ipynb", "pass"))
+    page.evaluate("job => window.jupyterapp.commands.execute('torchdist:open-job', {job})", running_job.spec.job)
+    expect(page.locator(".td-main")).to_contain_text("running")
+    page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
+    expect(page.locator(".td-row")).to_contain_text("Cell In[7]")
+    notebook.picture("down")
+    assert not notebook.errors
+
+
+def test_the_command_is_copied(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    notebook = Notebook.open(page, server, "lab", server.write("copy.ipynb", "pass"))
+    open_panel(page)
+    row = page.locator(".td-row").first
+    row.hover()
+    row.get_by_role("button", name="Copy the command of Cell In[7]").click()
+    expect(page.locator(".Toastify")).to_contain_text("Copied")
+    assert running_job.spec.job in page.evaluate("() => navigator.clipboard.readText()")
     assert not notebook.errors

@@ -83,9 +83,14 @@ def test_a_view_that_does_not_answer_is_forgotten(
 ) -> None:
     monkeypatch.setattr(pump, "VANISHED", 0.1)
     pumping.hand({"view": "a", "message": OPEN})
-    assert wait_until(lambda: bool(port.of("a", "hello")) and not pumping.watched, 5)
-    pumping.hand({"view": "a", "message": {"type": "ask", "id": 1, "what": "cancel", "kill": False}})
-    assert wait_until(lambda: bool(port.of("a", "forgotten")), 5)
+    assert wait_until(lambda: bool(port.of("a", "hello")), 5)
+
+    def forgotten() -> bool:
+        pumping.hand({"view": "a", "message": {"type": "ask", "id": 1, "what": "older", "at": {}, "limit": 1}})
+        return wait_until(lambda: bool(port.of("a", "forgotten")), 0.1)
+
+    assert wait_until(forgotten, 10)
+    assert not pumping.watched
 
 
 def test_the_thread_rests_after_the_end_and_comes_back_for_a_question(port: Port, pumping: pump.Pump) -> None:

@@ -126,7 +126,7 @@ class Pump:
         except queue.Empty:
             pass
         for name, view in list(self._views.items()):
-            self._let_speak(name, view, lambda feed: feed.poll(time.time()))
+            self._let_speak(name, view, lambda feed: feed.poll(time.monotonic()))
             if view.behind and time.monotonic() - view.waiting > VANISHED:
                 self._drop(name)
 
@@ -134,6 +134,8 @@ class Pump:
         name, message = content.get("view"), content.get("message")
         if not isinstance(name, str) or self._closed:
             return
+        if name not in self._views and isinstance(message, dict) and message.get("type") == "ack":
+            return  # the last words of a view that is gone: an answer could be acknowledged in its turn, for ever
         self._heard = time.monotonic()
         if content.get("bye"):
             self._drop(name)

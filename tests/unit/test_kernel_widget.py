@@ -93,6 +93,13 @@ def test_a_view_that_does_not_answer_is_forgotten(
     assert not pumping.watched
 
 
+def test_a_late_acknowledgement_of_a_view_that_is_gone_gets_no_answer(port: Port, pumping: pump.Pump) -> None:
+    pumping.hand({"view": "a", "message": {"type": "ack", "n": 0}})
+    pumping.hand({"view": "b", "message": {"type": "ask", "id": 1, "what": "older", "at": {}, "limit": 1}})
+    assert wait_until(lambda: bool(port.of("b", "forgotten")), 5)
+    assert port.of("a", "forgotten") == []
+
+
 def test_the_thread_rests_after_the_end_and_comes_back_for_a_question(port: Port, pumping: pump.Pump) -> None:
     pumping.hand({"view": "a", "message": OPEN})
     assert wait_until(lambda: bool(port.of("a", "hello")), 5)

@@ -1,19 +1,12 @@
-"""When a rank wrote its output: a small index beside the logs, written by the flusher (read by ``store/times``).
-
-The file is a row of records of 16 bytes, ``RECORD``: seconds since the epoch; the stream in the top bit (0 out,
-1 err) and below it the size of that stream's file by then.
-"""
+"""When a rank wrote its output: a small index beside the logs, written by the flusher (form: ``protocol/times``)."""
 
 from __future__ import annotations
 
 import os
-import struct
 import time
 from pathlib import Path
 
-RECORD = struct.Struct("<dQ")
-
-ERR = 1 << 63
+from ..protocol.times import ERR, RECORD
 
 PERIOD = 0.1
 """Seconds between two records of one stream, at the least. What was written is recorded that soon after."""

@@ -1,24 +1,17 @@
-"""When a rank wrote which part of its output: searched in its ``.times`` file, which is never read whole.
-
-Records of 16 bytes: seconds since the epoch (double), then 8 bytes whose top bit is the stream (0 out, 1 err) and
-whose rest is the size of that stream's file by then (``runtime/times`` writes them). All little-endian.
-"""
+"""When a rank wrote which part of its output: searched in its ``.times`` file, which is never read whole."""
 
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from ..protocol.times import ERR, RECORD
 from .logs import STREAMS
-
-RECORD = struct.Struct("<dQ")
 
 LAG = 0.2
 """Seconds after which, at the latest, written bytes are in a record."""
 
-_ERR = 1 << 63
 _WINDOW = 130
 """Records among which each stream has one: the writer repeats the quiet stream's."""
 
@@ -83,7 +76,7 @@ class _Records:
     """The records of an open file; indices count those of both streams."""
 
     def __init__(self, path: Path, stream: str) -> None:
-        self._flag = _ERR if STREAMS.index(stream) else 0
+        self._flag = ERR if STREAMS.index(stream) else 0
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self.count = os.fstat(self._fd).st_size // RECORD.size
@@ -105,25 +98,25 @@ class _Records:
         return list(RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size]))
 
     def _mine(self, word: int) -> bool:
-        return word & _ERR == self._flag
+        return word & ERR == self._flag
 
     def last(self, index: int) -> Mark | None:
         """The stream's last record at or before ``index``."""
         for t, word in reversed(self._read(index + 1 - _WINDOW, index + 1)):
             if self._mine(word):
-                return Mark(t, word & ~_ERR)
+                return Mark(t, word & ~ERR)
         return None
 
     def next(self, index: int) -> Mark | None:
         """The stream's first record at or after ``index``."""
         for t, word in self._read(index, index + _WINDOW):
             if self._mine(word):
-                return Mark(t, word & ~_ERR)
+                return Mark(t, word & ~ERR)
         return None
 
     def run(self, index: int, limit: int) -> list[Mark]:
         """The stream's records from ``index`` on."""
-        return [Mark(t, word & ~_ERR) for t, word in self._read(index, index + limit) if self._mine(word)]
+        return [Mark(t, word & ~ERR) for t, word in self._read(index, index + limit) if self._mine(word)]
 
     def first_of_size(self, size: int) -> int:
         """The first index at which the stream had ``size`` bytes; ``count`` if none."""

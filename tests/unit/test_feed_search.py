@@ -17,7 +17,7 @@ from jupyter_torchdist.feed.search import Pattern, search
 from jupyter_torchdist.protocol.errors import UserError
 from jupyter_torchdist.protocol.feed import LINE_LIMIT
 from jupyter_torchdist.protocol.paths import Home
-from jupyter_torchdist.store.times import RECORD
+from jupyter_torchdist.protocol.times import RECORD
 from jupyter_torchdist.testing import FakeJob
 
 

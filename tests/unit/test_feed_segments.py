@@ -13,8 +13,8 @@ from jupyter_torchdist.feed import history, segments, tail
 from jupyter_torchdist.feed.tail import LAG, Tail
 from jupyter_torchdist.protocol.feed import FIRST_BYTES, LINE_LIMIT, MESSAGE_BYTES
 from jupyter_torchdist.protocol.paths import Home
+from jupyter_torchdist.protocol.times import RECORD
 from jupyter_torchdist.store.logs import decode
-from jupyter_torchdist.store.times import RECORD
 from jupyter_torchdist.testing import FakeJob
 
 FEW = settings(max_examples=60, deadline=None)

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jupyter_torchdist.protocol import times as form
+from jupyter_torchdist.protocol.times import RECORD
 from jupyter_torchdist.runtime import times as writer
 from jupyter_torchdist.runtime.times import Times
-from jupyter_torchdist.store.times import LAG, RECORD, TimeIndex
+from jupyter_torchdist.store.times import LAG, TimeIndex
 
 FEW = settings(max_examples=50, deadline=None)
 ERR = 1 << 63
@@ -25,8 +27,8 @@ def write(path: Path, records: list[tuple[float, str, int]]) -> TimeIndex:
     return TimeIndex(path)
 
 
-def test_both_sides_agree_on_the_form() -> None:
-    assert (writer.RECORD.format, writer.ERR) == (RECORD.format, ERR)
+def test_the_form_of_files_that_are_there_already() -> None:
+    assert (form.RECORD.format, form.ERR) == ("<dQ", ERR)
 
 
 def test_a_missing_file_knows_nothing(tmp_path: Path) -> None:
@@ -150,6 +152,7 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
 import resource, signal, sys
 from pathlib import Path
 from jupyter_torchdist.runtime import times
+from jupyter_torchdist.runtime import times as writer
 from jupyter_torchdist.runtime.times import Times
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 times.PERIOD = 0.0
@@ -190,6 +193,7 @@ import os, sys, time
 from pathlib import Path
 from jupyter_torchdist.runtime.flusher import Flusher
 from jupyter_torchdist.runtime.output import Output
+from jupyter_torchdist.runtime import times as writer
 from jupyter_torchdist.runtime.times import Times
 folder = Path(sys.argv[1])
 flusher = Flusher()

@@ -86,7 +86,7 @@ def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[
             return [Again()]
         return [finish(plan, state, standing)]
     actions: list[Action] = []
-    reason = _reason(state, standing)
+    reason = _reason(plan, state, standing)
     if reason and state.state in ("submitted", "starting", "running"):
         actions.append(Stopping(reason))
     grace = _grace(plan, state, standing, now)
@@ -98,13 +98,13 @@ def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[
     return actions
 
 
-def _reason(state: JobState, standing: Standing) -> str:
+def _reason(plan: Plan, state: JobState, standing: Standing) -> str:
     if standing.interrupts or standing.kill:
         return "cancelled"
     if standing.timed_out:
         return "timed_out"
-    if standing.failed_at is not None or standing.lost or standing.ended or standing.stalled:
-        return "failed" if failures(state) or standing.lost or standing.stalled else ""
+    if failures(state) or standing.lost or standing.stalled or _fell_short(plan, state, standing):
+        return "failed"
     return ""
 
 
@@ -114,8 +114,8 @@ def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float
         return 0.0
     if standing.stalled or standing.lost:
         return STOP_GRACE
-    if standing.ended:  # one node has ended, the others cannot go on without it
-        return STOP_GRACE if failures(state) or standing.interrupts or standing.timed_out else None
+    if _fell_short(plan, state, standing):  # the others cannot go on without that node
+        return STOP_GRACE
     if standing.interrupts or standing.timed_out:
         if standing.interrupted_at is not None and now - standing.interrupted_at > plan.grace:
             return 0.0
@@ -130,6 +130,12 @@ def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float
         if len(plan.nodes) > 1 and any(rank.code is not None for rank in failures(state)):
             return STOP_GRACE
     return None
+
+
+def _fell_short(plan: Plan, state: JobState, standing: Standing) -> bool:
+    """Whether a node has ended whose ranks are not all done; it may never have been told to start."""
+    ranks = (rank for node in plan.nodes if node.name in standing.ended for rank in node.ranks)
+    return any(rank not in state.ranks or state.ranks[rank].state != "done" for rank in ranks)
 
 
 def _all_ended(plan: Plan, state: JobState) -> bool:
@@ -162,6 +168,8 @@ def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
         return Finish("failed", failure_in_words(failed[0]), failed[0].rank)
     if standing.stalled:
         return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
+    if state.ranks and (absent := [node.name for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
+        return Finish("failed", f"no rank of {', '.join(absent)} came to be, so the others were ended", None)
     if any(_lost_its_launcher(rank) for rank in state.ranks.values()):
         return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)
     if interrupted := [rank.rank for rank in state.ranks.values() if rank.state == "interrupted"]:

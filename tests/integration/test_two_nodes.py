@@ -208,3 +208,27 @@ def test_an_agent_that_is_killed_is_replaced(nodes: TwoNodes, tmp_path: Path) ->
     thread.join()
     assert state_of(paths).state == "succeeded"
     assert paths.node("node1").out(3).read_text().endswith("after\n")
+
+
+def test_a_driver_that_dies_before_the_second_node_began_leaves_nobody_waiting(
+    nodes: TwoNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first node's ranks would wait for the others in the rendezvous, for minutes."""
+
+    class Died(Exception):
+        pass
+
+    def die(driver: Driver) -> None:
+        raise Died
+
+    monkeypatch.setattr(Driver, "_start_others", die)
+    monkeypatch.setattr(Driver, "_give_up", lambda driver, error: None)
+    with pytest.raises(Died):
+        drive(SUM, nodes, tmp_path)
+    monkeypatch.undo()
+    home = Home(tmp_path / "home")
+    paths = JobPaths(home.jobs / JOB)
+    Driver(paths, nodes, None, str(home.blobs)).run()
+    state = state_of(paths)
+    assert state.state == "failed"
+    assert state.reason.startswith("the ranks could not be started")

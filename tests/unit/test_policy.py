@@ -163,6 +163,11 @@ TWO_NODES: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
         Standing(ended=NODE0, failed_at=NOW),
         [Stopping("failed"), End(STOP)],
     ),
+    "a node that has ended without having begun ends the other": (
+        replace(TWO, ranks={2: rank(2, "starting"), 3: rank(3, "starting")}),
+        Standing(ended=NODE0),
+        [Stopping("failed"), End(STOP)],
+    ),
     "a node that ended after an interrupt ends the other": (
         replace(TWO, state="stopping", reason="cancelled"),
         Standing(ended=NODE0, interrupts=1, interrupted_at=NOW, signalled=True),
@@ -246,6 +251,13 @@ ENDS: dict[str, tuple[JobState, Standing, tuple[str, str, int | None]]] = {
         ("lost", "node node0, node1 is gone", 0),
     ),
 }
+
+
+def test_a_node_that_never_began_is_named() -> None:
+    state = replace(TWO, ranks={2: rank(2, "stopped"), 3: rank(3, "stopped")})
+    assert finish(plan(2), state, Standing()) == Finish(
+        "failed", "no rank of node0 came to be, so the others were ended", None
+    )
 
 
 @pytest.mark.parametrize("case", ENDS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ GROUPS = ("launch", "logs", "data", "failure", "training")
 
 @dataclass(frozen=True)
 class Row:
-    """One measured promise. ``ours`` and ``yardstick`` are medians, in ``unit``.
+    """One measured promise. ``ours`` and ``yardstick`` are medians, in ``unit``, or what ``beside`` says.
 
     The limit is on ours / yardstick where there is a yardstick, else on ours.
     """
@@ -36,6 +37,8 @@ class Row:
     """What the yardstick is."""
     at_least: bool = False
     samples: tuple[float, ...] = ()
+    yardsticks: tuple[float, ...] = ()
+    """The yardstick's samples."""
     note: str = ""
 
     @property
@@ -63,6 +66,13 @@ def number(value: float) -> str:
 
 def median(samples: Sequence[float]) -> float:
     return statistics.median(samples)
+
+
+def in_random_order(rounds: int, ours: Callable[[], None], yardstick: Callable[[], None]) -> None:
+    """Run both sides so many times; who goes first is drawn anew for every round."""
+    for _ in range(rounds):
+        for side in random.sample([ours, yardstick], 2):
+            side()
 
 
 def machine() -> dict[str, Any]:
@@ -101,7 +111,9 @@ def load() -> list[Row]:
     if not JSON.exists():
         return []
     rows = json.loads(JSON.read_text())["rows"]
-    return [Row(**{**row, "samples": tuple(row["samples"])}) for row in rows]
+    return [
+        Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}) for row in rows
+    ]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -113,7 +125,9 @@ def table(rows: Sequence[Row]) -> str:
         f"Written by `make bench`; the samples are in `results.json`. {about}.",
         "",
         "Everything is measured from a real IPython kernel, driven through jupyter_client as a front end does, each",
-        "yardstick in the same run. Medians. *Ratio*: ours / yardstick; *must*: on the ratio, or on ours without one.",
+        "yardstick in the same run. Medians; where a row says *fastest of n*, both sides ran n times in random order and",
+        "the fastest run of each counts: what disturbs a run on a machine that others share only ever slows it down.",
+        "*Ratio*: ours / yardstick; *must*: on the ratio, or on ours without one.",
         "",
         "| what | ours | yardstick | ratio | must | met |",
         "|---|---|---|---|---|---|",

@@ -1,0 +1,150 @@
+"""What a page and the processes behind it cost: tasks that froze it, from a key to what one sees, CPU time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+from tests.browser.frontend import find_browser
+
+PROBE = """
+window.bench = {
+  tasks: [], scripts: [], gaps: [], last: 0,
+  clear() { this.tasks.length = this.scripts.length = this.gaps.length = this.last = 0; },
+  /** Milliseconds from the latest `event` to the frame in which `seen()` is on the screen. */
+  arm(event, seen) {
+    let begun = Infinity;
+    const note = event => { begun = event.timeStamp; };
+    addEventListener(event, note, { capture: true });
+    this.pending = new Promise(resolve => {
+      const look = () => {
+        if (begun === Infinity || !seen()) {
+          requestAnimationFrame(look);
+          return;
+        }
+        removeEventListener(event, note, { capture: true });
+        requestAnimationFrame(() => resolve(performance.now() - begun));
+      };
+      requestAnimationFrame(look);
+    });
+  }
+};
+new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(task => task.duration)))
+  .observe({ type: 'longtask' });
+new PerformanceObserver(list => {
+  for (const frame of list.getEntries()) {
+    const scripts = frame.scripts.filter(script => script.duration > 10);
+    const name = script => `${script.sourceURL.split('/').pop().split('?')[0]} ${script.invoker} `
+      + `${script.sourceFunctionName} ${Math.round(script.duration)} ms`;
+    bench.scripts.push({ ms: frame.duration, layout: frame.startTime + frame.duration - frame.styleAndLayoutStart,
+                         what: scripts.map(name).join(' + ') });
+  }
+}).observe({ type: 'long-animation-frame' });
+const sample = now => {
+  if (bench.last) {
+    bench.gaps.push(now - bench.last);
+  }
+  bench.last = now;
+  requestAnimationFrame(sample);
+};
+requestAnimationFrame(sample);
+"""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A stretch of a page's life. Milliseconds."""
+
+    tasks: tuple[float, ...]
+    """Tasks longer than 50 ms, as the browser tells them."""
+    scripts: tuple[str, ...]
+    """What ran in frames that took longer than 50 ms, the longest first."""
+    gaps: tuple[float, ...]
+    """Between two frames."""
+
+    @property
+    def longest(self) -> float:
+        return max(self.tasks, default=0.0)
+
+    def words(self) -> str:
+        """For the note of a row."""
+        gap = max(self.gaps, default=0.0)
+        said = (
+            f"longest distance between two frames {gap:.0f} ms, {1000 * len(self.gaps) / sum(self.gaps):.0f} a second"
+        )
+        if self.tasks:
+            said += f"; over 50 ms: {', '.join(f'{task:.0f}' for task in sorted(self.tasks, reverse=True)[:8])}"
+        if self.scripts:
+            said += f"; in the longest: {self.scripts[0]}"
+        return said
+
+
+@contextmanager
+def browser_page() -> Iterator[Page]:
+    """Debian's Chromium without a head, with the probe in every page."""
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=find_browser(), args=arguments)
+        page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        page.add_init_script(PROBE)
+        yield page
+        browser.close()
+
+
+def begin(page: Page) -> None:
+    """Forget what was before."""
+    page.evaluate("() => bench.clear()")
+
+
+def watched(page: Page) -> Watched:
+    """What was since ``begin``."""
+    page.wait_for_timeout(100)  # observers are told a little later
+    found = page.evaluate("() => ({ tasks: bench.tasks, scripts: bench.scripts, gaps: bench.gaps })")
+    frames = sorted(found["scripts"], key=lambda frame: frame["ms"], reverse=True)
+    scripts = tuple(f"{frame['ms']:.0f} ms ({frame['layout']:.0f} of layout): {frame['what']}" for frame in frames)
+    return Watched(tuple(found["tasks"]), scripts, tuple(found["gaps"]))
+
+
+def until_seen(page: Page, event: str, seen: str, act: Callable[[], object]) -> float:
+    """Milliseconds from the last ``event`` of what ``act`` does to the frame in which ``seen`` (JavaScript) is true."""
+    page.evaluate(f"() => bench.arm({event!r}, () => {seen})")
+    act()
+    return float(page.evaluate("() => bench.pending"))
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU time that a process has used, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Usage:
+    """CPU time of a process from now on."""
+
+    pid: int
+
+    def __post_init__(self) -> None:
+        self._begun, self._before = time.monotonic(), cpu(self.pid)
+
+    @property
+    def share(self) -> float:
+        """Per cent of one core."""
+        return 100 * (cpu(self.pid) - self._before) / (time.monotonic() - self._begun)
+
+
+def settle(pids: list[int], share: float, timeout: float) -> float:
+    """Wait until none of the processes uses more than ``share`` per cent of a core; seconds until then."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < timeout:
+        usages = [Usage(pid) for pid in pids]
+        time.sleep(1.0)
+        if all(usage.share <= share for usage in usages):
+            break
+    return time.monotonic() - begun

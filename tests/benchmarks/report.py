@@ -111,9 +111,7 @@ def load() -> list[Row]:
     if not JSON.exists():
         return []
     rows = json.loads(JSON.read_text())["rows"]
-    return [
-        Row(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}) for row in rows
-    ]
+    return [Row(**{**row, **{name: tuple(row.get(name, ())) for name in ("samples", "yardsticks")}}) for row in rows]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -125,8 +123,8 @@ def table(rows: Sequence[Row]) -> str:
         f"Written by `make bench`; the samples are in `results.json`. {about}.",
         "",
         "Everything is measured from a real IPython kernel, driven through jupyter_client as a front end does, each",
-        "yardstick in the same run. Medians; where a row says *fastest of n*, both sides ran n times in random order and",
-        "the fastest run of each counts: what disturbs a run on a machine that others share only ever slows it down.",
+        "yardstick in the same run. Medians; where a row says *fastest of n*, both sides ran n times in random order",
+        "and the fastest run of each counts: what disturbs a run on a shared machine only ever slows it down.",
         "*Ratio*: ours / yardstick; *must*: on the ratio, or on ours without one.",
         "",
         "| what | ours | yardstick | ratio | must | met |",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,22 @@ SILENCE_SECONDS = 10.0
 
 LOST_SECONDS = 30.0
 """A node that could not be reached for so long is lost."""
+
+
+ROOM = 4 * CHUNK
+"""Bytes of blobs that may wait in a channel: a large bundle must not pile up in memory."""
+
+
+def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """A blob's frames."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        offset, last = 0, False
+        while not last:
+            data = file.read(CHUNK)
+            last = not data or offset + len(data) >= size
+            yield {"type": "blob", "digest": digest, "offset": offset, "last": last}, data
+            offset += len(data)
 
 
 class Link:
@@ -45,6 +61,8 @@ class Link:
         self._retry_at = 0.0
         self._after_prepare: Callable[[], None] | None = None
         self._blobs_wanted: set[str] = set()
+        self._going: deque[Iterator[tuple[dict[str, Any], bytes]]] = deque()
+        """Pieces of blobs that are still to be sent; what is queued in the channel is kept small."""
         self._end: float | None = None
         self._order: Callable[[], None] | None = None
         """Tells the node to start; given again to a new channel until the agent has shown that it heard it."""
@@ -96,7 +114,7 @@ class Link:
             return True
         if self.channel is not None:
             try:
-                self.channel.flush()
+                self.pump()
                 if now - self._pinged > PING_SECONDS:
                     self._pinged = now
                     self.channel.send({"type": "ping", "t": now})
@@ -117,6 +135,7 @@ class Link:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
+        self._going.clear()
         if self._down_since is None:
             self._down_since = now
 
@@ -175,27 +194,24 @@ class Link:
         self._begin_when_complete()
 
     def _send_blob(self, digest: str) -> None:
-        path = self._blob_directory / safe_name(digest)
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            offset = 0
-            while True:
-                data = file.read(CHUNK)
-                last = offset + len(data) >= size
-                self.send({"type": "blob", "digest": digest, "offset": offset, "last": last}, data)
-                self._drain()
-                offset += len(data)
-                if last:
-                    return
+        self._going.append(pieces(self._blob_directory / safe_name(digest), digest))
 
-    def _drain(self) -> None:
-        """Let the system take what was queued, so that a large bundle does not pile up in memory."""
-        while self.channel is not None and self.channel.pending > 4 * CHUNK:
-            time.sleep(0.002)
-            with contextlib.suppress(ChannelError):
-                self.channel.flush()
-                continue
+    @property
+    def writing(self) -> bool:
+        """Whether there is something to send as soon as the system takes it."""
+        return self.channel is not None and bool(self.channel.pending or self._going)
+
+    def pump(self) -> None:
+        """Send what the system takes, without waiting for it. Raises ``ChannelError`` when the peer is gone."""
+        if self.channel is None:
             return
+        self.channel.flush()
+        while self._going and self.channel.pending < ROOM:
+            piece = next(self._going[0], None)
+            if piece is None:
+                self._going.popleft()
+            else:
+                self.channel.send(*piece)
 
     def on_stored(self, digest: str, right: bool) -> None:
         if right:

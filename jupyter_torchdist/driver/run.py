@@ -13,6 +13,7 @@ from typing import Any
 
 from ..launch.base import Connector
 from ..protocol import codec
+from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.events import Event, parse_lines
 from ..protocol.paths import JobPaths
@@ -61,6 +62,7 @@ class Driver:
         self._stalled: set[str] = set()
         self._links: list[Link] = []
         self._selector = selectors.DefaultSelector()
+        self._watched: dict[Link, tuple[Channel | None, dict[int, int]]] = {}
         self._beat = float("-inf")
         self._deadline = self._deadline_of(self._plan.timeout)
         self._attempt = max(1, self._state.attempt)
@@ -111,8 +113,8 @@ class Driver:
 
     def _make_links(self, started: bool = False) -> None:
         for link in self._links:
-            self._forget_channel(link)
             link.drop(time.monotonic())
+            self._watch(link)
         self._links = [Link(self._connector, self._plan, node, self._paths, self._attempt) for node in self._plan.nodes]
         for link in self._links:
             link.started = started
@@ -141,32 +143,33 @@ class Driver:
 
     def _loop(self) -> None:
         while not self._state.final:
-            for key, _ in self._selector.select(QUIET_TICK):
-                self._on_messages(key.data)
+            for key, mask in self._selector.select(QUIET_TICK):
+                if mask & selectors.EVENT_READ:
+                    self._on_messages(key.data)
             now = time.monotonic()
             for link in self._links:
-                before = link.channel
                 if not link.keep(now):
                     self._lose(link)
-                if link.channel is not before:
-                    self._watch(link, before)
+                self._watch(link)
             self._take_requests()
             self._tick(now)
 
-    def _watch(self, link: Link, before: Any = None) -> None:
-        if before is not None:
-            self._forget_fd(before.read_fd)
+    def _watch(self, link: Link) -> None:
+        """Wake up when the node has said something, and when it takes what waits to be sent."""
+        wanted: dict[int, int] = {}
         if link.channel is not None:
-            self._forget_fd(link.channel.read_fd)
-            self._selector.register(link.channel.read_fd, selectors.EVENT_READ, link)
-
-    def _forget_fd(self, fd: int) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(fd)
-
-    def _forget_channel(self, link: Link) -> None:
-        if link.channel is not None:
-            self._forget_fd(link.channel.read_fd)
+            wanted[link.channel.read_fd] = selectors.EVENT_READ
+            if link.writing:
+                wanted[link.channel.write_fd] = wanted.get(link.channel.write_fd, 0) | selectors.EVENT_WRITE
+        if self._watched.get(link) == (link.channel, wanted):
+            return
+        _, before = self._watched.pop(link, (None, {}))
+        for fd in before:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(fd)
+        for fd, events in wanted.items():
+            self._selector.register(fd, events, link)
+        self._watched[link] = (link.channel, wanted)
 
     def _tick(self, now: float) -> None:
         if now - self._beat > liveness.BEAT:
@@ -258,14 +261,12 @@ class Driver:
     # -- what agents say
 
     def _on_messages(self, link: Link) -> None:
-        channel = link.channel
         try:
             for message, body in link.receive(time.monotonic()):
                 self._on_message(link, message, body)
         except OSError:  # the disk is full: over a new channel the node sends again what is not here
             link.drop(time.monotonic())
-        if link.channel is None and channel is not None:
-            self._forget_fd(channel.read_fd)
+        self._watch(link)  # at once: the number of a closed descriptor may soon be another channel's
 
     def _on_message(self, link: Link, message: dict[str, Any], body: bytes) -> None:
         kind = message["type"]

@@ -14,7 +14,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jupyter_torchdist.capture import capture_cell, pack
@@ -118,14 +120,16 @@ JOB = f"two-nodes-{os.getpid()}-{time.time_ns()}"
 """Processes are found by their job's name: two runs of this file at once must not find each other's."""
 
 
-def drive(cell: str, connector: TwoNodes, directory: Path, *, job: str = JOB, grace: float = 5.0) -> JobPaths:
+def drive(
+    cell: str, connector: TwoNodes, directory: Path, *, names: dict[str, Any] | None = None, grace: float = 5.0
+) -> JobPaths:
     home = Home(directory / "home")
     home.blobs.mkdir(parents=True, exist_ok=True)
-    spec = JobSpec(job, "cell", cell, "Cell In[1]", 2, Options(ranks=4, grace=grace), time.time())
+    spec = JobSpec(JOB, "cell", cell, "Cell In[1]", 2, Options(ranks=4, grace=grace), time.time())
     plan = make_plan(spec, local_inventory())
     plan = replace(plan, nodes=(NodePlan("node0", (0, 1)), NodePlan("node1", (2, 3))))
-    capture = capture_cell(cell, "Cell In[1]", 2, {}, cwd=directory)
-    manifest = pack(capture, job, BlobStore(home).put)
+    capture = capture_cell(cell, "Cell In[1]", 2, names or {}, cwd=directory)
+    manifest = pack(capture, JOB, BlobStore(home).put)
     paths = create_job(home, spec, plan, manifest)
     Driver(paths, connector, world_here(spec.options, directory), str(home.blobs)).run()
     return paths
@@ -161,6 +165,13 @@ def test_the_failing_rank_of_the_other_node_is_blamed(nodes: TwoNodes, tmp_path:
     assert state.first_failure == 3
     error = state.ranks[3].error
     assert error is not None and error.title == "ValueError: on the second node"
+
+
+def test_captured_data_larger_than_a_channel_holds(nodes: TwoNodes, tmp_path: Path) -> None:
+    data = np.arange(2_500_000)
+    paths = drive("print(data.sum())", nodes, tmp_path, names={"data": data})
+    assert state_of(paths).state == "succeeded"
+    assert [paths.node(f"node{rank // 2}").out(rank).read_text() for rank in range(4)] == [f"{data.sum()}\n"] * 4
 
 
 def test_a_cancel_reaches_both_nodes(nodes: TwoNodes, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from .protocol.bundle import Captured, Manifest
@@ -10,7 +11,7 @@ from .protocol.errors import TorchDistError
 from .protocol.events import ErrorRecord
 from .protocol.plan import Inventory, Plan
 from .protocol.spec import JobSpec
-from .protocol.state import JobState, RankState
+from .protocol.state import JobState, RankState, Waiting
 
 
 class Row(Protocol):
@@ -124,11 +125,48 @@ def headline(state: JobState, now: float) -> str:
     return (f"{mark} " if mark else "") + " · ".join(parts)
 
 
-def rank_line(rank: RankState) -> str:
+def rank_line(state: JobState, rank: RankState) -> str:
     """How one rank stands, in a few words."""
     if rank.error:
         return f"failed: {first_line(rank.error.title)}"
+    if waiting := waits(state, rank):
+        return f"waiting in {_for_whom(state, waiting)}"
     return rank.why or rank.state
+
+
+def waits(state: JobState, rank: RankState) -> Waiting | None:
+    """What a rank waits in now. One that has ended may have done so until then."""
+    return rank.waiting if rank.state == "running" and not state.final else None
+
+
+def collective(waiting: Waiting) -> str:
+    """``all_reduce #17``."""
+    return f"{waiting.operation} #{waiting.number}"
+
+
+def waiting_lines(state: JobState, now: float) -> list[str]:
+    """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``: one sentence for each collective."""
+    groups: dict[tuple[str, int, str], dict[int, Waiting]] = {}
+    for number, rank in sorted(state.ranks.items()):
+        if waiting := waits(state, rank):
+            groups.setdefault((waiting.group, waiting.number, waiting.operation), {})[number] = waiting
+    return [_waiting_line(state, found, now) for found in groups.values()]
+
+
+def _waiting_line(state: JobState, found: Mapping[int, Waiting], now: float) -> str:
+    first = min(found.values(), key=attrgetter("since"))
+    verb = "waits" if len(found) == 1 else "wait"
+    return f"{_ranks(list(found))} {verb} in {_for_whom(state, first)}, for {duration(now - first.since)}"
+
+
+def _for_whom(state: JobState, waiting: Waiting) -> str:
+    whom = state.awaited(waiting)
+    return collective(waiting) + (f" for {_ranks(whom)}" if whom else "")
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-6``."""
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {_span(numbers)}"
 
 
 def first_line(text: str, limit: int = 200) -> str:
@@ -159,7 +197,7 @@ def jobs_table(states: Sequence[Row], now: float) -> str:
 def ranks_table(state: JobState) -> str:
     """One line a rank."""
     rows = [
-        (str(number), rank.host, str(rank.pid or ""), rank_line(rank), ", ".join(rank.results))
+        (str(number), rank.host, str(rank.pid or ""), rank_line(state, rank), ", ".join(rank.results))
         for number, rank in sorted(state.ranks.items())
     ]
     return table(("RANK", "HOST", "PID", "STATE", "RESULTS"), rows)
@@ -167,7 +205,7 @@ def ranks_table(state: JobState) -> str:
 
 def job_page(state: JobState, spec: JobSpec | None, plan: Plan | None, manifest: Manifest | None, now: float) -> str:
     """Everything about one job: state, ranks, notes, error, receipt and plan, each where it is known."""
-    parts = [f"{title(state)}\n{headline(state, now)}"]
+    parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
     if state.ranks:
         parts.append(ranks_table(state))
     if state.notes:

@@ -23,12 +23,12 @@ from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
-from jupyter_torchdist.protocol.state import JobState, RankState
+from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
 
 TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "protocol.ts"
 
-RECORDS = (ErrorRecord, RankState, JobState, Options, JobSpec, NodePlan, Plan, Captured)
-CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES")}
+RECORDS = (ErrorRecord, Waiting, RankState, JobState, Options, JobSpec, NodePlan, Plan, Captured)
+CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES", "BEAT")}
 
 _HEAD = """\
 // Generated from Python by scripts/protocol_types.py: change the dataclasses and run it, not this file.

@@ -57,9 +57,12 @@ class Cells:
     high: array[float] = field(default_factory=lambda: array("d"))
     mean: array[float] = field(default_factory=lambda: array("d"))
     finite: array[float] = field(default_factory=lambda: array("d"))
+    gaps: bool = False
+    """Whether some value was not finite."""
 
     def append(self, column: Sequence[Any]) -> None:
         low, high, mean, finite = measure(column)
+        self.gaps = self.gaps or finite < len(column)
         self.low.append(low)
         self.high.append(high)
         self.mean.append(mean)
@@ -67,6 +70,7 @@ class Cells:
 
     def extend_last(self, column: Sequence[Any]) -> None:
         low, high, mean, finite = measure(column)
+        self.gaps = self.gaps or finite < len(column)
         self.low[-1] = min(self.low[-1], low)
         self.high[-1] = max(self.high[-1], high)
         self.mean[-1] = joined(self.mean[-1], self.finite[-1], mean, finite)
@@ -116,17 +120,19 @@ class Bins:
     A step that goes backwards begins a new bin.
     """
 
-    def __init__(self, names: tuple[str, ...], first: int = 0) -> None:
+    def __init__(self, names: tuple[str, ...], first: int = 0, per: int = 1) -> None:
         """``first``: how many lines there were before, which is x where no step is given."""
         self.names = names
         self.lines = first
-        self.per = 1
+        self.per = per
         self.x, self.x_low, self.x_end = array("d"), array("d"), array("d")
         """Of each bin the first line's x, the least and the greatest: pairs may have been joined over a step back."""
         self.t, self.t_low, self.t_end = array("d"), array("d"), array("d")
         self.where = array("q")
         self.count: array[Any] = array("q")
         self.cells = [Cells() for _ in names]
+        self.in_order = True
+        """Whether neither steps nor times went back from one bin to the next."""
 
     def __len__(self) -> int:
         return len(self.count)
@@ -160,6 +166,8 @@ class Bins:
         return stop
 
     def _new(self, rows: Rows, begin: int, end: int) -> int:
+        if self.x and (rows.x[begin] < self.x[-1] or rows.t[begin] < self.t[-1]):
+            self.in_order = False
         self.x.append(rows.x[begin])
         self.x_low.append(rows.x[begin])
         self.x_end.append(rows.x[end - 1])

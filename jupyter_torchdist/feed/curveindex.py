@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from weakref import WeakValueDictionary
 from ..protocol.paths import JobPaths
 from ..store import metrics
 from .bins import MOST, Bins, Rows, number
+from .merging import Merging
 from .segments import read
 
 NAMES = 1000
@@ -34,6 +36,8 @@ _TOGETHER = 64
 _ROUTES = 4096
 _BARS = 16
 _PEEK = 64 * 1024
+_SAMPLES = 64
+_SAMPLE = 4 * 1024
 _FAR = 1e300
 """Steps and times beyond are none: the difference of two must be a number."""
 
@@ -79,6 +83,8 @@ class RankCurves:
         self._routes: dict[tuple[str, ...], Route] = {}
         self._skipping = False
         self._latest: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._expected: dict[tuple[str, ...], int] = {}
+        """About how many lines of each set of names a long file holds."""
 
     def size(self) -> int:
         try:
@@ -87,13 +93,25 @@ class RankCurves:
             return 0
 
     def peek(self) -> None:
-        """The last values of a long file before the rest of it is read."""
+        """The last values of a long file before the rest of it is read, and about what there is in it."""
         size = self.size()
         if size > 4 * _PEEK:
             head, _, data = read(self.path, size - _PEEK, size).partition(b"\n")
             for _, record in _records(data, size - _PEEK + len(head) + 1):
                 self._note(record)
             self._keep_last()
+            self._estimate(size)
+
+    def _estimate(self, size: int) -> None:
+        """Look at a few places: bins that are wide from the begin on need not be joined again and again."""
+        seen: Counter[tuple[str, ...]] = Counter()
+        places = range(0, size - _SAMPLE, size // _SAMPLES)
+        for place in places:
+            data = read(self.path, place, place + _SAMPLE).partition(b"\n")[2]
+            data = data[: data.rfind(b"\n") + 1]
+            logged = (record.get("v") for _, record in _records(data, 0) if record.get("k") == "log")
+            seen.update(tuple(values) for values in logged if isinstance(values, dict))
+        self._expected = {names: count * size // (len(places) * _SAMPLE) for names, count in seen.items()}
 
     def advance(self, end: int, most: int = MOST) -> bool:
         """Read a piece of what is before ``end``; whether there was any whole line (or part of an endless one)."""
@@ -181,15 +199,23 @@ class RankCurves:
             return []
         together = tuple(names[index] for index in kept)
         if together in self.by_names or len(self.by_names) < _TOGETHER:
-            return [(self._bins(together), None if len(kept) == len(names) else kept)]
+            per = self._per(self._expected.get(names, 0))
+            return [(self._bins(together, per), None if len(kept) == len(names) else kept)]
         return [(self._bins((names[index],)), (index,)) for index in kept]
 
     def _kept(self, names: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(index for index, name in enumerate(names) if self._names.admits(name))
 
-    def _bins(self, names: tuple[str, ...]) -> Bins:
+    def _per(self, expected: int) -> int:
+        """Lines of a bin: too few rather than too many, for bins are joined and never parted."""
+        per = 1
+        while expected > 2 * MOST * per:
+            per *= 2
+        return per
+
+    def _bins(self, names: tuple[str, ...], per: int = 1) -> Bins:
         if names not in self.by_names:
-            self.by_names[names] = Bins(names)
+            self.by_names[names] = Bins(names, per=per)
         return self.by_names[names]
 
 
@@ -256,6 +282,7 @@ class CurveIndex:
         self.lock = threading.RLock()
         self.names = Names()
         self.ranks: dict[int, RankCurves] = {}
+        self.merging = Merging()
         self._paths = paths
 
     @staticmethod

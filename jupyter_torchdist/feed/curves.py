@@ -11,10 +11,14 @@ from typing import Any
 from ..protocol.errors import UserError
 from .bins import Bins, joined
 from .curveindex import Closer, CurveIndex, RankCurves
+from .merging import Grid
 
 Answer = dict[str, Any]
 Work = Generator[None, None, Answer]
 """An answer in the making: it pauses wherever the time may be up."""
+
+Closers = dict[int, dict[tuple[str, ...], Closer]]
+"""What was read again for a range, by rank and the bins' names."""
 
 POINTS = 40_000
 """Points in one answer, of all its curves."""
@@ -87,14 +91,25 @@ class Points:
     def complete(self) -> bool:
         return all(count == 1 for count in self.count)
 
+    def add_from(self, bins: Bins, name: str, axis: str, begin: int) -> None:
+        """Append the bins from ``begin`` on."""
+        cells = bins.cells[bins.names.index(name)]
+        x = bins.x if axis == "step" else bins.t
+        columns: tuple[array[Any], ...] = (x, cells.mean, cells.low, cells.high, cells.finite, bins.count)
+        for mine, its in zip(self._columns(), columns, strict=True):
+            mine.extend(its[begin:])
+
     def add(self, bins: Bins, name: str, asked: Question) -> None:
         """Append the bins that reach into the range."""
+        if not asked.ranged:
+            self.add_from(bins, name, asked.axis, 0)
+            return
         cells = bins.cells[bins.names.index(name)]
         x = bins.x if asked.axis == "step" else bins.t
         columns: tuple[array[Any], ...] = (x, cells.mean, cells.low, cells.high, cells.finite, bins.count)
-        inside = bins.inside(asked.axis, asked.low, asked.high) if asked.ranged else None
+        inside = bins.inside(asked.axis, asked.low, asked.high)
         for mine, its in zip(self._columns(), columns, strict=True):
-            mine.extend(its if inside is None else map(its.__getitem__, inside))
+            mine.extend(map(its.__getitem__, inside))
 
     def _append(self, x: float, mean: float, low: float, high: float, finite: float, count: float) -> None:
         self.x.append(x)
@@ -115,9 +130,12 @@ class Points:
 
     def decimated(self, width: int) -> Points:
         """Not more than ``width`` points: neighbours are merged."""
-        if len(self) <= width:
+        return self.joined(max(1, -(-len(self) // width)))
+
+    def joined(self, each: int) -> Points:
+        """So many neighbours merged into one."""
+        if each == 1:
             return self
-        each = -(-len(self) // width)
         found = Points()
         for begin in range(0, len(self), each):
             part = slice(begin, begin + each)
@@ -149,27 +167,76 @@ def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
         question = Question.of(asked, index)
         version = index.version
     closer = (yield from _closer(index, question)) if question.ranged else {}
-    series: list[Answer] = []
-    complete = True
+    found = _Answer(index, question, closer)
     for name in question.names:
-        found: dict[int, Points] = {}
-        for rank in question.ranks:
-            with index.lock:
-                found[rank] = _points(index.ranks[rank], closer.get(rank, {}), name, question)
+        for ranks in [question.ranks] if question.band else [(rank,) for rank in question.ranks]:
+            if not found.add_merged(name, ranks):
+                yield from found.add(name, ranks)
             yield
-        if question.band:
-            band, whole = _band([points for points in found.values() if len(points)], question.width)
-            series.append(band.to_json(name, None))
-            complete = complete and whole
-            yield
-            continue
-        for rank, points in found.items():
+    return {"version": version, "complete": found.complete, "series": found.series}
+
+
+class _Answer:
+    """The series of one answer, added one by one."""
+
+    def __init__(self, index: CurveIndex, question: Question, closer: Closers) -> None:
+        self.series: list[Answer] = []
+        self.complete = True
+        self._index, self._question, self._closer = index, question, closer
+        self._grids: dict[tuple[tuple[int, int], ...], Grid] = {}
+
+    def add_merged(self, name: str, ranks: tuple[int, ...]) -> bool:
+        """Add one line for ``ranks`` from what was merged before; whether that can be done."""
+        with self._index.lock:
+            grid = None if self._question.ranged else self._grid(name, ranks)
+            if grid is None or not grid.common or grid.gaps(name):
+                return False
+            each, axis = max(1, -(-grid.longest // self._question.width)), self._question.axis
+            columns = self._index.merging.columns(grid, name, axis, each)
+            rests = [Points() for _ in grid.bins]
+            for rest, bins in zip(rests, grid.bins, strict=True):
+                rest.add_from(bins, name, axis, columns.done)
+            if len(rests) == 1:
+                rest = rests[0].joined(each)
+                whole = rest.complete
+            else:
+                rest, whole = _band([rest for rest in rests if len(rest)], self._question.width, columns.spacing)
+            series = rest.to_json(name, None if self._question.band else ranks[0])
+            for key, column in (("x", columns.x), ("y", columns.mean), ("low", columns.low), ("high", columns.high)):
+                series[key] = column.tolist() + series[key]
+        self.series.append(series)
+        self.complete = self.complete and whole and each == columns.per == 1
+        return True
+
+    def _grid(self, name: str, ranks: tuple[int, ...]) -> Grid | None:
+        """None where some rank logs the curve together with other names than the others do."""
+        found: list[Bins] = []
+        for rank in ranks:
+            found += [bins for names, bins in self._index.ranks[rank].by_names.items() if name in names]
+        if not found or len(found) > len(ranks) or any(bins.names != found[0].names for bins in found):
+            return None
+        key = tuple((id(bins), bins.per) for bins in found)  # an answer may go on after bins were joined
+        if key not in self._grids:
+            self._grids[key] = Grid.of(tuple(found))
+        return self._grids[key]
+
+    def add(self, name: str, ranks: tuple[int, ...]) -> Generator[None, None, None]:
+        """Add one line for ``ranks``, whatever they logged."""
+        found: list[Points] = []
+        for rank in ranks:
+            with self._index.lock:
+                points = _points(self._index.ranks[rank], self._closer.get(rank, {}), name, self._question)
             if len(points):
-                shown = points.decimated(question.width)
-                complete = complete and shown.complete
-                series.append(shown.to_json(name, rank))
-                yield
-    return {"version": version, "complete": complete, "series": series}
+                found.append(points)
+            yield
+        if self._question.band:
+            band, whole = _band(found, self._question.width)
+            self.series.append(band.to_json(name, None))
+            self.complete = self.complete and whole
+        elif found:
+            shown = found[0].decimated(self._question.width)
+            self.series.append(shown.to_json(name, ranks[0]))
+            self.complete = self.complete and shown.complete
 
 
 def _points(curves: RankCurves, closer: dict[tuple[str, ...], Closer], name: str, question: Question) -> Points:
@@ -178,9 +245,6 @@ def _points(curves: RankCurves, closer: dict[tuple[str, ...], Closer], name: str
         if name in names:
             points.add(closer[names].bins if names in closer else bins, name, question)
     return points.sorted()
-
-
-Closers = dict[int, dict[tuple[str, ...], Closer]]
 
 
 def _closer(index: CurveIndex, question: Question) -> Generator[None, None, Closers]:
@@ -206,15 +270,18 @@ def _plans(curves: RankCurves, question: Question) -> Iterator[Closer]:
             yield Closer(curves, bins, span, wanted, question.axis, question.low, question.high)
 
 
-def _band(ranks: list[Points], width: int) -> tuple[Points, bool]:
-    """Mean of the ranks, least and greatest value, and whether every point is one step of each rank."""
+def _band(ranks: list[Points], width: int, apart: float = 0.0) -> tuple[Points, bool]:
+    """Mean of the ranks, least and greatest value, and whether every point is one step of each rank.
+
+    ``apart``: the least distance of two points.
+    """
     if not ranks:
         return Points(), True
     begin = min(points.x[0] for points in ranks)
     end = max(points.x[-1] for points in ranks)
     # As wide as the coarsest rank's distance between points, or ranks would alternate in a zigzag.
     spacing = max((points.x[-1] - points.x[0]) / max(1, len(points) - 1) for points in ranks)
-    spacing = max(spacing, (end - begin) / max(1, width - 1))
+    spacing = max(spacing, apart, (end - begin) / max(1, width - 1))
     buckets: dict[int, list[tuple[float, float, float, float, float, int]]] = {}
     for points in ranks:
         for bucket, row in _bucketed(points, begin, spacing).items():

@@ -1,7 +1,7 @@
 """One view's feed: messages in, messages out, all of it read from the job directory.
 
 It keeps no thread and no clock: whoever holds the view calls ``receive`` for each message and ``poll`` some twenty
-times a second. Each call ends within about 0.2 s; what takes longer goes on in the next one.
+times a second. Each call ends within about 0.1 s (a search: 0.15 s); what takes longer goes on in the next one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..protocol.errors import TorchDistError, UserError
 from ..protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
 from ..protocol.paths import Home, JobPaths
-from ..store import jobdir, liveness
+from ..store import jobdir, liveness, presence
 from . import curves, history, segments, status
 from .cancel import cancel
 from .curveindex import CurveIndex
+from .pace import Pace
 from .rerun import command
 from .search import search
 from .segments import Log
@@ -27,7 +28,7 @@ from .tail import Tail
 
 Message = dict[str, Any]
 
-WORK = 0.08
+WORK = 0.04
 """Seconds that one call goes on with answers, and as long with reading curves."""
 
 LEAST_WORK = 0.02
@@ -41,6 +42,15 @@ TASKS = 32
 """Questions that may be open."""
 
 _BURST = 3.0
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A question that is being answered."""
+
+    number: int
+    work: curves.Work
+    on_curves: bool
 
 
 class Feed:
@@ -63,9 +73,10 @@ class Feed:
         self._states = States(self._paths)
         self._tail = Tail(have)
         self._logs: dict[str, Log] = {}
-        self._tasks: deque[tuple[int, curves.Work]] = deque()
+        self._tasks: deque[_Task] = deque()
+        self._pace = Pace()
         self._tokens, self._refilled = _BURST, float("-inf")
-        self._looked = self._told = float("-inf")
+        self._looked = self._told = self._marked = float("-inf")
         self._status: Message = {}
         self._effective = ""
 
@@ -106,7 +117,7 @@ class Feed:
         number = _whole(message.get("id"))
         if len(self._tasks) >= TASKS:
             return [self._say("answer", id=number, error="too many questions at once; ask again")]
-        self._tasks.append((number, self._work(message)))
+        self._tasks.append(_Task(number, self._work(message), message.get("what") == "curves"))
         return self._go_on(WORK)
 
     # ---- out
@@ -152,6 +163,9 @@ class Feed:
             return gone
         self._logs.update({name: log for name, log in segments.find(self._paths).items() if name not in self._logs})
         self._curves.look()
+        if now - self._marked >= presence.PERIOD and not self._states.state.final:
+            self._marked = now
+            presence.mark(self._paths)
         try:
             self._effective = liveness.effective_state(self._paths, self._states.state)
         except TorchDistError:
@@ -224,24 +238,37 @@ class Feed:
         """Work at open questions in turn, for so long."""
         until = time.monotonic() + seconds
         said: list[Message] = []
-        while self._tasks:
-            number, work = self._tasks[0]
-            try:
-                next(work)
-            except StopIteration as end:
+        while task := self._next_task():
+            with self._pace.spending(task.on_curves):
+                answer = self._step(task)
+            if answer is not None:
                 self._tasks.popleft()
-                said.append(self._say("answer", id=number, **end.value))
-            except TorchDistError as error:
-                self._tasks.popleft()
-                said.append(self._say("answer", id=number, error=_sentence(error)))
-            except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-                self._tasks.popleft()
-                words = f"this question cannot be answered ({type(error).__name__}: {error})"
-                said.append(self._say("answer", id=number, error=words))
+                self._pace.spend(sum(len(one["x"]) for one in answer.get("series", ())))
+                said.append(self._say("answer", id=task.number, **answer))
             if time.monotonic() >= until:
                 break
             self._tasks.rotate(-1)
         return said
+
+    def _next_task(self) -> _Task | None:
+        """The first one that need not wait: curves of a job that runs are asked for again and again."""
+        for _ in range(len(self._tasks)):
+            if not self._tasks[0].on_curves or self._states.state.final or self._pace.open:
+                return self._tasks[0]
+            self._tasks.rotate(-1)
+        return None
+
+    def _step(self, task: _Task) -> Message | None:
+        """The answer, or None while it takes longer."""
+        try:
+            next(task.work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except TorchDistError as error:
+            return {"error": _sentence(error)}
+        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+            return {"error": f"this question cannot be answered ({type(error).__name__}: {error})"}
+        return None
 
     def _work(self, asked: Message) -> curves.Work:
         if asked.get("what") == "curves":

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import UserError
 from ..protocol.feed import LINE_LIMIT
 from ..store import logs as store_logs
 from . import segments
+from .pattern import Overtime, Pattern
 from .segments import Log
 
-if sys.version_info >= (3, 11):
-    from re import _constants as sre  # type: ignore[attr-defined]
-    from re import _parser as sre_parser
-else:
-    import sre_constants as sre
-    import sre_parse as sre_parser
+BUDGET = 0.1
+"""Seconds of one call."""
 
-BUDGET = 0.12
-"""Seconds of one call, but for the line it is at."""
+LINE_BUDGET = 0.06
+"""Seconds of the processor that an expression may take on one line (``regex`` may take half as much again)."""
 
 HITS = 500
 """Hits of one answer; where there are more, one asks again."""
@@ -32,91 +25,7 @@ SHOWN = 2000
 """Characters of a hit's line."""
 
 _BLOCK = 256 * 1024
-_PIECE = 4096
-_OVERLAP = 256
 _BEFORE = 200
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What is searched: a text, or a regular expression that is found within single lines."""
-
-    text: str
-    case: bool
-    regex: re.Pattern[str] | None = None
-
-    @staticmethod
-    def of(text: str, regex: bool, case: bool) -> Pattern:
-        """Raises ``UserError`` for what is no regular expression, or one that may take forever."""
-        if not regex:
-            return Pattern(text if case else text.lower(), case)
-        flags = 0 if case else re.IGNORECASE
-        try:
-            if _may_explode(sre_parser.parse(text, flags)):
-                raise UserError(f"/{text}/ repeats a repetition, which may take forever", "simplify it, as (a+)+ to a+")
-            return Pattern(text, case, re.compile(text, flags))
-        except (re.error, RecursionError, OverflowError) as error:
-            hint = "correct it, or search for plain text"
-            raise UserError(f"/{text}/ is no regular expression: {error}", hint) from None
-
-    def find(self, line: str) -> int:
-        """Where in ``line`` it is found; -1 if it is not."""
-        if self.regex is None:
-            return (line if self.case else line.lower()).find(self.text)
-        if len(line) <= _PIECE:
-            match = self.regex.search(line)
-            return match.start() if match else -1
-        for begin in range(0, len(line), _PIECE):
-            # A pattern that needs the square of a line's length is only bearable on pieces of a long line.
-            first = max(0, begin - _OVERLAP)
-            if match := self.regex.search(line[first : begin + _PIECE]):
-                return first + match.start()
-        return -1
-
-    def maybe(self, text: str) -> bool:
-        """Whether a block of lines can hold it at all."""
-        return self.regex is not None or self.text in (text if self.case else text.lower())
-
-
-_REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT}
-
-
-def _may_explode(parsed: Any) -> bool:
-    """Whether an unbounded repetition holds nothing but parts that repeat or may be absent, as in ``(a+)+``."""
-    for code, argument in parsed:
-        if code in _REPEATS and argument[1] > 16 and _is_loose(argument[2]):
-            return True
-        if any(_may_explode(inner) for inner in _inner(code, argument)):
-            return True
-    return False
-
-
-def _inner(code: Any, argument: Any) -> Iterator[Any]:
-    if code in _REPEATS:
-        yield argument[2]
-    elif code is sre.SUBPATTERN:
-        yield argument[3]
-    elif code is sre.BRANCH:
-        yield from argument[1]
-    elif code in (sre.ASSERT, sre.ASSERT_NOT):
-        yield argument[1]
-
-
-def _is_loose(parsed: Any) -> bool:
-    """Whether no part must be there exactly once and some part repeats."""
-    repeats = False
-    for code, argument in parsed:
-        if code in _REPEATS:
-            repeats = repeats or argument[1] > 16
-        elif code is sre.SUBPATTERN:
-            if not _is_loose(argument[3]):
-                return False
-            repeats = True
-        elif code is sre.BRANCH:
-            repeats = repeats or len({len(branch) for branch in argument[1]}) > 1 or any(map(_is_loose, argument[1]))
-        elif code is not sre.AT:
-            return False
-    return repeats
 
 
 class Search:
@@ -132,6 +41,8 @@ class Search:
         self._times = {name: log.written(self._at[name]) or 0.0 for name, log in logs.items() if self._at[name]}
         self._hits: list[dict[str, Any]] = []
         self._searched = 0
+        self._begun = False
+        """Whether a line was searched to its end: then a slow one has the next call for itself."""
 
     def run(self) -> dict[str, Any]:
         """The answer: hits, newest first, and where the next call goes on (None: everything was searched)."""
@@ -178,7 +89,12 @@ class Search:
         elif not texts[-1]:
             texts.pop()
         for index in range(len(texts) - 1, -1, -1):
-            found = self._pattern.find(texts[index])
+            try:
+                found = self._pattern.find(texts[index], LINE_BUDGET)
+            except Overtime:
+                bounds = bounds or _lines(data)
+                return self._give_up(log, start + bounds[index][0], bounds[index][1])
+            self._begun = True
             if found < 0 and time.monotonic() < self._until:
                 continue
             bounds = bounds or _lines(data)
@@ -188,6 +104,16 @@ class Search:
             if self._spent:
                 return low
         return 0
+
+    def _give_up(self, log: Log, start: int, end: int) -> int:
+        """On a line that takes too long. Raises ``UserError`` where it had all the time of a call."""
+        if self._begun:
+            self._until = 0.0
+            return end
+        place = f"a line of rank {log.rank} (std{log.stream}, byte {start:,})"
+        raise UserError(
+            f"/{self._pattern.text}/ takes too long on {place}", "a simpler one, or plain text, is searched"
+        )
 
     def _hit(self, log: Log, start: int, end: int, line: str, found: int) -> None:
         shown = line if len(line) <= SHOWN else line[max(0, found - _BEFORE) :][:SHOWN]

@@ -75,7 +75,7 @@ class Curves:
     def _log(self, rank: int, name: str, step: object, value: float) -> None:
         if name not in self._values and len(self._values) >= NAMES:
             return
-        number = _number(value, math.inf)
+        number = value if type(value) is float else _number(value, math.inf)
         if rank <= self._values.get(name, (rank, 0.0))[0]:
             self._values[name] = (rank, number)
         if name not in self._courses and len(self._courses) >= CURVES:
@@ -84,7 +84,9 @@ class Curves:
         count = self._counts[rank, name] = self._counts.get((rank, name), -1) + 1
         x = _number(step, math.nan) if isinstance(step, (int, float)) else float(count)
         if math.isfinite(number) and abs(x) < FURTHEST:
-            self._courses.setdefault(name, Course()).add(x, number)
+            if (course := self._courses.get(name)) is None:
+                course = self._courses[name] = Course()
+            course.add(x, number)
 
 
 def _number(value: object, otherwise: float = 0.0) -> float:
@@ -102,6 +104,15 @@ class Bucket:
     high: float
     mean: float
     count: int = 1
+
+    def take(self, value: float) -> None:
+        """As ``add`` of a bucket with one value: a training loop's worth of them is read while the cell waits."""
+        if value < self.low:
+            self.low = value
+        if value > self.high:
+            self.high = value
+        self.count += 1
+        self.mean += value / self.count - self.mean / self.count
 
     def add(self, other: Bucket) -> None:
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
@@ -122,7 +133,13 @@ class Course:
     def add(self, x: float, value: float) -> None:
         """One value; steps may come in any order, backwards too."""
         place = math.floor(x / self.width)
-        self._least, self._most = min(self._least, x), max(self._most, x)
+        if x < self._least:
+            self._least = x
+        if x > self._most:
+            self._most = x
+        if (bucket := self.buckets.get(place)) is not None:
+            bucket.take(value)
+            return
         if not self.buckets:
             self._first = self._last = place
         while max(self._last, place) - min(self._first, place) >= BUCKETS:

@@ -85,12 +85,6 @@ class Pump:
         self._closed = False
         self._heard = 0.0
 
-    @property
-    def watched(self) -> bool:
-        """Whether there is a view, and it keeps up."""
-        late = time.monotonic() - QUIET
-        return any(not view.behind or view.waiting > late for view in list(self._views.values()))
-
     def start(self) -> None:
         """Have the thread running."""
         with self._lock:
@@ -100,7 +94,7 @@ class Pump:
                 self._thread.start()
 
     def hand(self, content: Message) -> None:
-        """What came from a view: ``{view, binary, message}``, or ``{view, bye}``. From any thread, at once."""
+        """What came from a view: ``{view, binary, message}``, ``{view, ping}``, ``{view, bye}``. From any thread."""
         self._inbox.put(content)
         self.start()
 
@@ -139,6 +133,9 @@ class Pump:
         self._heard = time.monotonic()
         if content.get("bye"):
             self._drop(name)
+            return
+        if content.get("ping"):
+            self._port.send(name, [{"n": 0, "type": "alive" if name in self._views else "forgotten"}], False)
             return
         if not isinstance(message, dict):
             return

@@ -46,7 +46,9 @@ def plan_text(request: Request) -> str:
 def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:
     rich = RichOutput(ip, job.paths, visible=job.spec.options.watch != "off")
     watch = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)
-    state = wait(job, interrupts, watch.tick)
+    # A kernel that is asked to shut down, or to restart, notes it there in another thread.
+    closing = (lambda: bool(ip.exit_now)) if show.is_notebook(ip) else None
+    state = wait(job, interrupts, watch.tick, closing=closing)
     interrupts.release()
     try:
         brought = _bring(ip, job, state)
@@ -95,7 +97,9 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
         )
     lines += brought.notes if brought else ()
     if not state.final and interrupts:
-        lines.append("the job does not answer; it is left to its driver")
+        gave_up = "the job does not answer; it is left to its driver"
+        shut_down = f"the kernel is shut down, the job goes on: `%dist attach {state.job}` shows it"
+        lines.append(gave_up if interrupts > 2 else shut_down)
     return tuple(lines)
 
 

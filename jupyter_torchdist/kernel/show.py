@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..protocol.feed import MIME_TYPE
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
-from ..store import logs
+from ..store import logs, presence
 from ..verbs import ansi
 from ..verbs.stream import Console
 from .curves import Curves
@@ -33,8 +34,12 @@ FRAME = 0.15
 """Seconds between two updates of the picture; the first change after a quiet time is drawn at once."""
 BESIDE = 0.5
 """The same, where a front end may have something better to show than the picture."""
-BEHIND = 2.0
+BEHIND = 5.0
 """The same, where a live view is known to be shown: then the picture is only for what is saved."""
+SHARE = 50
+"""Drawing takes at most one part in so many of the time: the picture of many ranks is drawn less often."""
+LOOK = 0.05
+"""Seconds between two looks at whether there is anything new to draw."""
 CLOCK = 1.0
 """Seconds after which a picture in which nothing changed is drawn again, for its elapsed time."""
 TAIL = 16 * 1024
@@ -133,7 +138,11 @@ class Picture:
         self._live: Live | None = module.Live(ip.kernel, paths, self._without_widget) if module else None  # type: ignore[attr-defined]
         self._id = f"torchdist-{paths.job}"
         self._published = False
-        self._drawn = 0.0
+        self._drawn = self._looked = 0.0
+        self._cost = 0.0
+        """Seconds that the last drawing took."""
+        self._lock = threading.Lock()
+        """Held while the output is replaced: the widget goes in a thread of its own, and must not come back."""
         self._seen: object = None
         self._stage: object = None
         self._last: dict[str, Any] = {}
@@ -146,9 +155,11 @@ class Picture:
             self._published = False
             self._draw(state)
         stage = (bool(state.failures()), state.state if self._job else "")
-        waited = time.monotonic() - self._drawn
-        if waited < self._frame() and stage == self._stage:
+        now = time.monotonic()
+        waited = now - self._drawn
+        if stage == self._stage and (now - self._looked < LOOK or waited < self._frame()):
             return
+        self._looked = now
         seen = (state.seq, self._tails.poll(), self._curves.poll())
         if seen != self._seen or waited > CLOCK:
             self._seen, self._stage = seen, stage
@@ -162,28 +173,34 @@ class Picture:
         self._draw(state, remarks)
 
     def _frame(self) -> float:
-        if self._live is None:
-            return FRAME
-        return BEHIND if self._live.watched else BESIDE
+        least = BESIDE if self._live else FRAME
+        if self._job and presence.watched(self._paths):
+            least = BEHIND
+        return max(least, SHARE * self._cost)
 
     def _draw(self, state: JobState, remarks: tuple[str, ...] = ()) -> None:
+        began = time.monotonic()
         curves, said = self._curves, (*self._notes, *remarks)
         snapshot = Snapshot(state, time.time(), self._tails.lines(), curves.last, curves.progress, said, curves.traces)
         text = as_text(snapshot)
-        self._last = {**self._job, "text/html": as_html(snapshot), "text/plain": text}
+        picture = {**self._job, "text/html": as_html(snapshot), "text/plain": text}
         if self._live:
             self._live.show({**self._job.get(MIME_TYPE, {}), "state": state.state, "text": text})
-        self._publish({**self._last, **(self._live.forms if self._live else {})}, self._published)
-        self._published = True
+        with self._lock:
+            self._last = picture
+            self._publish({**picture, **(self._live.forms if self._live else {})}, self._published)
+            self._published = True
         self._drawn = time.monotonic()
+        self._cost = self._drawn - began
 
     def _publish(self, bundle: dict[str, Any], update: bool) -> None:
         self._publisher.publish(bundle, transient={"display_id": self._id}, update=update)
 
     def _without_widget(self) -> None:
         """The widget is about to close: a front end that knows no better shows the picture instead."""
-        if self._last:
-            self._publish(self._last, True)
+        with self._lock:
+            if self._last:
+                self._publish(self._last, True)
 
 
 class Tails:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from .. import views
 from ..protocol.state import JobState, RankState
@@ -20,10 +21,17 @@ LOG_LINES = 28
 LINES_OF_A_RANK = 10
 CURVES = 12
 NOTES = 4
+REMARKS = 8
+RUNS = 6
+"""Runs of ranks in one label."""
+WAITS = 3
+"""Collectives of which it is said that ranks wait in them."""
 BYTES = 100_000
 """Of the HTML; with text and all a saved picture is below 300 kB, whatever was printed."""
 WIDTHS = (200, 120, 60, 24)
 """Line lengths to try until the HTML fits into ``BYTES``."""
+HEAD = 400
+"""Characters of the first line: state, place, time and what went wrong."""
 NAME = 40
 """Characters of a curve's name."""
 _RED = "#c62828"
@@ -56,13 +64,14 @@ class Snapshot:
 
 def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
     """For plain terminals, and beside the HTML for everything else."""
-    lines = [f"{views.title(snapshot.state)}: {views.headline(snapshot.state, snapshot.now)}"]
+    title, head = views.title(snapshot.state), views.headline(snapshot.state, snapshot.now)
+    lines = [f"{_cut(title, width)}: {_cut(ansi.plain(head), HEAD)}"]
     lines += _failure(snapshot, width)
     if snapshot.progress:
         lines.append(_progress_text(snapshot.progress))
     if snapshot.curves:
         lines.append(_curves(snapshot.curves))
-    lines += [f"[rank {rank}] {_cut(ansi.plain(line), width)}" for rank, line in _log(snapshot)]
+    lines += [f"[{who}] {_cut(ansi.plain(line), width)}" for who, line in _log(snapshot)]
     return "\n".join([*lines, *_footer(snapshot, width)])
 
 
@@ -78,7 +87,10 @@ def as_html(snapshot: Snapshot) -> str:
 def _page(snapshot: Snapshot, width: int) -> str:
     state = snapshot.state
     colour = _COLOURS.get(state.state, "#1976d2")
-    name, head = html.escape(_cut(views.title(state), width)), html.escape(views.headline(state, snapshot.now))
+    name, head = (
+        html.escape(_cut(views.title(state), width)),
+        html.escape(_cut(ansi.plain(views.headline(state, snapshot.now)), HEAD)),
+    )
     parts = [
         f'<div class="torchdist-job" style="border-left:3px solid {colour};padding:2px 8px">',
         f"<div><b>{name}</b> <span>{head}</span></div>",
@@ -94,7 +106,7 @@ def _page(snapshot: Snapshot, width: int) -> str:
     if drawn:
         parts.append(f"<div>{multiples(drawn, snapshot.curves, NAME)}</div>")
     log = "\n".join(
-        f'<span style="opacity:.8">[rank {rank}]</span> {_line_html(line, width)}' for rank, line in _log(snapshot)
+        f'<span style="opacity:.8">[{who}]</span> {_line_html(line, width)}' for who, line in _log(snapshot)
     )
     if log:
         parts.append(f'<pre style="margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere">{log}</pre>')
@@ -115,7 +127,7 @@ def _cut(text: str, width: int) -> str:
 def _progress_text(bar: Progress) -> str:
     share = f" ({100 * bar.done / bar.total:.0f} %)" if bar.total else ""
     of = f" of {bar.total:g}" if bar.total else ""
-    return f"{bar.text} {bar.done:g}{of}{share}".strip()
+    return f"{_cut(bar.text, NAME)} {bar.done:g}{of}{share}".strip()
 
 
 def _curves(curves: Mapping[str, float]) -> str:
@@ -124,22 +136,42 @@ def _curves(curves: Mapping[str, float]) -> str:
     return " · ".join(shown) + (f" · {more} more" if more > 0 else "")
 
 
-def _log(snapshot: Snapshot) -> list[tuple[int, str]]:
-    """The lines to show: as many ranks as there is room for. One that failed comes first, and gets what it needs."""
-    chosen = _chosen(snapshot)
-    found: list[tuple[int, str]] = []
-    if chosen and chosen[0] in _failed_ranks(snapshot):
-        found += [(chosen[0], line) for line in list(snapshot.lines[chosen[0]])[-LINES_OF_A_RANK:]]
+@dataclass(frozen=True)
+class Voices:
+    """Ranks whose last lines are the same."""
+
+    ranks: tuple[int, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """``rank 3``, ``ranks 0–7``, ``ranks 0, 2–5``."""
+        word = "rank" if len(self.ranks) == 1 else "ranks"
+        runs = [[rank for _, rank in run] for _, run in groupby(enumerate(self.ranks), lambda at: at[1] - at[0])]
+        said = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+        return f"{word} {', '.join(said[:RUNS])}" + ("…" if len(said) > RUNS else "")
+
+
+def _log(snapshot: Snapshot) -> list[tuple[str, str]]:
+    """Who said it, and a line: of as many as there is room for. One that failed comes first, and gets what it needs."""
+    chosen = _voices(snapshot)[:LOG_LINES]
+    found: list[tuple[str, str]] = []
+    if chosen and set(chosen[0].ranks) & set(_failed_ranks(snapshot)):
+        found += [(chosen[0].label, line) for line in chosen[0].lines]
         chosen = chosen[1 : 1 + LOG_LINES - len(found)]
     each = max(1, min(LINES_OF_A_RANK, (LOG_LINES - len(found)) // max(len(chosen), 1)))
-    return found + [(rank, line) for rank in chosen for line in list(snapshot.lines[rank])[-each:]]
+    return found + [(voices.label, line) for voices in chosen for line in voices.lines[-each:]]
 
 
-def _chosen(snapshot: Snapshot) -> list[int]:
-    """Ranks that printed, those that failed first (the one that is blamed before all), else by number."""
+def _voices(snapshot: Snapshot) -> list[Voices]:
+    """Of all ranks that printed: first those that failed (the one that is blamed before all), else by number."""
     failed = {rank: place for place, rank in enumerate(_failed_ranks(snapshot))}
-    ranks = [rank for rank, lines in snapshot.lines.items() if lines]
-    return sorted(ranks, key=lambda rank: (failed.get(rank, len(failed)), rank))[:LOG_LINES]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank, lines in sorted(snapshot.lines.items()):
+        if lines:
+            alike.setdefault(tuple(lines[-LINES_OF_A_RANK:]), []).append(rank)
+    found = [Voices(tuple(ranks), lines) for lines, ranks in alike.items()]
+    return sorted(found, key=lambda voices: min(failed.get(rank, len(failed)) for rank in voices.ranks))
 
 
 def _failed_ranks(snapshot: Snapshot) -> list[int]:
@@ -149,22 +181,26 @@ def _failed_ranks(snapshot: Snapshot) -> list[int]:
 def _footer(snapshot: Snapshot, width: int) -> list[str]:
     state = snapshot.state
     lines = []
-    hidden = sum(bool(lines) for lines in snapshot.lines.values()) - len({rank for rank, _ in _log(snapshot)})
+    shown = {who for who, _ in _log(snapshot)}
+    hidden = sum(len(voices.ranks) for voices in _voices(snapshot) if voices.label not in shown)
     if hidden > 0:
         lines.append(f"{views.count(hidden, 'more rank')}: %dist logs {state.job} --rank N")
-    lines += [*state.notes[-NOTES:], *snapshot.remarks]
+    lines += [*state.notes[-NOTES:], *snapshot.remarks[:REMARKS]]
+    if (more := len(snapshot.remarks) - REMARKS) > 0:
+        lines.append(f"{views.count(more, 'more note')}: %dist show {state.job}")
     return [_cut(ansi.plain(line), 2 * width) for line in lines]
 
 
 def _failure(snapshot: Snapshot, width: int) -> list[str]:
-    """What went wrong: before all else, as it is what one looks for."""
-    failed = snapshot.state.failures()
-    lines = _failed(snapshot.state, failed[0]) if failed else []
+    """What went wrong, or what ranks wait for: before all else, as it is what one looks for."""
+    state = snapshot.state
+    failed = state.failures()
+    lines = _failed(state, failed[0]) if failed else views.waiting_lines(state, snapshot.now)[:WAITS]
     return [_cut(ansi.plain(line), 2 * width) for line in lines]
 
 
 def _failed(state: JobState, first: RankState) -> list[str]:
     """Who failed first, unless the job's reason in the first line says it already, and what became of the others."""
     where = f"rank {first.rank}" + (f" on {first.host}" if first.host else "")
-    said = [] if state.reason.startswith(where) else [f"{where} {views.rank_line(first)}"]
+    said = [] if state.reason.startswith(where) else [f"{where} {views.rank_line(state, first)}"]
     return [*said, *filter(None, [views.others(state, first.rank) if state.final else ""])]

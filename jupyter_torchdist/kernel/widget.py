@@ -66,14 +66,9 @@ class Live:
     @property
     def forms(self) -> dict[str, Any]:
         """What the widget adds to the output's bundle; nothing once it is closed."""
-        if self._widget is None:
+        if (widget := self._widget) is None:
             return {}
-        return {VIEW_TYPE: {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}}
-
-    @property
-    def watched(self) -> bool:
-        """Whether a browser shows the job live."""
-        return self._pump.watched
+        return {VIEW_TYPE: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
     @property
     def over(self) -> bool:
@@ -87,8 +82,8 @@ class Live:
 
     def show(self, snapshot: dict[str, Any]) -> None:
         """What a view that opens from now on begins with."""
-        if self._widget is not None:
-            self._widget.snapshot = snapshot
+        if (widget := self._widget) is not None:  # the pump's thread may take it away at any time
+            widget.snapshot = snapshot
 
     def retire(self) -> None:
         """Close the widget; where it was, the still picture is shown."""

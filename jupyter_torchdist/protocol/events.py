@@ -22,6 +22,10 @@ launcher.ended       codes {pid: exit code}, error (text, empty when all is well
 node.ended           error: no process of the job is alive on the node, and that was checked
 rank.started         process (ProcessId), local_rank
 rank.ready           user code begins; the process group is up
+rank.waiting         operation, group, number, since, size, members (``Waiting``), counts: user code has been in one
+                     collective for seconds
+rank.resumed         that collective is over
+rank.entered         counts {group: how many of its collectives this rank has entered}: while another rank waits
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
 rank.result          names, left ([name, reason]…), size: values of this rank are published

@@ -61,3 +61,6 @@ UNSEEN = 8
 
 RATE = 15.0
 """Messages a second, at the most, that come unasked."""
+
+BEAT = 5
+"""Seconds between two empty messages of a WebSocket of ours: without them, silence could be a line that was cut."""

@@ -143,6 +143,11 @@ class JobPaths:
         return self.root / "requests"
 
     @property
+    def watched(self) -> Path:
+        """Empty; touched by the feed of every live view while the job runs (``store/presence.py``)."""
+        return self.root / "watched"
+
+    @property
     def source(self) -> Path:
         """Local modules of the bundle, unpacked; first on the ranks' ``sys.path``."""
         return self.root / "source"
@@ -213,6 +218,11 @@ class NodePaths:
     def display(self, rank: int) -> Path:
         """JSON lines: rich output (``display``, figures, the value of the last line)."""
         return self.root / f"rank-{rank:05d}.display"
+
+    @property
+    def waiting(self) -> Path:
+        """One byte for each of the node's ranks, written by it: whether it waits in a collective."""
+        return self.root / "waiting"
 
     def stacks(self, rank: int) -> Path:
         """``faulthandler`` dumps (SIGUSR1)."""

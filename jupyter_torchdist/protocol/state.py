@@ -14,6 +14,34 @@ RANK_ENDS = ("done", "failed", "interrupted", "killed", "stopped", "lost")
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The collective that a rank waits in: the ``number``-th of its ``group``."""
+
+    operation: str
+    """Such as ``all_reduce``."""
+    group: str
+    """Backend and name, the same on every rank: ``gloo:0``."""
+    number: int
+    since: float
+    size: int = 0
+    """Bytes that this rank put in; 0 where that is not known."""
+    members: tuple[int, ...] | None = None
+    """The ranks of the group: null is all of the job, none at all that they are not known."""
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Waiting:
+        members = value.get("members")
+        return Waiting(
+            str(value["operation"]),
+            str(value["group"]),
+            int(value["number"]),
+            float(value["since"]),
+            int(value.get("size", 0)),
+            None if members is None else tuple(int(rank) for rank in members),
+        )
+
+
+@dataclass(frozen=True)
 class RankState:
     """One rank. Times in seconds since the epoch, on its node's clock."""
 
@@ -35,6 +63,11 @@ class RankState:
     """Names that did not come back, each with the reason."""
     dropped: int = 0
     """Lines that it printed and a full disk did not take."""
+    waiting: Waiting | None = None
+    """It stays when the rank ends in it."""
+    entered: dict[str, int] = field(default_factory=dict)
+    """How many collectives of each group it had entered at ``counted``; of a group that is not there, none."""
+    counted: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +103,12 @@ class JobState:
         failed.sort(key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
         return sorted(failed, key=lambda rank: rank.rank != self.first_failure)
 
+    def awaited(self, waiting: Waiting) -> list[int]:
+        """The ranks that have not entered a collective, as far as is known: those that it waits for."""
+        members = range(self.world_size) if waiting.members is None else waiting.members
+        ranks = [self.ranks[number] for number in members if number in self.ranks]
+        return [rank.rank for rank in ranks if _is_behind(rank, waiting)]
+
     def to_json(self) -> dict[str, Any]:
         value = asdict(self)
         value["ranks"] = {
@@ -84,8 +123,16 @@ class JobState:
         for number, item in value["ranks"].items():
             error = ErrorRecord.from_json(item["error"]) if item["error"] else None
             left = tuple((str(name), str(why)) for name, why in item["left"])
-            ranks[int(number)] = RankState(**{**item, "error": error, "results": tuple(item["results"]), "left": left})
+            waiting = Waiting.from_json(item["waiting"]) if item.get("waiting") else None
+            own = {"error": error, "results": tuple(item["results"]), "left": left, "waiting": waiting}
+            ranks[int(number)] = RankState(**{**item, **own})
         return JobState(**{**value, "ranks": ranks, "notes": tuple(value["notes"])})
+
+
+def _is_behind(rank: RankState, waiting: Waiting) -> bool:
+    """What a rank said of itself before the wait began may have changed, unless it has ended."""
+    known = rank.counted > waiting.since or rank.state in RANK_ENDS
+    return known and rank.entered.get(waiting.group, 0) < waiting.number
 
 
 def fold(events: Iterable[Event], state: JobState | None = None) -> JobState:
@@ -158,6 +205,12 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
         )
     if event.kind == "rank.ready":
         return replace(rank, state="running", ready=event.t)
+    if event.kind == "rank.waiting":
+        return replace(_counted(rank, event), waiting=Waiting.from_json(data))
+    if event.kind == "rank.resumed":
+        return replace(rank, waiting=None)
+    if event.kind == "rank.entered":
+        return _counted(rank, event)
     if event.kind == "rank.failed":
         return replace(rank, state="failed", error=ErrorRecord.from_json(data["error"]), ended=event.t)
     if event.kind == "rank.interrupted":
@@ -175,3 +228,8 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
         state = data.get("state", "killed")
         return replace(rank, state=state, code=data.get("code"), why=data.get("why", ""), ended=event.t)
     return rank
+
+
+def _counted(rank: RankState, event: Event) -> RankState:
+    counts = event.data["counts"]
+    return replace(rank, entered={str(group): int(count) for group, count in counts.items()}, counted=event.t)

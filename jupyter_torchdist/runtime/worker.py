@@ -27,6 +27,7 @@ from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from . import api, bootstrap, children, execution, failures, group, shell
 from .autolog import Autolog
+from .collectives import CollectiveWatch, Marks
 from .display import Display
 from .eventfile import EventFile
 from .flusher import Flusher
@@ -71,6 +72,7 @@ class Rank:
         self.flusher.add(self.times)
         self.interrupts = bootstrap.Interrupts(self.flusher)
         self.recorder = Recorder(files.metrics(self.number), self.flusher)
+        self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()
         self.flags = 0
@@ -103,6 +105,7 @@ class Rank:
         bootstrap.plain_drawing()
         bootstrap.use_threads()
         group.join(plan, group.choose_device(plan.node_of(self.number)))
+        self.watch.start()
         api.use(self.recorder)
         Autolog(self.recorder).install()
         shell.install(self.display, vars(self.main))
@@ -209,6 +212,7 @@ class Rank:
 
     def close(self) -> None:
         """The last output; after this the process only ends."""
+        self.watch.stop()
         self.flusher.stop()
         self.recorder.close()
         self.output.close()

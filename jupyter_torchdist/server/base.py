@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from http.client import responses
 from typing import Any, TypeVar, cast
@@ -11,10 +12,11 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web
-from tornado.websocket import WebSocketHandler
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 from ..protocol import codec
 from ..protocol.errors import DamagedJob, InfrastructureError, JobNotFound, StoreError, TorchDistError
+from ..protocol.feed import BEAT
 from ..protocol.paths import Home, JobPaths
 from .listing import Listing
 
@@ -151,4 +153,15 @@ class Socket(WebSocketMixin, WebSocketHandler, Ours):
             raise Refusal(
                 400, "this address is a WebSocket", "open it as one; a proxy on the way may not let it through"
             )
-        await WebSocketHandler.get(self)
+        beating = asyncio.create_task(self._beat())
+        try:
+            await WebSocketHandler.get(self)
+        finally:
+            beating.cancel()
+
+    async def _beat(self) -> None:
+        """Say nothing, again and again: a page hears no ping, and proxies close lines on which nothing passes."""
+        with contextlib.suppress(WebSocketClosedError):
+            while True:
+                await asyncio.sleep(BEAT)
+                await self.write_message("")

@@ -7,10 +7,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 from jupyter_server.auth.decorator import authorized
 from tornado import web
@@ -30,8 +29,6 @@ CHUNK = 256 * 1024
 """Bytes of a file that are in memory at once."""
 
 _FILE = re.compile(r"(\d{1,9})\.(out|err)")
-
-Word = TypeVar("Word")
 
 
 class Jobs(Handler):
@@ -113,29 +110,30 @@ class File(Handler):
 
 
 def details(paths: JobPaths) -> dict[str, Any]:
-    """Raises ``JobNotFound``; what is damaged is null or empty."""
+    """Raises ``JobNotFound``, or ``DamagedJob`` for one that cannot be opened; a damaged manifest is an empty one."""
     state = journal.state(paths)
-    spec, plan = whole(jobdir.read_spec, paths), whole(jobdir.read_plan, paths)
-    manifest = whole(jobdir.read_manifest, paths)
+    spec, plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
+    receipt, notes = bundle(paths)
     return {
         "now": time.time(),
         "job": paths.job,
-        "spec": spec.to_json() if spec else None,
-        "plan": plan.to_json() if plan else None,
+        "spec": spec.to_json(),
+        "plan": plan.to_json(),
         "state": state.to_json(),
         "effective": liveness.effective_state(paths, state),
-        "receipt": [asdict(captured) for captured in manifest.receipt] if manifest else [],
-        "notes": list(manifest.notes) if manifest else [],
-        "command": command(spec) if spec else "",
+        "receipt": receipt,
+        "notes": notes,
+        "command": command(spec),
     }
 
 
-def whole(read: Callable[[JobPaths], Word], paths: JobPaths) -> Word | None:
-    """None for a file that is damaged."""
+def bundle(paths: JobPaths) -> tuple[list[dict[str, Any]], list[str]]:
+    """What was captured, and what was said about it."""
     try:
-        return read(paths)
+        manifest = jobdir.read_manifest(paths)
     except DamagedJob:
-        return None
+        return [], []
+    return [asdict(captured) for captured in manifest.receipt], list(manifest.notes)
 
 
 def run_again(paths: JobPaths, home: Home) -> str:

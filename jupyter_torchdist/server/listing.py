@@ -10,7 +10,7 @@ from typing import TypedDict
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.paths import Home, JobPaths
 from ..protocol.state import JobState, fold
-from ..store import catalog, jobdir, journal, liveness
+from ..store import catalog, journal, liveness
 from ..store.cache import JobSummary
 from .glance import Glance, Progress
 
@@ -19,10 +19,6 @@ LOOK = 10.0
 
 SETTLED = 2.0
 """Seconds for which a directory that has just changed may change again with the same time stamp."""
-
-
-PATIENCE = 0.15
-"""Seconds for which one look reads why jobs ended, and where; the next looks do the rest, the oldest jobs."""
 
 
 class Row(TypedDict):
@@ -43,6 +39,8 @@ class Row(TypedDict):
     spark: list[float]
     gpus: list[str]
     """The UUIDs of those the plan has."""
+    damaged: bool
+    """It cannot be opened (``reason`` says why), only deleted."""
 
 
 class Listing:
@@ -51,14 +49,13 @@ class Listing:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._lock = threading.Lock()
-        self._summaries: list[JobSummary] = []
+        self._summaries: dict[str, JobSummary] = {}
         self._listed = -LOOK
         self._stamp = 0
-        self._rows: list[Row] = []
+        self._rows: dict[str, Row] = {}
+        self._told: list[Row] = []
         self._read = -LOOK
-        self._ended: dict[str, Row] = {}
         self._going: dict[str, Going] = {}
-        self._until = 0.0
 
     def rows(self, max_age: float = 0.0) -> list[Row]:
         """The newest first, as they were at most ``max_age`` seconds ago; not to be changed. Raises ``StoreError``."""
@@ -66,56 +63,48 @@ class Listing:
         with self._lock:
             if self._read < asked - max_age:
                 began = time.monotonic()
-                self._rows = self._look()
+                self._list()
+                for job, going in list(self._going.items()):
+                    self._look(job, going)
+                self._told = list(self._rows.values())
                 self._read = began
-            return self._rows
-
-    def _look(self) -> list[Row]:
-        self._list()
-        self._until = time.monotonic() + PATIENCE
-        rows = [row for summary in self._summaries if (row := self._row(summary))]
-        present = {row["job"] for row in rows}
-        for known in (self._ended, self._going):
-            for job in known.keys() - present:
-                del known[job]
-        return rows
+            return self._told
 
     def _list(self) -> None:
-        """Read the catalog again where the directory of jobs has changed."""
+        """Find the jobs that came and went, where the directory of jobs has changed."""
         now = time.monotonic()
         stamp = _modified(self.home)
         if stamp == self._stamp and now - self._listed < LOOK:
             return
-        self._summaries = catalog.jobs(self.home)
+        summaries = {summary.job: summary for summary in catalog.jobs(self.home, self._summaries)}
+        for job in self._going.keys() - summaries.keys():
+            del self._going[job]
+        self._rows = {job: self._rows.get(job) or self._new(summary) for job, summary in summaries.items()}
+        self._summaries = summaries
         self._listed = now
         self._stamp = stamp if abs(time.time() - stamp / 1e9) > SETTLED else 0
 
-    def _row(self, summary: JobSummary) -> Row | None:
-        """None for a job that was removed meanwhile."""
-        job = summary.job
-        if row := self._ended.get(job):
-            return row
-        paths = self.home.job(job)
-        if summary.final and job not in self._going:
-            if time.monotonic() > self._until:
-                return row_of(JobState(state=summary.state), summary, summary.state, [])
-            row = self._ended[job] = ended_row(paths, summary)
-            return row
-        row, final = self._going.setdefault(job, Going(paths, summary)).row()
+    def _new(self, summary: JobSummary) -> Row:
+        if not summary.final:
+            self._going[summary.job] = Going(self.home.job(summary.job), summary)
+        return row_of(summary)
+
+    def _look(self, job: str, going: Going) -> None:
+        row, final = going.row()
+        if row is None:
+            del self._rows[job]
+        else:
+            self._rows[job] = row
         if final:
             del self._going[job]
-            if row:
-                self._ended[job] = row
-        return row
 
 
 class Going:
     """A job that has not ended: its state is folded on from where it was, its metrics are looked at."""
 
     def __init__(self, paths: JobPaths, summary: JobSummary) -> None:
-        self._paths, self._summary = paths, summary
+        self._paths, self._row = paths, row_of(summary)
         self._state, self._offset = journal.asked_for(paths), 0
-        self._gpus = gpus(paths)
         self._glance = Glance(paths)
 
     def row(self) -> tuple[Row | None, bool]:
@@ -125,7 +114,9 @@ class Going:
             effective = liveness.effective_state(self._paths, state)
         except (JobNotFound, StoreError):
             return None, True
-        row = row_of(state, self._summary, effective, self._gpus)
+        row = self._row.copy()
+        row["state"], row["effective"], row["ended"] = state.state, effective, state.ended
+        row["reason"] = state.reason or row["reason"]
         if not state.final:
             row["progress"], row["spark"] = self._glance.look()
         return row, state.final
@@ -138,40 +129,24 @@ class Going:
         return self._state
 
 
-def ended_row(paths: JobPaths, summary: JobSummary) -> Row:
-    """The row of a job that has ended and that the catalog knows."""
-    try:
-        state = journal.state(paths)
-    except (JobNotFound, StoreError):
-        state = JobState(job=summary.job, state=summary.state)
-    return row_of(state, summary, summary.state, gpus(paths))
-
-
-def row_of(state: JobState, summary: JobSummary, effective: str, on_gpus: list[str]) -> Row:
+def row_of(summary: JobSummary) -> Row:
     """A row without progress."""
     return {
         "job": summary.job,
         "name": summary.name,
         "label": summary.label,
         "notebook": summary.notebook,
-        "state": state.state,
-        "effective": effective,
-        "world_size": state.world_size or summary.world_size,
+        "state": summary.state,
+        "effective": summary.state,
+        "world_size": summary.world_size,
         "submitted": summary.submitted,
-        "ended": state.ended or summary.ended,
-        "reason": state.reason,
+        "ended": summary.ended,
+        "reason": summary.reason or summary.damage,
         "progress": None,
         "spark": [],
-        "gpus": on_gpus,
+        "gpus": list(summary.gpus),
+        "damaged": bool(summary.damage),
     }
-
-
-def gpus(paths: JobPaths) -> list[str]:
-    """The UUIDs of the GPUs in the job's plan; none where it cannot be read."""
-    try:
-        return [gpu for node in jobdir.read_plan(paths).nodes for gpu in node.gpus]
-    except (JobNotFound, StoreError):
-        return []
 
 
 def _modified(home: Home) -> int:

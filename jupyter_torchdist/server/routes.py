@@ -4,7 +4,7 @@
         below ``torchdist/api/``        gives
 ======  ==============================  ===========================================================================
 GET     jobs                            now, jobs [row], the newest first
-GET     jobs/ID                         now, job, spec and plan (null: damaged), state, effective, receipt, notes,
+GET     jobs/ID                         now, job, spec, plan, state, effective, receipt, notes (409: damaged),
                                         command (what one types to run it again in a shell)
 POST    jobs/ID/cancel                  said; asked with ``{kill: bool}``
 POST    jobs/ID/rerun                   job: the id of the new one

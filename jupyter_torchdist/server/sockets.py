@@ -144,7 +144,7 @@ def news(known: Sequence[Row] | None, rows: Sequence[Row]) -> dict[str, Any] | N
     if known is None:
         return {"type": "jobs", "jobs": rows}
     before = {row["job"]: row for row in known}
-    changed = [row for row in rows if before.get(row["job"]) != row]
+    changed = [row for row in rows if (old := before.get(row["job"])) is not row and old != row]
     gone = sorted(before.keys() - {row["job"] for row in rows})
     if not changed and not gone:
         return None

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from ..protocol import codec
 from ..protocol.paths import Home
@@ -33,6 +33,12 @@ class JobSummary:
     submitted: float
     ended: float
     notebook: str
+    reason: str
+    """Why it ended so; empty where that goes without saying."""
+    gpus: tuple[str, ...]
+    """The UUIDs of those in its plan."""
+    damage: str
+    """What is wrong with the files without which it cannot be opened, as a sentence; empty where they are whole."""
 
     @property
     def final(self) -> bool:
@@ -43,8 +49,20 @@ def load(home: Home) -> dict[str, JobSummary]:
     """The cached summaries by job; none where there is no cache to be had."""
     with contextlib.suppress(*_refusals()), _database(home) as database:
         rows = database.execute("SELECT job, summary FROM jobs").fetchall()
-        return {job: JobSummary(**codec.loads(summary)) for job, summary in rows}
+        known = {job: _summary(codec.loads(summary)) for job, summary in rows}
+        return {job: summary for job, summary in known.items() if summary}
     return {}
+
+
+_FIELDS = tuple(field.name for field in fields(JobSummary))
+
+
+def _summary(value: dict[str, Any]) -> JobSummary | None:
+    """None for one of an earlier version, which knew less: that job's files are read again."""
+    if any(name not in value for name in _FIELDS):
+        return None
+    known = {name: value[name] for name in _FIELDS}
+    return JobSummary(**{**known, "gpus": tuple(value["gpus"])})
 
 
 def keep(home: Home, fresh: Iterable[JobSummary], gone: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +22,27 @@ from .files import writing
 from .jobdir import read_manifest, read_plan, read_spec
 
 
-def jobs(home: Home | None = None) -> list[JobSummary]:
-    """All jobs, the newest first. Raises ``StoreError`` where the data directory cannot be read."""
-    home = home or default_home()
+def jobs(home: Home | None = None, known: Mapping[str, JobSummary] | None = None) -> list[JobSummary]:
+    """All jobs, the newest first; those in ``known`` are not read again.
+
+    Raises ``StoreError`` where the data directory cannot be read.
+    """
+    home, known = home or default_home(), known or {}
     present = _present(home)
-    known = cache.load(home)
-    found = [summary for job in present if (summary := known.get(job) or _summarise(home.job(job)))]
-    fresh = [summary for summary in found if summary.final and summary.job not in known]
-    cache.keep(home, fresh, gone=known.keys() - set(present))
+    found = [known[job] for job in present if job in known]
+    new = [job for job in present if job not in known]
+    if new or not known:
+        found += _read(home, new, present)
     return sorted(found, key=lambda summary: (summary.submitted, summary.job), reverse=True)
+
+
+def _read(home: Home, new: list[str], present: list[str]) -> list[JobSummary]:
+    """``new`` ones of the jobs that are present, from the cache where it has them."""
+    cached = cache.load(home)
+    found = [summary for job in new if (summary := cached.get(job) or _summarise(home.job(job)))]
+    fresh = [summary for summary in found if summary.final and summary.job not in cached]
+    cache.keep(home, fresh, gone=cached.keys() - set(present))
+    return found
 
 
 def _present(home: Home) -> list[str]:
@@ -51,12 +63,27 @@ def _summarise(paths: JobPaths) -> JobSummary | None:
         effective = liveness.effective_state(paths, state)
     except JobNotFound:
         return None
+    notebook, damage = "", ""
+    gpus: tuple[str, ...] = ()
     try:
         notebook = read_spec(paths).notebook
-    except (StoreError, JobNotFound):
-        notebook = ""
+        gpus = tuple(gpu for node in read_plan(paths).nodes for gpu in node.gpus)
+    except JobNotFound:
+        return None
+    except StoreError as error:
+        damage = error.message
     return JobSummary(
-        paths.job, state.name, effective, state.label, state.world_size, state.submitted, state.ended, notebook
+        job=paths.job,
+        name=state.name,
+        state=effective,
+        label=state.label,
+        world_size=state.world_size,
+        submitted=state.submitted,
+        ended=state.ended,
+        notebook=notebook,
+        reason=state.reason,
+        gpus=gpus,
+        damage=damage,
     )
 
 

@@ -20,6 +20,8 @@ SHORTEST_PAUSE, PAUSE = 0.002, 0.02
 SHARE = 9
 """A poll that took long is followed by a pause this many times as long, so that waiting costs a tenth of a core."""
 LONGEST_PAUSE = 0.05
+FOLLOWS = 0.3
+"""Seconds within which a kernel's interrupt is followed by its shut-down, where Jupyter means that."""
 
 
 class Waitable(Protocol):
@@ -75,10 +77,19 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous)
 
 
-def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None], *, detach: bool = False) -> JobState:
+def wait(
+    job: Waitable,
+    interrupts: Interrupts,
+    tick: Callable[[JobState], None],
+    *,
+    detach: bool = False,
+    closing: Callable[[], bool] | None = None,
+) -> JobState:
     """The final state, or the last one seen when the person who waits gave up: by the third interrupt, or
     under ``detach`` by the first, which then asks nothing of the job.
 
+    ``closing``: whether this kernel is being shut down or restarted, which leaves the job alone; Jupyter begins it
+    with an interrupt.
     ``tick`` is called with every state polled, the final one included, from this thread. Raises ``JobLost`` and
     ``LaunchError`` when the job's driver is dead and cannot be replaced, ``StoreError`` when it cannot be asked.
     """
@@ -94,12 +105,24 @@ def wait(job: Waitable, interrupts: Interrupts, tick: Callable[[JobState], None]
             if state.final or interrupts.count >= (1 if detach else 3):
                 return state
             if interrupts.count > answered:
+                if answered == 0 and closing and _follows(closing, interrupts):
+                    return state
                 answered = interrupts.count
                 (job.interrupt if answered == 1 else job.kill)()
             job.revive()
             time.sleep(_pause(polled - changed, time.monotonic() - polled))
         except KeyboardInterrupt:  # in a thread without our handler
             interrupts.count += 1
+
+
+def _follows(closing: Callable[[], bool], interrupts: Interrupts) -> bool:
+    """Whether the first interrupt was the beginning of a shut-down; a second one is a person's."""
+    until = time.monotonic() + FOLLOWS
+    while not closing():
+        if interrupts.count > 1 or time.monotonic() > until:
+            return False
+        time.sleep(SHORTEST_PAUSE)
+    return True
 
 
 def _pause(quiet: float, spent: float) -> float:

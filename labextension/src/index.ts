@@ -38,16 +38,17 @@ const output: JupyterFrontEndPlugin<void> = {
   description: 'Shows the live view of a distributed job under its cell.',
   autoStart: true,
   requires: [IRenderMimeRegistry],
-  optional: [INotebookTracker, ITranslator],
+  optional: [INotebookTracker, IDocumentManager, ITranslator],
   activate: (
     app: JupyterFrontEnd,
     rendermime: IRenderMimeRegistry,
     notebooks: INotebookTracker | null,
+    documents: IDocumentManager | null,
     translator: ITranslator | null
   ) => {
     speak(translator);
     const settings = app.serviceManager.serverSettings;
-    rendermime.addFactory(rendererFactory({ settings, rendermime, notebooks }), RANK);
+    rendermime.addFactory(rendererFactory({ settings, rendermime, notebooks, documents }), RANK);
   }
 };
 

@@ -4,7 +4,7 @@ import type { ServerConnection } from '@jupyterlab/services';
 import { type JobSummary, LIST_FEED, request, ROOT, ServerError } from './api';
 import { decode } from './codec';
 import { FINAL_STATES } from './protocol';
-import { LastingSocket } from './server';
+import { ANSWER, LastingSocket } from './server';
 import { trans } from './view/translate';
 
 type ListMessage =
@@ -118,7 +118,7 @@ export class JobList {
     let trouble = trans('The connection to the server broke; trying again');
     if (!opened) {
       try {
-        await request(this.settings, ROOT);
+        await request(this.settings, ROOT, { signal: AbortSignal.timeout(ANSWER) });
       } catch (error) {
         if (error instanceof ServerError) {
           trouble = error.message;

@@ -155,8 +155,14 @@ export class RowList {
     return this.view().indexOf(row);
   }
 
-  clear(): void {
-    this.length = 0;
+  /** The rows of `all` that `keep` says. */
+  choose(all: RowList, keep: (row: number) => boolean): void {
+    if (this.rows.length < all.length) {
+      this.rows = new Uint32Array(all.rows.length);
+    }
+    this.rows.set(all.view());
+    this.length = all.length;
+    this.filter(keep);
   }
 
   /** Keeps the rows from `first` on that `keep` says. */

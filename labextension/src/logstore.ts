@@ -2,6 +2,7 @@
 import { CUT, FREE, GAP, LINE, LogRows, RowList } from './logrows';
 import { clip, foldOpen, foldReturns, measureOf, plain } from './logtext';
 import { LogView, type LogFilter } from './logview';
+import type { LinePattern } from './pattern';
 import type { FileOffsets, Segment } from './source';
 
 export interface LogFile {
@@ -87,8 +88,7 @@ export class LogStore {
     return this.held[this.rows.file[row]!]!.open === row;
   }
 
-  matches(row: number, pattern: RegExp): boolean {
-    pattern.lastIndex = 0;
+  matches(row: number, pattern: LinePattern): boolean {
     return this.rows.kind[row] !== GAP && pattern.test(plain(this.rows.text(row).slice(0, SEARCHED)));
   }
 
@@ -116,7 +116,7 @@ export class LogStore {
 
   /** The rows that `filter` lets through, kept up to date until `signal`. */
   view(filter: LogFilter, signal: AbortSignal): LogView {
-    const view = new LogView(this, filter);
+    const view = new LogView(this, filter, signal);
     this.views.add(view);
     signal.addEventListener('abort', () => this.views.delete(view), { once: true });
     return view;
@@ -372,23 +372,33 @@ export class LogStore {
     if (characters > SLACK) {
       all = Math.max(all, Math.ceil(this.length * (1 - 1 / characters)));
     }
-    const over = new Map([...this.counts].map(([rank, count]) => [rank, count - limits.rank]));
-    const drop = new Uint8Array(this.rows.capacity);
-    for (const row of this.order.view()) {
-      const { rank } = this.fileOf(row);
-      const excess = over.get(rank) ?? 0;
-      if (excess > 0 || all > 0) {
-        drop[row] = 1;
-        all--;
-        over.set(rank, this.rows.kind[row] === GAP ? excess : excess - 1);
-      }
-    }
-    this.drop(drop);
+    this.drop(...this.oldest(all, limits.rank));
   }
 
-  private drop(drop: Uint8Array): void {
-    const dropped = this.order.view().filter(row => drop[row] === 1);
-    this.order.filter(row => drop[row] === 0);
+  /** The first rows, as far as one looks for what goes: at least `all`, and of each rank what is above `most`. */
+  private oldest(all: number, most: number): [number[], number[]] {
+    const ranks = new Map([...this.counts].map(([rank, count]) => [rank, { over: count - most }]));
+    const byFile = this.held.map(file => ranks.get(file.rank) ?? { over: 0 });
+    let full = [...ranks.values()].filter(rank => rank.over > 0).length;
+    const [kept, dropped]: [number[], number[]] = [[], []];
+    for (const row of this.order.view()) {
+      if (all <= 0 && full === 0) {
+        break;
+      }
+      const rank = byFile[this.rows.file[row]!]!;
+      const goes = rank.over > 0 || all > 0;
+      (goes ? dropped : kept).push(row);
+      if (goes) {
+        all--;
+        rank.over -= this.rows.kind[row] === GAP ? 0 : 1;
+        full -= rank.over === 0 && this.rows.kind[row] !== GAP ? 1 : 0;
+      }
+    }
+    return [kept, dropped];
+  }
+
+  private drop(kept: number[], dropped: number[]): void {
+    this.order.splice(0, kept.length + dropped.length, kept);
     for (const row of dropped) {
       const file = this.held[this.rows.file[row]!]!;
       file.first = Math.max(file.first, this.rows.start[row]! + this.rows.bytes[row]!);

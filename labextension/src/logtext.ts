@@ -147,13 +147,3 @@ export function splitsPair(text: string, index: number): boolean {
   const [before, after] = [text.charCodeAt(index - 1), text.charCodeAt(index)];
   return before >= 0xd800 && before < 0xdc00 && after >= 0xdc00 && after < 0xe000;
 }
-
-/** A regular expression, or a sentence that says why there is none. */
-export function patternOf(text: string, regex: boolean, heedsCase: boolean): RegExp | string {
-  const source = regex ? text.replaceAll('(?P<', '(?<') : text.replace(/[.*+?^${}()|[\]\\/-]/g, '\\$&');
-  try {
-    return new RegExp(source, heedsCase ? 'g' : 'gi');
-  } catch (error) {
-    return (error as Error).message;
-  }
-}

@@ -1,73 +1,164 @@
 /** A choice among the lines held: by rank, stream and pattern, with what all ranks say alike folded into one row. */
 import { copied, FREE, GAP, RowList } from './logrows';
 import type { LogStore } from './logstore';
+import type { LinePattern } from './pattern';
 import { SameLines } from './samelines';
 
 export interface LogFilter {
   /** Null: all. */
   ranks: ReadonlySet<number> | null;
   stream: string | null;
-  pattern: RegExp | null;
+  pattern: LinePattern | null;
   /** How many ranks there are, for lines that are alike on all; 0: they are shown apart. */
   alike: number;
 }
 
-const HIDDEN = 0;
-const SHOWN = 1;
+/** Not looked at. */
+const UNSEEN = 0;
+const HIDDEN = 1;
+const SHOWN = 2;
 /** Shown by the row of another rank. */
-const FOLDED = 2;
+const FOLDED = 3;
+
+/** Milliseconds of work before the page gets a turn, and rows between two looks at the clock. */
+const SLICE_MS = 10;
+const SLICE_ROWS = 2000;
 
 export class LogView {
+  /** Called when a choice that took longer than a moment is shown. */
+  ready: () => void = () => undefined;
+
+  private shown: Choice;
+  /** What will be shown, once it has looked at all rows. */
+  private next: Choice | null = null;
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private before = 0;
+
+  constructor(
+    private readonly store: LogStore,
+    filter: LogFilter,
+    signal: AbortSignal
+  ) {
+    // The end is what is seen first.
+    this.shown = new Choice(store, filter);
+    this.shown.appended(store.order.view().slice(-SLICE_ROWS));
+    if (store.length > SLICE_ROWS) {
+      this.choose(filter);
+    }
+    signal.addEventListener('abort', () => clearTimeout(this.timer), { once: true });
+  }
+
   /** The rows to be shown, in order. */
-  readonly rows = new RowList();
+  get rows(): RowList {
+    return this.shown.rows;
+  }
+
+  get length(): number {
+    return this.shown.rows.length;
+  }
+
   /** Grows whenever rows did not only come at the end. */
+  get edits(): number {
+    return this.before + this.shown.edits;
+  }
+
+  /** How many ranks a folded row stands for. */
+  get ranks(): number {
+    return this.shown.filter.alike;
+  }
+
+  /** Whether the row stands for the same line of every rank. */
+  isOfAll(row: number): boolean {
+    return this.shown.isOfAll(row);
+  }
+
+  /** Another choice. Among very many rows it takes a while; until then the one before is shown. */
+  choose(filter: LogFilter): void {
+    clearTimeout(this.timer);
+    this.next = new Choice(this.store, filter);
+    this.goOn(this.next);
+  }
+
+  appended(rows: readonly number[]): void {
+    this.shown.appended(rows);
+  }
+
+  inserted(rows: readonly number[]): void {
+    this.shown.inserted(rows);
+    this.startAgain();
+  }
+
+  /** Lines that had no end have grown. */
+  changed(rows: readonly number[]): void {
+    this.shown.changed(rows);
+    this.next?.changed(rows);
+  }
+
+  /** Rows are about to be released: they are `FREE`. */
+  dropped(): void {
+    this.shown.dropped();
+    this.startAgain();
+  }
+
+  private startAgain(): void {
+    if (this.next) {
+      this.choose(this.next.filter);
+    }
+  }
+
+  private goOn(next: Choice): void {
+    if (!next.walk(performance.now() + SLICE_MS)) {
+      this.timer = setTimeout(() => this.goOn(next), 0);
+      return;
+    }
+    this.before += this.shown.edits + 1 - next.edits;
+    this.shown = next;
+    this.next = null;
+    this.ready();
+  }
+}
+
+/** Which of the rows a filter lets through. */
+class Choice {
+  readonly rows = new RowList();
   edits = 0;
 
   private state: Uint8Array;
   /** Of a folded row, the row that shows it. */
   private shownBy: Uint32Array;
   private alike: SameLines;
+  /** How many rows were walked over. */
+  private walked = 0;
 
   constructor(
     private readonly store: LogStore,
-    private filter: LogFilter
+    readonly filter: LogFilter
   ) {
     this.state = new Uint8Array(store.rows.capacity);
     this.shownBy = new Uint32Array(store.rows.capacity);
-    this.alike = new SameLines(store, filter.alike);
-    this.choose(filter);
+    this.alike = new SameLines(store, filter.ranks || filter.alike < 2 ? 0 : filter.alike);
   }
 
-  get length(): number {
-    return this.rows.length;
-  }
-
-  /** How many ranks a folded row stands for. */
-  get ranks(): number {
-    return this.filter.alike;
-  }
-
-  /** Whether the row stands for the same line of every rank. */
   isOfAll(row: number): boolean {
     return this.shownBy[row] === row + 1;
   }
 
-  /** Another choice. */
-  choose(filter: LogFilter): void {
-    this.filter = filter;
-    this.alike = new SameLines(this.store, filter.ranks || filter.alike < 2 ? 0 : filter.alike);
-    this.ensureRoom();
-    this.state.fill(HIDDEN);
-    this.shownBy.fill(0);
-    this.consider(this.store.order.view(), this.alike);
-    this.rebuild();
+  /** Looks at rows until the time is up; whether all were looked at. */
+  walk(until: number): boolean {
+    const order = this.store.order.view();
+    do {
+      this.appended(order.subarray(this.walked, this.walked + SLICE_ROWS));
+      this.walked = Math.min(this.walked + SLICE_ROWS, order.length);
+    } while (this.walked < order.length && performance.now() < until);
+    return this.walked === order.length;
   }
 
-  appended(rows: readonly number[]): void {
+  appended(rows: ArrayLike<number>): void {
     this.ensureRoom();
     const folded = this.consider(rows, this.alike);
     const before = this.rows.length;
-    for (const row of rows) {
+    for (let i = 0; i < rows.length; i++) {
+      const row = rows[i]!;
       folded.delete(row);
       if (this.state[row] === SHOWN) {
         this.rows.push(row);
@@ -86,8 +177,8 @@ export class LogView {
     this.rebuild();
   }
 
-  /** Lines that had no end have grown. */
-  changed(rows: readonly number[]): void {
+  changed(grown: readonly number[]): void {
+    const rows = grown.filter(row => this.state[row] !== UNSEEN);
     const before = rows.filter(row => this.state[row] !== HIDDEN);
     const after = rows.filter(row => this.passes(row));
     if (before.length !== after.length || before.some((row, index) => after[index] !== row)) {
@@ -97,13 +188,15 @@ export class LogView {
     }
   }
 
-  /** Rows are about to be released: they are `FREE`. */
   dropped(): void {
+    const { state, shownBy } = this;
     const { kind } = this.store.rows;
-    for (const row of this.store.order.view()) {
-      if (this.state[row] === FOLDED && kind[this.shownBy[row]! - 1] === FREE) {
-        this.state[row] = SHOWN;
-        this.shownBy[row] = 0;
+    const order = this.store.order.view();
+    for (let i = 0; i < order.length; i++) {
+      const row = order[i]!;
+      if (state[row] === FOLDED && kind[shownBy[row]! - 1] === FREE) {
+        state[row] = SHOWN;
+        shownBy[row] = 0;
       }
     }
     // Lines that waited for their likes may be gone, and their numbers given to others.
@@ -168,12 +261,8 @@ export class LogView {
   }
 
   private rebuild(): void {
-    this.rows.clear();
-    for (const row of this.store.order.view()) {
-      if (this.state[row] === SHOWN) {
-        this.rows.push(row);
-      }
-    }
+    const { state } = this;
+    this.rows.choose(this.store.order, row => state[row] === SHOWN);
     this.edits++;
   }
 }

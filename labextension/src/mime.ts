@@ -2,6 +2,7 @@
  * The output under a cell: a renderer of our own type, chosen before the widget of the same output because it needs
  * no kernel. Where this server does not know the job, the widget or the still picture takes its place.
  */
+import type { IDocumentManager } from '@jupyterlab/docmanager';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { type IRenderMimeRegistry, MimeModel } from '@jupyterlab/rendermime';
 import type { IRenderMime } from '@jupyterlab/rendermime-interfaces';
@@ -12,6 +13,7 @@ import { downloadLog } from './api';
 import { MIME_TYPE } from './protocol';
 import { ServerSource } from './server';
 import { JobSession } from './session';
+import { isFinal } from './state';
 import { make } from './view/dom';
 import { JobView } from './view/job';
 import { trans } from './view/translate';
@@ -23,6 +25,7 @@ export interface Surroundings {
   rendermime: IRenderMimeRegistry;
   /** Null outside of notebooks. */
   notebooks: INotebookTracker | null;
+  documents: IDocumentManager | null;
 }
 
 export function rendererFactory(surroundings: Surroundings): IRenderMime.IRendererFactory {
@@ -93,7 +96,12 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     const session = new JobSession(shown.job, new ServerSource(this.surroundings.settings, shown.job), signal);
     const download = (file: string) => downloadLog(this.surroundings.settings, shown.job, file);
     new JobView(element, session, { signal, still: this.still, heading: true, download });
+    let kept = false;
     session.onChange(() => {
+      if (!kept && session.hello && !isFinal(session.state)) {
+        kept = true;
+        this.keep();
+      }
       if (session.connection === 'gone' && session.hello === null && shown.widget) {
         void this.showWidget(shown, signal);
       }
@@ -107,6 +115,14 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     this.widget = null;
     if (!this.isDisposed) {
       this.node.replaceChildren();
+    }
+  }
+
+  /** A reloaded page has what was saved: where notebooks are saved by themselves, one whose job goes on is, at once. */
+  private keep(): void {
+    const context = this.panel()?.context;
+    if (this.surroundings.documents?.autosave && context?.model.dirty && context.contentsModel?.writable) {
+      context.save().catch((error: unknown) => console.error('torchdist: the notebook was not saved', error));
     }
   }
 

@@ -15,6 +15,9 @@ export const LINE_LIMIT = 65536;
 /** Of each file, for a view that begins in the middle of a job. */
 export const FIRST_BYTES = 262144;
 
+/** Seconds between two empty messages of a WebSocket of ours: without them, silence could be a line that was cut. */
+export const BEAT = 5;
+
 /** One change. `t` is in seconds since the epoch, on the clock of the process that wrote it. */
 export interface Event {
   kind: string;
@@ -38,6 +41,20 @@ export interface ErrorRecord {
   t: number;
 }
 
+/** The collective that a rank waits in: the `number`-th of its `group`. */
+export interface Waiting {
+  /** Such as `all_reduce`. */
+  operation: string;
+  /** Backend and name, the same on every rank: `gloo:0`. */
+  group: string;
+  number: number;
+  since: number;
+  /** Bytes that this rank put in; 0 where that is not known. */
+  size: number;
+  /** The ranks of the group: null is all of the job, none at all that they are not known. */
+  members: number[] | null;
+}
+
 /** One rank. Times in seconds since the epoch, on its node's clock. */
 export interface RankState {
   rank: number;
@@ -58,6 +75,11 @@ export interface RankState {
   left: [string, string][];
   /** Lines that it printed and a full disk did not take. */
   dropped: number;
+  /** It stays when the rank ends in it. */
+  waiting: Waiting | null;
+  /** How many collectives of each group it had entered at `counted`; of a group that is not there, none. */
+  entered: Record<string, number>;
+  counted: number;
 }
 
 /** A job at one point of its journal; `seq` is that point. */

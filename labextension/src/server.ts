@@ -3,22 +3,29 @@ import { ServerConnection } from '@jupyterlab/services';
 
 import { jobAddress, request, ServerError, socketAddress } from './api';
 import { decode, encode } from './codec';
+import { BEAT } from './protocol';
 import type { FromFeed, JobSource, SourceHandlers, ToFeed } from './source';
 import { trans } from './view/translate';
 
 const SHORTEST_WAIT = 200;
 const LONGEST_WAIT = 5000;
+/** Without even an empty message for this long, the line is cut: no network told the browser so. */
+const SILENCE = 3 * BEAT * 1000;
+/** A page that was busy or asleep first hears what has come meanwhile. */
+const DOUBT = 1000;
+/** How long an ordinary request may take that only asks what is wrong; a line that is cut never answers. */
+export const ANSWER = 10_000;
 
 export interface SocketHandlers {
   opened(): void;
   message(text: string): void;
-  /** Down; `opened`: it had been up. Whether to try again. */
-  closed(opened: boolean, event: CloseEvent): Promise<boolean>;
+  /** Down; `opened`: it had been up; `reason` is the server's, if it gave one. Whether to try again. */
+  closed(opened: boolean, reason: string): Promise<boolean>;
 }
 
 /**
  * A WebSocket that is opened again after 0.2, 0.4, … 5 s, and at once when the computer is on line again, until
- * `signal` ends it or `closed` says that there is no use.
+ * `signal` ends it or `closed` says that there is no use. One that is silent for `SILENCE` is down, too.
  */
 export class LastingSocket {
   constructor(
@@ -44,22 +51,39 @@ export class LastingSocket {
   private open(): void {
     this.timer = undefined;
     const socket = new this.settings.WebSocket(socketAddress(this.settings, this.path));
-    let opened = false;
     this.socket = socket;
+    this.opened = false;
+    this.listen();
     socket.onopen = () => {
-      opened = true;
-      this.wait = SHORTEST_WAIT;
+      this.opened = true;
+      this.listen();
       this.handlers.opened();
     };
-    socket.onmessage = event => this.handlers.message(String(event.data));
-    socket.onclose = event => {
-      this.socket = null;
-      void this.closed(opened, event);
+    socket.onmessage = event => {
+      this.listen();
+      if (event.data !== '') {
+        this.wait = SHORTEST_WAIT;
+        this.handlers.message(String(event.data));
+      }
     };
+    socket.onclose = event => this.closed(event.reason);
   }
 
-  private async closed(opened: boolean, event: CloseEvent): Promise<void> {
-    const again = await this.handlers.closed(opened, event);
+  /** Something was heard: the silence begins anew. */
+  private listen(): void {
+    window.clearTimeout(this.listening);
+    this.listening = window.setTimeout(() => {
+      this.listening = window.setTimeout(() => this.closed(''), DOUBT);
+    }, SILENCE);
+  }
+
+  private closed(reason: string): void {
+    this.drop();
+    void this.again(reason);
+  }
+
+  private async again(reason: string): Promise<void> {
+    const again = await this.handlers.closed(this.opened, reason);
     if (!again || this.signal.aborted) {
       return;
     }
@@ -77,6 +101,12 @@ export class LastingSocket {
 
   private end(): void {
     window.clearTimeout(this.timer);
+    this.drop();
+  }
+
+  /** Does not wait for the other end, which may not answer. */
+  private drop(): void {
+    window.clearTimeout(this.listening);
     if (this.socket) {
       this.socket.onopen = this.socket.onmessage = this.socket.onclose = null;
       this.socket.close();
@@ -86,6 +116,8 @@ export class LastingSocket {
 
   private socket: WebSocket | null = null;
   private timer: number | undefined;
+  private listening: number | undefined;
+  private opened = false;
   private wait = SHORTEST_WAIT;
 }
 
@@ -107,11 +139,11 @@ export class ServerSource implements JobSource {
           gone ||= message.type === 'gone';
           handlers.message(message);
         },
-        closed: async (opened, event) => {
+        closed: async (opened, reason) => {
           if (gone) {
             return false;
           }
-          const { why, final } = await this.whyClosed(opened, event.reason);
+          const { why, final } = await this.whyClosed(opened, reason);
           if (!signal.aborted) {
             handlers.lost(why, final);
           }
@@ -133,7 +165,7 @@ export class ServerSource implements JobSource {
       return { why: reason ? `${broke} (${reason})` : broke, final: false };
     }
     try {
-      await request(this.settings, jobAddress(this.job));
+      await request(this.settings, jobAddress(this.job), { signal: AbortSignal.timeout(ANSWER) });
     } catch (error) {
       if (error instanceof ServerError) {
         return { why: error.ours && error.status === 404 ? unknownJob() : error.message, final: error.final };

@@ -1,6 +1,14 @@
 /** The fold of protocol/state.py, word for word: the golden journal under tests/unit/golden holds both together. */
 import { decode } from './codec';
-import { FINAL_STATES, RANK_ENDS, type ErrorRecord, type Event, type JobState, type RankState } from './protocol';
+import {
+  FINAL_STATES,
+  RANK_ENDS,
+  type ErrorRecord,
+  type Event,
+  type JobState,
+  type RankState,
+  type Waiting
+} from './protocol';
 
 type Data = Record<string, unknown>;
 
@@ -41,7 +49,10 @@ export function newRankState(rank: number): RankState {
     why: '',
     results: [],
     left: [],
-    dropped: 0
+    dropped: 0,
+    waiting: null,
+    entered: {},
+    counted: 0
   };
 }
 
@@ -59,6 +70,21 @@ export function failures(state: JobState): RankState[] {
   return Object.values(state.ranks)
     .filter(rank => ['failed', 'killed', 'lost'].includes(rank.state))
     .sort((a, b) => blamed(a) - blamed(b) || when(a) - when(b) || a.rank - b.rank);
+}
+
+/** The ranks that have not entered a collective, as far as is known: those that it waits for. */
+export function awaited(state: JobState, waiting: Waiting): number[] {
+  const members = waiting.members ?? Object.keys(state.ranks).map(Number);
+  return members.filter(number => {
+    const rank = state.ranks[number];
+    return number < state.world_size && rank !== undefined && isBehind(rank, waiting);
+  });
+}
+
+/** What a rank said of itself before the wait began may have changed, unless it has ended. */
+function isBehind(rank: RankState, waiting: Waiting): boolean {
+  const known = rank.counted > waiting.since || isOver(rank);
+  return known && (rank.entered[waiting.group] ?? 0) < waiting.number;
 }
 
 /** The state after `events`, from `state` on. */
@@ -140,6 +166,12 @@ function applyRank(rank: RankState, event: Event): RankState {
     }
     case 'rank.ready':
       return { ...rank, state: 'running', ready: event.t };
+    case 'rank.waiting':
+      return { ...counted(rank, event), waiting: waitingOf(event) };
+    case 'rank.resumed':
+      return { ...rank, waiting: null };
+    case 'rank.entered':
+      return counted(rank, event);
     case 'rank.failed':
       return { ...rank, state: 'failed', error: errorRecord(event['error']), ended: event.t };
     case 'rank.interrupted':
@@ -163,6 +195,27 @@ function exited(rank: RankState, event: Event): RankState {
     return { ...rank, code };
   }
   return { ...rank, state: get(event, 'state', 'killed'), code, why: get(event, 'why', ''), ended: event.t };
+}
+
+function waitingOf(event: Event): Waiting {
+  const members = get<unknown>(event, 'members', null);
+  return {
+    operation: String(need(event, 'operation')),
+    group: String(need(event, 'group')),
+    number: whole(need(event, 'number')),
+    since: real(need(event, 'since')),
+    size: whole(get<unknown>(event, 'size', 0)),
+    members: members === null ? null : list(members).map(whole)
+  };
+}
+
+function counted(rank: RankState, event: Event): RankState {
+  const counts = Object.entries(record(need(event, 'counts')));
+  return {
+    ...rank,
+    entered: Object.fromEntries(counts.map(([group, count]) => [group, whole(count)])),
+    counted: event.t
+  };
 }
 
 function isOver(rank: RankState): boolean {

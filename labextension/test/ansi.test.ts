@@ -36,6 +36,18 @@ describe('colours', () => {
   });
 });
 
+describe('ink and ground of the rank’s own', () => {
+  test.each([
+    ['\x1b[38;2;90;0;0;48;2;0;0;0mx', false],
+    ['\x1b[38;5;16;48;5;16mx', false],
+    ['\x1b[38;5;255;48;5;16mx', true]
+  ])('%j keeps its ink where it can be read', (line, kept) => {
+    const element = drawn(line).firstElementChild!;
+    expect(element.classList.contains('td-ink-exact')).toBe(kept);
+    expect(element.classList.contains('td-ground-exact')).toBe(true);
+  });
+});
+
 describe('bad input', () => {
   test('markup is text', () => {
     const line = '<script>alert(1)</script><img src=x onerror=alert(1)>&amp;';

@@ -40,6 +40,23 @@ describe('what it says', () => {
     expect(find(root, '[role=heading]').textContent).toBe('night run');
   });
 
+  it('says who waits in a collective and for whom, until it goes on', async () => {
+    const since = Date.now() / 1000 - 12.5;
+    const waiting = { operation: 'all_reduce', group: 'gloo:0', number: 17, since, size: 4, members: null };
+    const [waits, behind] = [
+      { waiting, entered: { 'gloo:0': 17 } },
+      { entered: { 'gloo:0': 16 }, counted: since + 2 }
+    ];
+    const feed = await header(hello(aState([aRank(0, waits), aRank(1, waits), aRank(2, behind)])));
+    expect(find(root, '.td-waits').textContent).toBe('ranks 0, 1 wait in all_reduce #17 for rank 2, for 12 s');
+    feed.say(event(101, 'rank.resumed', { rank: 0 }));
+    await frames();
+    expect(find(root, '.td-waits').textContent).toBe('rank 1 waits in all_reduce #17 for rank 2, for 12 s');
+    feed.say(event(102, 'rank.done', { rank: 1 }));
+    await frames();
+    expect(find(root, '.td-waits').hidden).toBe(true);
+  });
+
   it('tells no state before the feed has', async () => {
     await header();
     expect(find(root, '.td-state').textContent).toBe('');

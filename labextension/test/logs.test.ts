@@ -163,6 +163,25 @@ test('a search finds what is held, then the rest, and goes there', async () => {
   ).toBe(true);
 });
 
+test('what only the feed can search for is found by it, in what is held too', async () => {
+  hello(1);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 30)] });
+  open();
+  click(/regular expression/);
+  type('^(?!step)');
+  await settled();
+  const asked = files.asked.filter(message => message.type === 'ask');
+  expect(asked.at(-1)).toMatchObject({ what: 'search', pattern: '^(?!step)', at: null });
+  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 hit');
+  expect(element.textContent).toContain('Searched for where the job is');
+  click(/previous hit/);
+  await settled();
+  expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line    7');
+  type('line');
+  await settled();
+  expect(element.textContent).not.toContain('Searched for where the job is');
+});
+
 test('a pattern that is none is told', async () => {
   hello(1);
   open();

@@ -1,10 +1,12 @@
 import { describe, expect, test } from 'vitest';
 import { CUT, GAP } from '../src/logrows';
 import { LogStore } from '../src/logstore';
-import { foldOpen, foldReturns, indexAt, patternOf, plain } from '../src/logtext';
+import { foldOpen, foldReturns, indexAt, plain } from '../src/logtext';
+import { patternOf, type LinePattern } from '../src/pattern';
 import type { LogFilter, LogView } from '../src/logview';
 import type { Segment } from '../src/source';
 
+const pattern = (text: string): LinePattern => patternOf(text, false, false) as LinePattern;
 const ALL: LogFilter = { ranks: null, stream: null, pattern: null, alike: 0 };
 const never = new AbortController().signal;
 const bytes = (text: string): number => Buffer.byteLength(text, 'utf8');
@@ -19,6 +21,11 @@ function shown(store: LogStore, view: LogView): string[] {
     const { kind, bytes, start } = store.rows;
     return kind[row] === GAP ? `<${bytes[row]} at ${start[row]}>` : `${store.fileOf(row).name} ${store.text(row)}`;
   });
+}
+
+/** When a choice among very many lines is shown. */
+function chosen(view: LogView): Promise<void> {
+  return new Promise(resolve => (view.ready = resolve));
 }
 
 function lines(store: LogStore, filter: LogFilter = ALL): string[] {
@@ -212,21 +219,77 @@ describe('limits', () => {
     expect(text.rows.characters).toBeLessThanOrEqual(1100);
   });
 
-  test('a million lines are held and chosen from', () => {
+  test('a million lines are held and chosen from', async () => {
     const store = new LogStore({ rank: 2_000_000 });
     const text = Array.from({ length: 2000 }, (_, i) => `step ${i} loss 0.125 and so on\n`).join('');
     for (let i = 0; i < 500; i++) {
       store.append([segment(`${i % 2}.out`, Math.floor(i / 2) * text.length, text, i)]);
     }
     expect(store.length).toBe(1_000_000);
-    expect(store.view({ ...ALL, pattern: /step 1999 /g }, never).length).toBe(500);
+    const view = store.view({ ...ALL, pattern: pattern('step 1999 ') }, never);
+    expect(view.length).toBe(1);
+    await chosen(view);
+    expect(view.length).toBe(500);
+  });
+});
+
+describe('a choice among very many lines', () => {
+  const text = Array.from({ length: 1000 }, (_, i) => `step ${i} of the job\n`).join('');
+
+  /** Lines of four ranks that say the same. */
+  function many(store: LogStore): void {
+    for (let i = 0; i < 400; i++) {
+      store.append([segment(`${i % 4}.out`, Math.floor(i / 4) * text.length, text, i)]);
+    }
+  }
+
+  test('leaves what was shown until it is there', async () => {
+    const store = new LogStore();
+    many(store);
+    const view = store.view(ALL, never);
+    await chosen(view);
+    const { edits } = view;
+    view.choose({ ...ALL, ranks: new Set([3]), pattern: pattern('step 77 ') });
+    expect(view.length).toBe(400_000);
+    await chosen(view);
+    expect(view.length).toBe(100);
+    expect(view.edits).toBeGreaterThan(edits);
+  });
+
+  test('heeds what happens meanwhile', async () => {
+    const store = new LogStore({ rank: 120_000 });
+    many(store);
+    const view = store.view({ ...ALL, alike: 4 }, never);
+    const end = 100 * text.length;
+    store.append([segment('0.out', end, 'step 77 has no en')]);
+    store.append([segment('0.out', end + 17, 'd\n')]);
+    for (let i = 0; i < 30; i++) {
+      store.append([segment('1.out', end + i * text.length, text, 400 + i)]);
+    }
+    await chosen(view);
+    store.append([segment('0.out', end + 19, 'step 77 at last\n', 500)]);
+    const other = store.view({ ...ALL, alike: 4 }, never);
+    await chosen(other);
+    expect(store.length).toBeLessThan(430_000);
+    expect(shown(store, view).join('\n')).toBe(shown(store, other).join('\n'));
+    expect(shown(store, view).filter(line => line.startsWith('0.out step 77 '))).toHaveLength(102);
+  });
+
+  test('the newer of two choices is the one that is shown', async () => {
+    const store = new LogStore();
+    many(store);
+    const view = store.view(ALL, never);
+    view.choose({ ...ALL, ranks: new Set([1]) });
+    view.choose({ ...ALL, ranks: new Set([2]), pattern: pattern('step 5 ') });
+    await chosen(view);
+    expect(new Set(shown(store, view))).toEqual(new Set(['2.out step 5 of the job']));
   });
 });
 
 describe('a choice of lines', () => {
   test('by rank, stream and pattern, and kept up to date', () => {
     const store = new LogStore();
-    const view = store.view({ ranks: new Set([1]), stream: 'err', pattern: /loss/gi, alike: 0 }, never);
+    const view = store.view({ ranks: new Set([1]), stream: 'err', pattern: pattern('LOSS'), alike: 0 }, never);
     store.append([segment('1.err', 0, 'LOSS 1\n'), segment('1.out', 0, 'loss\n'), segment('0.err', 0, 'loss\n')]);
     store.append([segment('1.err', 7, 'los')]);
     expect(shown(store, view)).toEqual(['1.err LOSS 1']);
@@ -239,7 +302,7 @@ describe('a choice of lines', () => {
   test('colours are not searched, words between them are', () => {
     const store = new LogStore();
     store.append([segment('0.out', 0, '\x1b[31mlo\x1b[0mss 31\n')]);
-    expect([/loss/g, /31m/g].map(pattern => lines(store, { ...ALL, pattern }).length)).toEqual([1, 0]);
+    expect(['loss', '31m'].map(text => lines(store, { ...ALL, pattern: pattern(text) }).length)).toEqual([1, 0]);
   });
 
   test('what all ranks say at about the same time is one row', () => {
@@ -289,11 +352,5 @@ describe('bytes and characters', () => {
     const store = new LogStore();
     store.append([{ file: '0.out', start: 0, end: 8, t: 1, text: '\\xff\\xfe\nnext\n' }]);
     expect([...store.rows.start.slice(0, 2)]).toEqual([0, 3]);
-  });
-
-  test('a pattern is one, or says why not', () => {
-    expect(patternOf('a.b', false, false)).toEqual(/a\.b/gi);
-    expect(patternOf('(?P<x>a)', true, true)).toEqual(/(?<x>a)/g);
-    expect(patternOf('(', true, true)).toContain('regular expression');
   });
 });

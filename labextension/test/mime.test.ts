@@ -1,10 +1,13 @@
+import type { IDocumentManager } from '@jupyterlab/docmanager';
+import type { INotebookTracker } from '@jupyterlab/notebook';
 import { MimeModel, RenderMimeRegistry, standardRendererFactories } from '@jupyterlab/rendermime';
 import { Widget } from '@lumino/widgets';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 
 import './played';
 import { JobRenderer, rendererFactory } from '../src/mime';
-import { MIME_TYPE } from '../src/protocol';
+import { MIME_TYPE, VERSION } from '../src/protocol';
+import { newJobState } from '../src/state';
 import { Serving, until } from './serving';
 
 let serving: Serving;
@@ -14,7 +17,7 @@ let renderer: JobRenderer;
 beforeEach(async () => {
   serving = await Serving.start();
   rendermime = new RenderMimeRegistry({ initialFactories: standardRendererFactories });
-  const factory = rendererFactory({ settings: serving.settings, rendermime, notebooks: null });
+  const factory = rendererFactory({ settings: serving.settings, rendermime, notebooks: null, documents: null });
   rendermime.addFactory(factory, -20);
   renderer = rendermime.createRenderer(MIME_TYPE) as JobRenderer;
   renderer.addClass('jp-OutputArea-output');
@@ -73,4 +76,35 @@ test('everything ends when the output is cleared', async () => {
   const closed = new Promise(resolve => serving.sockets[0]!.once('close', resolve));
   renderer.dispose();
   await closed;
+});
+
+describe('a notebook whose job goes on', () => {
+  const save = vi.fn(async () => undefined);
+
+  /** The output in a notebook of which something is not saved. */
+  async function shown(state: string, autosave: boolean): Promise<void> {
+    const empty = { spec: null, plan: null, receipt: [], notes: [], command: '', sizes: {} };
+    const hello = { n: 1, type: 'hello', version: VERSION, now: 1, job: 'a', state: { ...newJobState(), state } };
+    serving.greeting = [{ ...hello, ...empty }];
+    const context = { model: { dirty: true }, contentsModel: { writable: true }, save };
+    const notebooks = { find: () => ({ context }) } as unknown as INotebookTracker;
+    const documents = { autosave } as IDocumentManager;
+    const factory = rendererFactory({ settings: serving.settings, rendermime, notebooks, documents });
+    const own = factory.createRenderer({} as never) as JobRenderer;
+    Widget.attach(own, document.body);
+    await own.renderModel(output(bundle('a')));
+    await until(() => own.node.querySelector('.td-view[data-connection="live"]') !== null, 'live');
+    own.dispose();
+  }
+
+  beforeEach(() => save.mockClear());
+
+  test.each([
+    ['running', true, 1],
+    ['running', false, 0],
+    ['succeeded', true, 0]
+  ])('%s, saved by itself: %s', async (state, autosave, times) => {
+    await shown(state, autosave);
+    expect(save).toHaveBeenCalledTimes(times);
+  });
 });

@@ -49,6 +49,14 @@ describe('the grid', () => {
     expect(find(root, 'thead', 'loss')).toBeTruthy();
   });
 
+  it('says of a rank that waits in what and for whom', async () => {
+    const waiting = { operation: 'barrier', group: 'gloo:0', number: 3, since: 1, size: 0, members: [0, 1] };
+    await tab([aRank(0, { waiting }), aRank(1, { entered: { 'gloo:0': 2 }, counted: 2 }), aRank(2)]);
+    expect(cells(rows()[0]!)[1]).toBe('waiting in barrier #3 for rank 1');
+    expect(rows()[0]!.querySelector('.td-state')!.getAttribute('data-state')).toBe('waiting');
+    expect(cells(rows()[1]!)[1]).toBe('running');
+  });
+
   it('keeps a message as text', async () => {
     await tab([aRank(0, { state: 'failed', error: anError({ message: '<script>x</script>' }) })]);
     expect(root.querySelector('script')).toBeNull();

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 
 import { ServerSource } from '../src/server';
 import type { FromFeed } from '../src/source';
@@ -19,6 +19,7 @@ beforeEach(async () => {
 });
 
 afterEach(async () => {
+  vi.useRealTimers();
   life.abort();
   await serving.stop();
 });
@@ -74,6 +75,14 @@ test('a proxy that lets no WebSocket through is said, and tried again', async ()
   await until(() => ups === 1, 'up at last');
 });
 
+test('a job whose files are damaged is final', async () => {
+  serving.refuse = 409;
+  serving.answer = () => ({ status: 409, body: { message: 'spec.json is damaged', hint: 'run the cell again' } });
+  connect();
+  await until(() => losses.length === 1, 'the loss');
+  expect(losses).toEqual([{ why: 'spec.json is damaged; run the cell again', final: true }]);
+});
+
 test('a server that is down is awaited, less and less often', async () => {
   connect();
   await until(() => ups === 1, 'up');
@@ -105,4 +114,41 @@ test('the signal ends it, also between two attempts', async () => {
   await new Promise(resolve => setTimeout(resolve, 400));
   expect(ups).toBe(1);
   expect(serving.sockets).toHaveLength(0);
+});
+
+describe('a line that is cut without a word', () => {
+  beforeEach(() => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'], shouldAdvanceTime: true });
+  });
+
+  test('is found by its silence, and opened again', async () => {
+    connect();
+    await until(() => ups === 1, 'up');
+    vi.advanceTimersByTime(14_000);
+    expect(losses).toEqual([]);
+    vi.advanceTimersByTime(3_000);
+    await until(() => ups === 2, 'up again');
+    expect(losses).toEqual([{ why: expect.stringContaining('broke'), final: false }]);
+  });
+
+  test('is not thought of while empty messages come, which are nobody’s', async () => {
+    connect();
+    await until(() => ups === 1, 'up');
+    for (let beat = 0; beat < 5; beat++) {
+      vi.advanceTimersByTime(10_000);
+      await serving.beat();
+    }
+    expect([ups, losses, messages]).toEqual([1, [], []]);
+  });
+
+  test('is found while it is being opened, too', async () => {
+    serving.deaf = true;
+    serving.answer = () => ({ status: 200, body: {} });
+    connect();
+    await until(() => serving.asked.length === 1, 'the attempt');
+    serving.deaf = false;
+    vi.advanceTimersByTime(17_000);
+    await until(() => ups === 1, 'up at the second attempt');
+    expect(losses).toHaveLength(1);
+  });
 });

@@ -1,6 +1,7 @@
 /** A server on a free port that speaks as ours does: tests decide what it answers, and when it is not there. */
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import type { Duplex } from 'node:stream';
 
 import { ServerConnection } from '@jupyterlab/services';
 import { type WebSocket, WebSocketServer } from 'ws';
@@ -20,6 +21,8 @@ export class Serving {
   });
   /** Status that a WebSocket is refused with; 0: it is let in. */
   refuse = 0;
+  /** WebSockets are not answered at all. */
+  deaf = false;
   /** What a WebSocket is told first. */
   greeting: unknown[] = [];
 
@@ -42,7 +45,20 @@ export class Serving {
     });
   }
 
+  /** An empty message to all; resolves when they have heard it. */
+  async beat(): Promise<void> {
+    for (const socket of this.sockets) {
+      const heard = new Promise(resolve => socket.once('pong', resolve));
+      socket.send('');
+      socket.ping();
+      await heard;
+    }
+  }
+
   drop(): void {
+    for (const stream of this.unanswered.splice(0)) {
+      stream.destroy();
+    }
     for (const socket of this.sockets.splice(0)) {
       socket.terminate();
     }
@@ -59,6 +75,10 @@ export class Serving {
     const sockets = new WebSocketServer({ noServer: true });
     this.http.on('upgrade', (request: IncomingMessage, stream, head: Buffer) => {
       this.asked.push(`WS ${request.url}`);
+      if (this.deaf) {
+        this.unanswered.push(stream);
+        return;
+      }
       if (this.refuse) {
         stream.end(`HTTP/1.1 ${this.refuse} Refused\r\nContent-Length: 0\r\nConnection: close\r\n\r\n`);
         return;
@@ -83,6 +103,7 @@ export class Serving {
     response.end(answer.body === undefined ? undefined : JSON.stringify(answer.body));
   }
 
+  private readonly unanswered: Duplex[] = [];
   private readonly http: Server;
 }
 

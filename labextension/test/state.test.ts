@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { decode, tag } from '../src/codec';
 import type { Event, JobState } from '../src/protocol';
-import { apply, eventFrom, failures, fold, isFinal, newJobState, parseLines } from '../src/state';
+import { apply, awaited, eventFrom, failures, fold, isFinal, newJobState, parseLines } from '../src/state';
 
 const GOLDEN = join(__dirname, '..', '..', 'tests', 'unit', 'golden');
 const journal = readFileSync(join(GOLDEN, 'journal.jsonl')).toString('utf8');
@@ -45,7 +45,11 @@ test.each([
   event('rank.result', { left: [1] }),
   event('rank.result', { names: 4 }),
   event('rank.dropped', { lines: 'many' }),
-  event('rank.dropped')
+  event('rank.dropped'),
+  event('rank.entered'),
+  event('rank.entered', { counts: { 'gloo:0': 'many' } }),
+  event('rank.waiting', { counts: {}, group: 'gloo:0', number: 1, since: 1 }),
+  event('rank.waiting', { operation: 'barrier', counts: {}, group: 'gloo:0', number: 1, since: 'soon' })
 ])('damaged data changes nothing but the place in the journal: %j', damaged => {
   expect(apply(newJobState(), damaged)).toEqual({ ...newJobState(), seq: 1 });
 });
@@ -57,4 +61,25 @@ test('unknown kinds pass; a rank of one becomes known, as in Python', () => {
 
 test('an event without a kind is none', () => {
   expect([{}, null, [1], 'text', { kind: 'x', t: 'y' }].map(eventFrom)).toEqual([null, null, null, null, null]);
+});
+
+test('a collective waits for those that are behind, as far as they said since it began', () => {
+  const waiting = { operation: 'all_reduce', group: 'gloo:0', number: 17, since: 10, size: 0, members: null };
+  const said = (t: number, rank: number, count: number): Event => ({
+    ...event('rank.entered', { counts: { 'gloo:0': count } }, rank),
+    t
+  });
+  const events = [
+    event('job.submitted', { world_size: 5 }, null),
+    said(11, 0, 17),
+    said(11, 1, 16),
+    said(9, 2, 16),
+    { ...event('rank.entered', { counts: {} }, 3), t: 11 },
+    event('rank.done', {}, 4)
+  ];
+  const state = fold(events);
+  expect(awaited(state, waiting)).toEqual([1, 3, 4]);
+  expect(awaited(state, { ...waiting, members: [0, 1, 2] })).toEqual([1]);
+  expect(awaited(state, { ...waiting, members: [] })).toEqual([]);
+  expect(awaited(state, { ...waiting, group: 'gloo:1', members: [0] })).toEqual([0]);
 });

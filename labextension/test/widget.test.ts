@@ -104,6 +104,48 @@ describe('the kernel as a source', () => {
     expect(connections()).toBe(3);
   });
 
+  it('asks a silent kernel whether it is there, and says so when it is not', () => {
+    const model = new FakeModel();
+    const { lost, heard, view, connections } = connect(model);
+    const says = (...messages: unknown[]) => model.says('msg:custom', { view, messages: encode(messages) }, []);
+    says({ n: 1, type: 'hello', state: { state: 'running' } });
+    vi.advanceTimersByTime(10_000);
+    expect(model.sent.at(-1)).toEqual({ view, ping: true });
+    says({ n: 0, type: 'alive' });
+    vi.advanceTimersByTime(5000);
+    expect(lost).toEqual([]);
+    vi.advanceTimersByTime(10_000);
+    expect(lost).toHaveLength(1);
+    expect(lost[0]![0]).toContain('torchdist cancel a-job');
+    expect(lost[0]![1]).toBe(false);
+    expect(connections()).toBe(1);
+    says({ n: 9, type: 'status' });
+    expect(connections(), 'it was only busy').toBe(2);
+    expect(heard).toHaveLength(1);
+  });
+
+  it('leaves the kernel alone when the job has ended and nothing was asked', () => {
+    const model = new FakeModel();
+    const { lost, source, view } = connect(model);
+    const says = (...messages: unknown[]) => model.says('msg:custom', { view, messages: encode(messages) }, []);
+    says(
+      { n: 1, type: 'hello', state: { state: 'running' } },
+      { n: 2, type: 'events', events: [{ kind: 'job.ended' }] }
+    );
+    vi.advanceTimersByTime(60_000);
+    expect(model.sent).toHaveLength(1);
+    source.send({ type: 'ask', id: 1, what: 'cancel', kill: false });
+    vi.advanceTimersByTime(15_000);
+    expect(lost).toHaveLength(1);
+  });
+
+  it('ends with the comm of its model', () => {
+    const model = new FakeModel();
+    const { lost } = connect(model);
+    model.says('comm_live_update');
+    expect(lost[0]![1]).toBe(true);
+  });
+
   it('opens again when the kernel has forgotten it', () => {
     const model = new FakeModel();
     const { view, connections, heard } = connect(model);

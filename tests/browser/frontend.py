@@ -59,8 +59,11 @@ class Jupyter:
 
 
 @contextlib.contextmanager
-def jupyter(directory: Path, *options: str, base_url: str = "/") -> Iterator[Jupyter]:
-    """A server with its home, settings and notebooks below ``directory``; it and its kernels end with the block."""
+def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) -> Iterator[Jupyter]:
+    """A server with its home, settings and notebooks below ``directory``; it and its kernels end with the block.
+
+    ``port`` 0: one that is free.
+    """
     root, token = directory / "notebooks", "a-token"
     runtime, log = directory / "runtime", directory / "server.log"
     for made in (root, runtime, directory / "home"):
@@ -77,7 +80,7 @@ def jupyter(directory: Path, *options: str, base_url: str = "/") -> Iterator[Jup
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0",
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
         "--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True",
         f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}", f"--ServerApp.base_url={base_url}",
         *options,
@@ -162,6 +165,21 @@ class Notebook:
     def view(self, number: int) -> Locator:
         """The view of a job under a cell."""
         return self.cell(number).locator(".td-view")
+
+    def dismiss(self, title: str) -> None:
+        """Whenever JupyterLab shows a dialog of that title, press its last button and go on."""
+        dialog = self.page.locator(".jp-Dialog").filter(has_text=title)
+        press = "all => all.forEach(dialog => [...dialog.querySelectorAll('.jp-Dialog-button')].pop().click())"
+        self.page.add_locator_handler(dialog, lambda: dialog.evaluate_all(press))  # some go by themselves
+
+    def log_lines(self, view: Locator) -> list[str]:
+        """The lines that the view's log shows, all of them, as its button copies them."""
+        view.get_by_role("tab", name="Logs").click()
+        self.page.bring_to_front()  # the clipboard is only for a page that has the focus
+        self.page.evaluate("() => navigator.clipboard.writeText('')")
+        view.get_by_text("Copy", exact=True).click()
+        self.page.wait_for_function("async () => (await navigator.clipboard.readText()) !== ''")
+        return str(self.page.evaluate("() => navigator.clipboard.readText()")).splitlines()
 
     def picture(self, name: str) -> Path:
         """A screenshot of the whole page."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.feed import Feed
+from jupyter_torchdist.feed import Feed, pace
 from jupyter_torchdist.feed import feed as module
 from jupyter_torchdist.feed.cancel import cancel
 from jupyter_torchdist.feed.rerun import command
@@ -301,6 +301,22 @@ def test_curves_fill_while_the_view_looks(job: FakeJob) -> None:
     question = {"what": "curves", "names": [], "mode": "rank0", "ranks": [], "x": "step"}
     answer = view.ask(**question, low=None, high=None, width=500)
     assert answer["series"][0]["y"] == list(range(100))
+
+
+def test_curves_of_a_running_job_wait_when_they_have_cost_enough(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SHARE", 0.0)
+    job.rank(0).records({"t": 1.0, "k": "log", "step": 1, "v": {"a": 1}})
+    view = View(job).open().poll()
+    curves = {"what": "curves", "names": [], "mode": "band", "ranks": [], "x": "step", "width": 100}
+    assert view.ask(**curves)["series"]
+    view.feed._pace.spend(1_000_000)
+    view.send(type="ask", id=1, **curves).poll()
+    assert not view.of("answer")
+    view.send(type="ask", id=2, what="older", at={}, files=[], limit=10).poll()
+    assert [answer["id"] for answer in view.of("answer")] == [2]
+    job.ended()
+    view.poll()
+    assert [answer["id"] for answer in view.of("answer")] == [2, 1]
 
 
 def test_a_damaged_manifest_costs_the_receipt_alone(job: FakeJob) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.feed import search as module
 from jupyter_torchdist.feed import segments
-from jupyter_torchdist.feed.search import Pattern, search
+from jupyter_torchdist.feed.pattern import Pattern
+from jupyter_torchdist.feed.search import search
 from jupyter_torchdist.protocol.errors import UserError
 from jupyter_torchdist.protocol.feed import LINE_LIMIT
 from jupyter_torchdist.protocol.paths import Home
@@ -102,23 +103,69 @@ def test_one_long_line(job: FakeJob) -> None:
     assert len(ask(job, "needl.", regex=True)) == 1
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(a*)*", r"(\w+\s?)*$", "((a|b+)*)*", "(x+x+)+y", "(.*)*x"])
-def test_patterns_that_never_end_are_refused(pattern: str) -> None:
-    with pytest.raises(UserError, match="forever"):
+@pytest.mark.parametrize("pattern", ["(a|aa)+$", "(a+)+$", r"(\w+\s?)*$", "((a|b+)*)*$", "(a?){30}a{30}$"])
+def test_a_line_that_takes_too_long_is_told_and_ends_the_search(job: FakeJob, pattern: str) -> None:
+    job.rank(1).prints("before\n" + "a" * 3000 + "!\n" + "fine a\n")
+    with pytest.raises(UserError, match=r"takes too long on a line of rank 1 \(stdout, byte 7\)"):
+        ask(job, pattern, regex=True)
+
+
+def test_a_slow_line_does_not_take_the_hits_before_it(job: FakeJob) -> None:
+    job.rank(0).prints("a" * 3000 + "!\nfine a\n")
+    answer = search(segments.find(job.paths), {"pattern": "(a|aa)+$", "regex": True})
+    assert [hit["text"] for hit in answer["hits"]] == ["fine a"]
+    assert answer["at"] == {"0.out": 3002}
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(foo|bar)+", r"(\d+\.)+\d+", "^.*$", "(x+x+)+y", r"(\w+) (\w+) (\w+)"])
+def test_an_expression_is_as_good_as_the_lines_let_it(job: FakeJob, pattern: str) -> None:
+    lines = ["aab", "barfoo", "1.2.3", "xxxy", "one two three", ""]
+    job.rank(0).prints("\n".join(lines) + "\n")
+    wanted = [line for line in reversed(lines) if re.search(pattern, line)]
+    assert [hit["text"] for hit in ask(job, pattern, regex=True)] == wanted
+
+
+@pytest.mark.parametrize("pattern", ["(((a{100}){100}){100}){100}", "a" * 2001, "a{1000}" * 30])
+def test_an_expression_that_would_fill_the_memory_is_refused(pattern: str) -> None:
+    with pytest.raises(UserError, match="too large"):
         Pattern.of(pattern, True, True)
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"(\d+\.)+\d+", "a+b*", "(ab)+", r"(?:\s*,\s*\d+)*", "(a+){3}", "x{2,5}", "(foo|bar)+", "^.*$"]
+    ("pattern", "text"),
+    [
+        ("los{e}", "loss"),
+        ("los{e}", "los{e}"),
+        ("{e<=1}x", "a{e<=1}x"),
+        (r"f\{d}", "f{d}"),
+        ("[{]i}", "{i}"),
+        (r"\N{DIGIT ONE}{2}", "x11"),
+        ("x{2,}y{,1}", "xx"),
+        ("[]{e}]", "}"),
+        ("[[a]", "["),
+        ("[a~~b]", "~"),
+        ("[a||b]", "|"),
+        ("a{", "a{"),
+        ("(?i:A)b", "xab"),
+        (r"(?P<q>['\"]).*?(?P=q)", "say 'x'"),
+        (r"(?x) a b # {e}", "ab"),
+    ],
 )
-def test_common_patterns_are_not(pattern: str) -> None:
-    assert Pattern.of(pattern, True, True).regex is not None
+def test_an_expression_means_what_it_means_in_python(pattern: str, text: str) -> None:
+    found = re.search(pattern, text)
+    assert Pattern.of(pattern, True, True).find(text, 1.0) == (found.start() if found else -1)
+
+
+@pytest.mark.parametrize("pattern", [r"\p{L}", r"(?|a|b)", "(?R)", r"a\K", "(?V1)a", "*", "(?P<n>a", "[", "x{2,1}"])
+def test_what_python_does_not_know_is_no_expression(pattern: str) -> None:
+    with pytest.raises(UserError, match="no regular expression: "):
+        Pattern.of(pattern, True, True)
 
 
 def test_no_expression_is_told(job: FakeJob) -> None:
     with pytest.raises(UserError, match="no regular expression"):
         search({}, {"pattern": "(", "regex": True})
-    assert Pattern.of("(", False, True).find("f(x)") == 1
+    assert Pattern.of("(", False, True).find("f(x)", 1.0) == 1
 
 
 @settings(max_examples=50, deadline=None)

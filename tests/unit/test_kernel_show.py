@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from jupyter_torchdist.feed import Feed
 from jupyter_torchdist.kernel import show
 from jupyter_torchdist.kernel.rich import RichOutput
 from jupyter_torchdist.protocol import codec
@@ -95,6 +98,67 @@ def test_a_full_view_names_the_job_and_keeps_the_picture_beside_it(shell: Any, c
         job.ended("succeeded")
         watch.tick(state(job))
         assert "succeeded" in shell.display_pub.messages[-1][1][1]["text/plain"], "a turn of the job is drawn at once"
+
+
+def test_behind_a_live_view_the_picture_is_drawn_seldom_but_its_turns_at_once(
+    shell: Any, clock: Callable[[float], None]
+) -> None:
+    def drawn_in_a_minute(full: str) -> int:
+        watch = show.watch(shell, job.paths, full, RichOutput(shell, job.paths))
+        before = len(shell.display_pub.messages)
+        for number in range(1200):
+            job.rank(0).prints(f"line {number}\n")
+            watch.tick(state(job))
+            clock(0.05)
+        return len(shell.display_pub.messages) - before
+
+    with FakeJob().running() as job:
+        assert drawn_in_a_minute("full") > 200
+        with contextlib.closing(Feed(job.paths, job.home)) as feed:
+            feed.receive({"type": "open", "logs": {}})
+            feed.poll(0.0)
+            assert drawn_in_a_minute("full") < 20
+            assert drawn_in_a_minute("compact") > 200, "there the picture is what is seen"
+        watch = show.watch(shell, job.paths, "full", RichOutput(shell, job.paths))
+        watch.tick(state(job))
+        job.rank(1).failed(ValueError("oh no"))
+        watch.tick(state(job))
+        assert "oh no" in shell.display_pub.messages[-1][1][1]["text/plain"]
+
+
+def test_a_widget_that_goes_while_the_picture_is_drawn_does_not_come_back(
+    shell: Any, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pump's thread ends the widget in the worst moment: when its form was read, and is not yet shown."""
+    going: list[threading.Thread] = []
+
+    class Live:
+        def __init__(self, _kernel: Any, _paths: Any, still: Callable[[], None]) -> None:
+            self._still, self._form = still, {"widget": 1}
+
+        def tick(self) -> None: ...
+
+        def show(self, _snapshot: Any) -> None: ...
+
+        def go(self) -> None:
+            self._form = {}
+            self._still()
+
+        @property
+        def forms(self) -> dict[str, Any]:
+            form = self._form
+            if form and not going:
+                going.append(threading.Thread(target=self.go))
+                going[0].start()
+                going[0].join(0.2)  # it would end here, were it not made to wait
+            return form
+
+    monkeypatch.setattr(show, "ready", lambda _ip: SimpleNamespace(Live=Live))
+    with FakeJob().running() as job:
+        watch = show.watch(shell, job.paths, "full", RichOutput(shell, job.paths))
+        watch.tick(state(job))
+        going[0].join()
+        assert ["widget" in data for _, (_, data) in shell.display_pub.messages] == [True, False]
 
 
 def test_the_courses_of_curves_are_drawn(shell: Any, clock: Callable[[float], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -16,7 +17,7 @@ from jupyter_torchdist.kernel.curves import BUCKETS, NAMES, Course, Curves
 from jupyter_torchdist.kernel.picture import Trace
 from jupyter_torchdist.kernel.snapshot import BYTES, CURVES, Progress, Snapshot, as_html, as_text
 from jupyter_torchdist.protocol.events import ErrorRecord
-from jupyter_torchdist.protocol.state import JobState, RankState
+from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
 from jupyter_torchdist.testing import FakeJob
 
 
@@ -50,6 +51,13 @@ def test_everything_is_in_both_forms() -> None:
     assert "color:#00a250" in as_html(snapshot)
 
 
+def test_what_ranks_wait_for_is_said() -> None:
+    state = job()
+    state.ranks[0] = replace(state.ranks[0], waiting=Waiting("all_reduce", "gloo:0", 17, 102.0))
+    for text in (as_text(Snapshot(state, 104.0)), as_html(Snapshot(state, 104.0))):
+        assert "rank 0 waits in all_reduce #17, for 2.0 s" in text
+
+
 def test_a_failure_is_named_with_the_ranks_it_stopped() -> None:
     state = job(4, "failed")
     record = ErrorRecord("ValueError", "builtins", "bad <b>", "…", (), 1.0)
@@ -63,9 +71,19 @@ def test_a_failed_rank_is_among_those_shown() -> None:
     state = job(100, "failed")
     record = ErrorRecord("ValueError", "builtins", "bad", "…", (), 1.0)
     state = replace(state, ranks={**state.ranks, 97: replace(state.ranks[97], state="failed", error=record)})
-    text = as_text(Snapshot(state, 101.0, {rank: ["line"] for rank in range(100)}))
-    assert "[rank 97] line" in text
+    text = as_text(Snapshot(state, 101.0, {rank: [f"line of {rank}"] for rank in range(100)}))
+    assert "[rank 97] line of 97" in text
     assert "72 more ranks: %dist logs 20260102-030405-abcdef --rank N" in text
+
+
+def test_ranks_that_said_the_same_are_one_voice() -> None:
+    lines = {rank: ["epoch 1", "done"] for rank in range(8)}
+    text = as_text(Snapshot(job(8), 1.0, lines))
+    assert text.endswith("[ranks 0–7] epoch 1\n[ranks 0–7] done")
+    text = as_text(Snapshot(job(8), 1.0, {**lines, 3: ["epoch 1", "saved"]}))
+    assert text.endswith("[ranks 0–2, 4–7] epoch 1\n[ranks 0–2, 4–7] done\n[rank 3] epoch 1\n[rank 3] saved")
+    page = as_html(Snapshot(job(64), 1.0, {rank: ["same"] for rank in range(64)}))
+    assert page.count("same") == 1 and "[ranks 0–63]" in page and "more rank" not in page
 
 
 WIDEST = Trace(tuple(float(x) for x in range(-BUCKETS, 0)), *[tuple((-1.0) ** x * 1e308 for x in range(BUCKETS))] * 3)
@@ -75,17 +93,18 @@ WIDEST = Trace(tuple(float(x) for x in range(-BUCKETS, 0)), *[tuple((-1.0) ** x 
 @pytest.mark.parametrize("world", [1, 2, 64, 1024])
 def test_it_is_bounded_whatever_is_printed(line: str, world: int) -> None:
     snapshot = Snapshot(
-        replace(job(world), notes=(line,) * 50, name=line[:100]),
+        replace(job(world, "failed"), notes=(line,) * 50, name=line, reason=line),
         1.0,
-        {rank: [line] * 100 for rank in range(world)},
+        {rank: [f"{rank}{line}"] * 100 for rank in range(world)},
         {f"{line[:300]}{index}": 1.0 for index in range(50)},
-        Progress(1, 2, line[:200]),
-        (line,) * 5,
+        Progress(1, 2, line),
+        (line,) * 5000,
         {f"{line[:300]}{index}": WIDEST for index in range(50)},
     )
-    assert len(as_html(snapshot).encode()) + len(as_text(snapshot).encode()) <= 300_000
-    assert len(as_html(snapshot).encode()) <= BYTES
-    assert as_text(snapshot).count("\n") < 45
+    forms = {"text/html": as_html(snapshot), "text/plain": as_text(snapshot)}
+    assert len(json.dumps(forms, ensure_ascii=False).encode()) <= 300_000, "as a notebook stores it"
+    assert len(forms["text/html"].encode()) <= BYTES
+    assert forms["text/plain"].count("\n") < 50
 
 
 @given(st.text(max_size=80))

@@ -75,7 +75,6 @@ def test_each_view_has_a_feed_of_its_own(port: Port, pumping: pump.Pump) -> None
     assert wait_until(lambda: bool(port.of("b", "lines")), 5)
     assert port.of("b", "hello")[0]["n"] == 1
     assert {(view, binary) for view, binary, _ in port.sent} == {("a", True), ("b", False)}
-    assert pumping.watched
 
 
 def test_a_view_that_does_not_answer_is_forgotten(
@@ -90,7 +89,14 @@ def test_a_view_that_does_not_answer_is_forgotten(
         return wait_until(lambda: bool(port.of("a", "forgotten")), 0.1)
 
     assert wait_until(forgotten, 10)
-    assert not pumping.watched
+
+
+def test_a_ping_is_answered_and_tells_a_forgotten_view_to_open(port: Port, pumping: pump.Pump) -> None:
+    pumping.hand({"view": "a", "message": OPEN})
+    pumping.hand({"view": "a", "ping": True})
+    pumping.hand({"view": "b", "ping": True})
+    assert wait_until(lambda: bool(port.of("b", "forgotten")), 5)
+    assert len(port.of("a", "alive")) == 1 and port.of("a", "forgotten") == []
 
 
 def test_a_late_acknowledgement_of_a_view_that_is_gone_gets_no_answer(port: Port, pumping: pump.Pump) -> None:

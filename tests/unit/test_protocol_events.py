@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
-from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, apply, fold
+from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, Waiting, apply, fold
 
 FEW = settings(max_examples=50, deadline=None)
 
@@ -123,6 +123,39 @@ def test_the_first_failure_comes_first_and_stopped_ranks_are_none() -> None:
     assert state.ranks[2].state == "failed"
     assert state.ranks[2].code == 1
     assert state.ranks[3].why == "was killed (SIGKILL)"
+
+
+def test_a_collective_waits_for_those_that_are_behind_as_far_as_they_said_since_it_began() -> None:
+    waiting = Waiting("all_reduce", "gloo:0", 17, since=103.5)
+    state = a_fold(
+        ("job.submitted", {"world_size": 5}),
+        ("rank.done", {}, 4),
+        ("rank.entered", {"counts": {"gloo:0": 16}}, 2),
+        ("rank.entered", {"counts": {"gloo:0": 17}}, 0),
+        ("rank.entered", {"counts": {"gloo:0": 16}}, 1),
+        ("rank.entered", {"counts": {}}, 3),
+    )
+    assert state.awaited(waiting) == [1, 3, 4]
+    assert state.awaited(replace(waiting, members=(0, 1, 2))) == [1]
+    assert state.awaited(replace(waiting, members=())) == []
+    assert state.awaited(replace(waiting, group="gloo:1", members=(0,))) == [0]
+
+
+def test_a_rank_waits_until_it_goes_on() -> None:
+    data = {"operation": "all_reduce", "group": "gloo:0", "number": 17, "since": 99.0, "counts": {"gloo:0": 17}}
+    state = a_fold(("rank.waiting", data, 0), ("rank.waiting", {**data, "number": "many"}, 1))
+    assert state.ranks[0].waiting == Waiting("all_reduce", "gloo:0", 17, 99.0)
+    assert state.ranks[0].entered == {"gloo:0": 17}
+    assert 1 not in state.ranks
+    assert JobState.from_json(codec.loads(codec.dumps(state.to_json()))) == state
+    assert a_fold(("rank.resumed", {}, 0), start=state).ranks[0].waiting is None
+
+
+def test_a_state_from_before_ranks_waited_is_read() -> None:
+    old = a_fold(("rank.ready", {}, 0)).to_json()
+    for name in ("waiting", "entered", "counted"):
+        del old["ranks"]["0"][name]
+    assert JobState.from_json(old).ranks[0] == RankState(0, state="running", ready=101.0)
 
 
 def test_a_second_attempt_forgets_the_first_ones_ranks() -> None:

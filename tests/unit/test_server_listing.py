@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.protocol.errors import StoreError
+from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.paths import home as data
 from jupyter_torchdist.server import listing
 from jupyter_torchdist.server.glance import POINTS, Glance
 from jupyter_torchdist.server.listing import Listing
 from jupyter_torchdist.store import catalog, journal
+from jupyter_torchdist.store.cache import JobSummary
 from jupyter_torchdist.testing import FakeJob
 
 
@@ -57,15 +59,47 @@ def test_ended_jobs_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows.rows() == first
 
 
-def test_a_look_is_bounded_and_the_next_ones_tell_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(5):
+def test_what_the_cache_knows_is_all_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
         FakeJob(now=1000.0 + number).running().ended("failed", "why")
     catalog.jobs()
-    monkeypatch.setattr(listing, "PATIENCE", -1.0)
-    rows = Listing(data())
-    assert [(row["state"], row["reason"]) for row in rows.rows()] == [("failed", "")] * 5
-    monkeypatch.undo()
-    assert [row["reason"] for row in rows.rows()] == ["why"] * 5
+    for reader in ("read_spec", "read_plan"):
+        monkeypatch.setattr(catalog, reader, None)
+    monkeypatch.setattr(journal, "state", None)
+    assert [(row["state"], row["reason"]) for row in Listing(data()).rows()] == [("failed", "why")] * 3
+
+
+def test_a_new_job_costs_no_second_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeJob(now=1000.0) as going:
+        FakeJob(now=2000.0).running().ended()
+        rows = Listing(data())
+        rows.rows()
+        new = FakeJob(now=3000.0).running().ended()
+        summarise = catalog._summarise
+        read: list[str] = []
+
+        def noted(paths: JobPaths) -> JobSummary | None:
+            read.append(paths.job)
+            return summarise(paths)
+
+        monkeypatch.setattr(catalog, "_summarise", noted)
+        assert len(rows.rows()) == 3
+        assert read == [new.paths.job]
+        going.running()
+        assert [row["state"] for row in rows.rows()] == ["succeeded", "succeeded", "running"]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_damaged_job_is_listed_as_one(ended: bool) -> None:
+    with FakeJob(now=1000.0) as job:
+        if ended:
+            job.running().ended()
+        job.paths.spec.write_text("{")
+        (row,) = Listing(data()).rows()
+    assert row["damaged"]
+    assert "spec.json is damaged" in row["reason"]
+    catalog.remove(job.paths)
+    assert Listing(data()).rows() == []
 
 
 def test_the_directory_is_read_again_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:

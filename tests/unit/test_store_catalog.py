@@ -79,6 +79,20 @@ def test_a_cache_of_another_version_is_made_anew(place: Home) -> None:
     assert cache.load(place).keys() == {"20260101-000000-aaaaaa"}
 
 
+def test_what_an_earlier_version_kept_is_read_anew_and_what_a_later_one_adds_is_passed_over(place: Home) -> None:
+    for number in range(3):
+        make(place, f"20260101-00000{number}-aaaaaa", state="failed")
+    expected = catalog.jobs(place)
+    with sqlite3.connect(place.catalog) as database:
+        changed = "UPDATE jobs SET summary = json_{} WHERE job = '20260101-00000{}-aaaaaa'"
+        database.execute(changed.format("remove(summary, '$.reason', '$.gpus')", 0))
+        database.execute(changed.format("insert(summary, '$.later', 1)", 1))
+    database.close()
+    assert cache.load(place).keys() == {f"20260101-00000{number}-aaaaaa" for number in (1, 2)}
+    assert catalog.jobs(place) == expected
+    assert len(cache.load(place)) == 3
+
+
 @pytest.mark.parametrize(
     "refusal", [sqlite3.OperationalError("disk I/O error"), sqlite3.DatabaseError("locked"), PermissionError(13, "no")]
 )

@@ -144,3 +144,23 @@ def test_another_thread_leaves_the_handler_alone_and_takes_an_exception_for_an_i
     thread.join()
     assert job.requests == ["interrupt"]
     assert result[0].final
+
+
+def test_an_interrupt_that_begins_a_shut_down_leaves_the_job_alone() -> None:
+    job = Asked()
+    looks = iter([False, False, True])
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, presser(1), closing=lambda: next(looks))  # type: ignore[arg-type]
+    assert state.state == "running"
+    assert job.requests == []
+
+
+@pytest.mark.parametrize(("presses", "asked"), [(1, ["interrupt"]), (2, ["interrupt", "kill"])])
+def test_other_interrupts_are_a_persons(presses: int, asked: list[str]) -> None:
+    job = Asked(asked[-1])
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, presser(presses), closing=lambda: False)  # type: ignore[arg-type]
+    assert state.state == "cancelled"
+    assert job.requests == asked

@@ -12,7 +12,7 @@ from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
-from jupyter_torchdist.protocol.state import JobState, RankState, fold
+from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, fold
 
 ERROR = ErrorRecord(
     "ValueError", "builtins", "bad", "Traceback …\nValueError: bad", (("Cell In[2]", 3, "f", "x"),), 10.0
@@ -62,6 +62,33 @@ def test_headline_says_state_ranks_time_and_reason() -> None:
     assert views.headline(job(), 103.0) == "running · 2 ranks on box · 3.0 s"
     ended = job("failed", ended=104.0, reason="rank 1 failed")
     assert views.headline(ended, 999.0) == "✗ failed · 2 ranks on box · 4.0 s · rank 1 failed"
+
+
+def waiting_job() -> JobState:
+    """Ranks 0 to 2 of 4 wait for rank 3."""
+    state = job(world=4)
+    for number in range(3):
+        wait = Waiting("all_reduce", "gloo:0", 17, 100.0 + number)
+        state.ranks[number] = replace(state.ranks[number], waiting=wait, entered={"gloo:0": 17}, counted=105.0)
+    state.ranks[3] = replace(state.ranks[3], entered={"gloo:0": 16}, counted=105.0)
+    return state
+
+
+def test_who_waits_is_said_and_for_whom() -> None:
+    state = waiting_job()
+    assert views.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17 for rank 3, for 12.0 s"]
+    assert "waiting in all_reduce #17 for rank 3" in views.ranks_table(state)
+    assert "\nranks 0-2 wait in" in views.job_page(state, None, None, None, 112.0)
+    state.ranks[3] = replace(state.ranks[3], counted=0.0)
+    assert views.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17, for 12.0 s"]
+
+
+def test_a_rank_that_has_ended_waits_no_more() -> None:
+    state = waiting_job()
+    assert views.waiting_lines(replace(state, state="cancelled"), 112.0) == []
+    state.ranks[0] = replace(state.ranks[0], state="stopped", why="was stopped")
+    assert views.rank_line(state, state.ranks[0]) == "was stopped"
+    assert views.waiting_lines(state, 112.0) == ["ranks 1, 2 wait in all_reduce #17 for rank 3, for 11.0 s"]
 
 
 def test_several_hosts_are_counted() -> None:

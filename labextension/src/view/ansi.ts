@@ -299,10 +299,25 @@ function dressed(content: DocumentFragment, look: Look): Node {
     }
   }
   const [ink, ground] = look.inverse ? [look.ground ?? 'ground', look.ink ?? 'ink'] : [look.ink, look.ground];
-  paint(element, 'ink', ink);
+  paint(element, 'ink', areApart(ink, ground) ? ink : null);
   paint(element, 'ground', ground);
   element.append(content);
   return element;
+}
+
+/** WCAG 2's contrast is enough for text. Of two colours of a rank's own: all others the style sheet makes so. */
+function areApart(ink: Look['ink'], ground: Look['ground']): boolean {
+  const [dark, light] = [ink, ground].map(brightness).sort((a, b) => a - b);
+  return Number.isNaN(dark! + light!) || (light! + 0.05) / (dark! + 0.05) >= 4.5;
+}
+
+/** Relative luminance of `rgb(…)`; NaN for other colours. */
+function brightness(colour: Look['ink']): number {
+  const [red, green, blue] = (String(colour).match(/^rgb\((\d+), (\d+), (\d+)\)$/) ?? []).slice(1).map(part => {
+    const value = Number(part) / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red! + 0.7152 * green! + 0.0722 * blue!;
 }
 
 /** Colours are given to the style sheet, which keeps them readable in its theme. */

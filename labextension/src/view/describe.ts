@@ -1,8 +1,8 @@
 /** What a job's state means for who looks at it. Pure. */
 import type { JobState, RankState } from '../protocol';
 import type { Status } from '../source';
-import { failures, isFinal } from '../state';
-import { errorTitle, ranksOf } from './format';
+import { awaited, failures, isFinal } from '../state';
+import { collective, errorTitle, ranksOf, standing, theRanks, ticking } from './format';
 import { plural, trans } from './translate';
 
 /** The state to show: what the feed sees (`orphaned`, `unreachable`) as long as the journal has no end. */
@@ -29,6 +29,30 @@ export function others(state: JobState, first: number): string {
   const early = rest.filter(rank => rank.state === 'done' && rank.why);
   lines.push(...early.slice(0, 8).map(rank => trans('rank %1 %2', rank.rank, rank.why)));
   return lines.join('; ');
+}
+
+/** `ranks 0-2 wait in all_reduce #17 for rank 3, for 12 s`: one sentence for each collective. */
+export function waitingLines(state: JobState, now: number): string[] {
+  const groups = new Map<string, RankState[]>();
+  for (const rank of ranksOf(state).filter(rank => standing(state, rank) === 'waiting')) {
+    const { group, number, operation } = rank.waiting!;
+    const key = `${group} ${number} ${operation}`;
+    groups.set(key, [...(groups.get(key) ?? []), rank]);
+  }
+  return [...groups.values()].map(ranks => waitingLine(state, ranks, now));
+}
+
+function waitingLine(state: JobState, ranks: RankState[], now: number): string {
+  const since = Math.min(...ranks.map(rank => rank.waiting!.since));
+  const waiting = { ...ranks[0]!.waiting!, since };
+  const whom = awaited(state, waiting);
+  const who = theRanks(ranks.map(rank => rank.rank));
+  const [what, time] = [collective(waiting), ticking(now - since)];
+  if (whom.length === 0) {
+    return plural('%2 waits in %3, for %4', '%2 wait in %3, for %4', ranks.length, who, what, time);
+  }
+  const many = '%2 wait in %3 for %4, for %5';
+  return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, what, theRanks(whom), time);
 }
 
 /** What the reader should know beside the state: notes of capture and driver, lines that a full disk did not take. */

@@ -3,13 +3,16 @@ import type { JobSession } from '../session';
 import type { Progress } from '../source';
 import { isFinal } from '../state';
 import { CancelControl } from './cancel';
-import { effectiveState, notesOf } from './describe';
+import { effectiveState, notesOf, waitingLines } from './describe';
 import { make, setAttribute, setText } from './dom';
 import { duration, elapsed, firstLine, grouped, hosts, stateWord, ticking, where } from './format';
 import { stateIcon, tone } from './icons';
 import { trans } from './translate';
 
 const NOTES = 3;
+
+/** Collectives of which it is said that ranks wait in them. */
+const WAITS = 3;
 
 export class Header {
   private readonly state = make('span.td-state', { role: 'status' });
@@ -18,6 +21,7 @@ export class Header {
   private readonly how = make('span.td-how');
   private readonly time = make('span.td-time', { role: 'timer', 'aria-label': trans('elapsed'), 'aria-live': 'off' });
   private readonly reason = make('p.td-reason', { hidden: true });
+  private readonly waits = make('p.td-reason.td-waits', { hidden: true });
   private readonly notes = make('ul.td-notes', { hidden: true });
   private readonly progress: ProgressBar;
   private readonly cancel: CancelControl;
@@ -39,7 +43,7 @@ export class Header {
       line.append(this.name);
     }
     line.append(make('span.td-facts', {}, this.where, this.how, this.time), actions);
-    const header = make('div.td-header', {}, line, this.reason, this.notes);
+    const header = make('div.td-header', {}, line, this.reason, this.waits, this.notes);
     element.append(header);
     this.progress = new ProgressBar(header);
     this.cancel = new CancelControl(actions, session, signal);
@@ -101,6 +105,9 @@ export class Header {
     const { state, connection, clockSkew } = this.session;
     const now = Date.now() / 1000 + clockSkew;
     const passed = elapsed(state, now);
+    const waits = waitingLines(state, now).slice(0, WAITS).join('\n');
+    setText(this.waits, waits);
+    this.waits.hidden = waits === '';
     setText(this.time, state.submitted ? (isFinal(state) ? duration(passed) : ticking(passed)) : '');
     const running = state.submitted > 0 && !isFinal(state) && connection !== 'gone' && !this.signal.aborted;
     if (!running) {

@@ -7,7 +7,7 @@ import { plural, trans } from './translate';
 /** With more ranks than this there is a list instead of a button each. */
 const BUTTONS = 16;
 /** Milliseconds after the last key before a search begins. */
-const TYPING_MS = 120;
+const TYPING_MS = 50;
 
 export interface LogChoice {
   /** Null: all. */

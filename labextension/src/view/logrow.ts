@@ -69,7 +69,7 @@ export class LogRowDrawer implements LogListSource {
     const { logs } = this.session;
     const text = logs.text(row);
     const current = this.search.current === row;
-    const looks = [logs.rows.kind[row], logs.rows.bytes[row], this.who(row), this.search.pattern, current].join();
+    const looks = [logs.rows.kind[row], logs.rows.bytes[row], this.who(row), this.search.pattern?.key, current].join();
     let element = before;
     if (!element || element.looks !== looks || element.line !== text) {
       element = this.newRow(row, text, current);
@@ -124,9 +124,8 @@ export class LogRowDrawer implements LogListSource {
     if (!pattern) {
       return [];
     }
-    pattern.lastIndex = 0;
     const shown = plain(text.slice(0, SHOWN_CHARACTERS * 4)).slice(0, SHOWN_CHARACTERS);
-    return [...shown.matchAll(pattern)].map(match => [match.index, match.index + match[0].length]);
+    return pattern.find(shown);
   }
 
   private small(words: string, click: () => void): HTMLButtonElement {

@@ -55,6 +55,7 @@ export class LogsTab {
       signal
     );
     this.view = session.logs.view(this.filterOf(), signal);
+    this.view.ready = () => this.draw();
     this.selection = new LogSelection(this.view);
     this.search = new LogSearch(session, this.view, () => this.drawHits(), signal);
     const actions = {
@@ -312,6 +313,8 @@ export class LogsTab {
 
   private startSearch(): void {
     this.search.start(this.bar.choice, this.files());
+    const words = trans('Searched for where the job is: what this expression finds is listed, but not marked.');
+    this.bar.say(this.search.byFeed ? words : '');
     if (this.bar.choice.only || this.filtered) {
       this.filtered = this.bar.choice.only;
       this.filter();

@@ -2,7 +2,7 @@
 import type { LogView } from '../logview';
 import type { JobSession } from '../session';
 import type { FileOffsets, Hit } from '../source';
-import { patternOf } from '../logtext';
+import { patternOf, type LinePattern } from '../pattern';
 
 export interface SearchFor {
   text: string;
@@ -17,7 +17,10 @@ const SLICE_ROWS = 500;
 const MOST = 2000;
 
 export class LogSearch {
-  pattern: RegExp | null = null;
+  /** Null: nothing is searched for, or only the feed can. */
+  pattern: LinePattern | null = null;
+  /** Whether only the feed can search for it: in what is held, too, and without marks. */
+  byFeed = false;
   /** Why there is no search, or why it ended early. */
   error = '';
   busy = false;
@@ -71,8 +74,9 @@ export class LogSearch {
   start(what: SearchFor, files: string[]): void {
     this.what = what;
     const pattern = what.text ? patternOf(what.text, what.regex, what.case) : null;
-    this.pattern = pattern instanceof RegExp ? pattern : null;
     this.error = typeof pattern === 'string' ? pattern : '';
+    this.pattern = typeof pattern === 'string' ? null : pattern;
+    this.byFeed = what.text !== '' && pattern === null;
     this.chosen = -1;
     this.remote = [];
     this.again(files);
@@ -85,9 +89,11 @@ export class LogSearch {
     this.added = [];
     this.more = false;
     this.seen = this.view.length;
-    this.busy = this.pattern !== null;
+    this.busy = this.pattern !== null || this.byFeed;
     if (this.pattern) {
       this.scan(run, this.view.rows.view().slice(), this.seen, files);
+    } else if (this.byFeed) {
+      void this.askFeed(run, files);
     }
   }
 
@@ -147,7 +153,7 @@ export class LogSearch {
     // What was found before may be held by now, and is then among the rows.
     this.remote = [];
     const missing = logs.files.filter(file => file.first > 0 && files.includes(file.name));
-    let at: FileOffsets | null = logs.hasGaps() ? null : logs.starts(missing);
+    let at: FileOffsets | null = this.byFeed || logs.hasGaps() ? null : logs.starts(missing);
     try {
       while (run === this.run && (at === null || Object.keys(at).length > 0) && this.remote.length < MOST) {
         const names = at === null ? files : Object.keys(at);
@@ -155,7 +161,8 @@ export class LogSearch {
         if (run !== this.run) {
           return;
         }
-        this.remote.push(...answer.hits.filter(hit => !logs.holds(hit.file, hit.start)).slice(0, MOST));
+        const hits = answer.hits.filter(hit => this.byFeed || !logs.holds(hit.file, hit.start));
+        this.remote.push(...hits.slice(0, MOST));
         this.more = answer.at !== null;
         if (answer.at === null) {
           break;

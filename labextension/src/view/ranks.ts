@@ -2,7 +2,7 @@
 import type { Plan, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import { make, setAttribute, setText } from './dom';
-import { duration, grouped, number, rankLine, ranksOf, spans, stateWord, ticking } from './format';
+import { duration, grouped, number, rankLine, ranksOf, spans, standing, stateWord, ticking } from './format';
 import { stateIcon, tone } from './icons';
 import { plural, trans } from './translate';
 
@@ -20,6 +20,10 @@ type Column = 'rank' | 'state' | 'host' | 'pid' | 'gpu' | 'step' | 'loss' | 'tim
 
 export interface Row {
   rank: RankState;
+  /** As its state, but `waiting` while it waits in a collective. */
+  standing: string;
+  /** How it stands, in a few words. */
+  words: () => string;
   gpu: string;
   step: number | null;
   loss: number | null;
@@ -165,6 +169,8 @@ export function rowsOf(session: Pick<JobSession, 'state' | 'status' | 'hello' | 
   const behind = straggler(live.map(rank => [rank.rank, status?.ranks[rank.rank]?.step ?? null]));
   return ranks.map(rank => ({
     rank,
+    standing: standing(state, rank),
+    words: () => rankLine(state, rank),
     gpu: gpus.get(rank.rank) ?? '',
     step: status?.ranks[rank.rank]?.step ?? null,
     loss: status?.ranks[rank.rank]?.last[loss] ?? null,
@@ -203,11 +209,11 @@ export function lines(rows: Row[]): Line[] {
     if (notable && alone.length < FOLD) {
       alone.push({ row });
     } else {
-      const members = groups.get(row.rank.state);
+      const members = groups.get(row.standing);
       if (members) {
         members.push(row);
       } else {
-        groups.set(row.rank.state, [row]);
+        groups.set(row.standing, [row]);
       }
     }
   }
@@ -229,7 +235,7 @@ function order(by: Column, down: boolean): (one: Row, other: Row) => number {
 
 const KEYS: Record<Column, (row: Row) => number | string | null> = {
   rank: row => row.rank.rank,
-  state: row => rankLine(row.rank),
+  state: row => row.words(),
   host: row => row.rank.host,
   pid: row => row.rank.pid,
   gpu: row => row.gpu,
@@ -248,7 +254,7 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
     element.append(make('th', { scope: 'row' }, link), state, ...plain);
   }
   setAttribute(element, 'class', depth === 'inside' ? 'td-rank td-inside' : 'td-rank');
-  fillState(element.cells[1]!.firstElementChild!, rank.state, rankLine(rank));
+  fillState(element.cells[1]!.firstElementChild!, row.standing, row.words());
   setText(element.cells[1]!.lastElementChild!, row.straggler ? trans('⚑ behind the others') : '');
   const time = rank.ended ? duration(row.time) : ticking(row.time);
   const step = row.step === null ? '' : grouped(Number(row.step));

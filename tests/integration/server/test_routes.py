@@ -85,6 +85,7 @@ async def test_rows(jp_fetch: Fetch) -> None:
         "progress": None,
         "spark": [],
         "gpus": [],
+        "damaged": False,
     }
 
 
@@ -104,15 +105,18 @@ async def test_details(jp_fetch: Fetch) -> None:
     assert told["command"] == f"torchdist rerun {job.paths.job}"
 
 
-async def test_details_of_a_damaged_job(jp_fetch: Fetch) -> None:
-    with FakeJob() as job:
-        job.running()
-        job.paths.plan.write_text("{")
+async def test_a_damaged_job_is_refused_listed_and_deleted(jp_fetch: Fetch) -> None:
+    with FakeJob(now=1000.0) as job:
+        where = (*API, "jobs", job.paths.job)
         job.paths.manifest.unlink()
-        told = await asked(jp_fetch(*API, "jobs", job.paths.job))
-    assert told["plan"] is None
-    assert told["spec"]["job"] == job.paths.job
-    assert told["state"]["state"] == "running"
+        assert (await asked(jp_fetch(*where)))["spec"]["job"] == job.paths.job
+        for file in (job.paths.plan, job.paths.spec):
+            file.write_text("{")
+            code, words = await refused(jp_fetch(*where))
+            assert (code, f"{file.name} is damaged" in words["message"]) == (409, True)
+        (row,) = (await asked(jp_fetch(*API, "jobs")))["jobs"]
+        assert (row["damaged"], "spec.json is damaged" in row["reason"]) == (True, True)
+        assert (await jp_fetch(*where, method="DELETE")).code == 204
 
 
 @pytest.mark.parametrize(

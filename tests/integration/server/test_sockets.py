@@ -15,7 +15,7 @@ from tornado.websocket import WebSocketClientConnection
 from jupyter_torchdist.feed import Feed
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.paths import Home
-from jupyter_torchdist.server import sockets
+from jupyter_torchdist.server import base, sockets
 from jupyter_torchdist.testing import FakeJob, requests
 from tests.integration.server.conftest import Fetch
 
@@ -36,6 +36,8 @@ class View:
         while True:
             said = await asyncio.wait_for(self.socket.read_message(), 20)
             assert said is not None, f"closed ({self.socket.close_code}: {self.socket.close_reason}), no {kind}"
+            if said == "":  # a beat
+                continue
             message = codec.loads(said)
             assert isinstance(message, dict)
             if "n" in message:
@@ -103,6 +105,18 @@ async def test_two_views_of_one_job(opened: Open) -> None:
         views = [await opened(job.paths.job, "feed") for _ in range(2)]
         job.rank(0).prints("to both\n")
         assert [await view.text("0.out", "\n") for view in views] == ["to both\n"] * 2
+
+
+@pytest.mark.parametrize("parts", [("feed",), ("20260102-030405-0a0b0c", "feed")])
+async def test_silence_is_broken_by_empty_messages(
+    opened: Open, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "BEAT", 0.05)
+    with FakeJob(job="20260102-030405-0a0b0c"):
+        view = await opened(*parts)
+        for _ in range(2):
+            while await asyncio.wait_for(view.socket.read_message(), 20) != "":
+                pass
 
 
 async def test_questions(opened: Open) -> None:

@@ -1,0 +1,181 @@
+"""What is searched in a line, and how long that may take.
+
+Expressions are Python's own (``re`` says what is wrong with one). They run in ``regex``, which means the same by them
+but for rare letters in ``\\w`` and ``\\s``, lets other threads go on, and stops when its time is over.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from ..protocol.errors import UserError
+
+if sys.version_info >= (3, 11):
+    from re import _constants as sre  # type: ignore[attr-defined]
+    from re import _parser as sre_parser
+else:
+    import sre_constants as sre
+    import sre_parse as sre_parser
+
+LONGEST = 2000
+"""Characters of an expression."""
+
+LARGEST = 20_000
+"""Characters that an expression may ask for, its repetitions written out: ``regex`` does write them out."""
+
+PIECE = 4096
+"""Characters of a long line that are searched at a time."""
+
+_OVERLAP = 256
+_BOUND = 1_000_000
+"""Steps (some ms) up to which no clock is needed: to look at it costs more than a usual search."""
+
+_UNCOUNTED = 16
+"""From so many repetitions on, how many there are is counted as any number."""
+
+_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:\d+(?:,\d*)?|,\d*)\})|\{", re.DOTALL)
+
+
+class Overtime(Exception):
+    """The expression took longer on a line than it was given."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """At most ``factor * n ** power`` ways to match at one place of ``n`` characters; ``size``: its least length."""
+
+    factor: float
+    power: float
+    size: int
+
+    def steps(self, length: int) -> float:
+        """Of a search in a line of that length."""
+        try:
+            return self.factor * math.pow(max(2, length), self.power + 1)
+        except OverflowError:
+            return float("inf")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What is searched: a text, or a regular expression that is found within single lines."""
+
+    text: str
+    case: bool
+    regex: regex.Pattern[str] | None = None
+    cost: Cost | None = None
+
+    @staticmethod
+    def of(text: str, is_regex: bool, case: bool) -> Pattern:
+        """Raises ``UserError`` for what is no regular expression, or too large a one."""
+        return _expression(text, case) if is_regex else Pattern(text if case else text.lower(), case)
+
+    def find(self, line: str, seconds: float) -> int:
+        """Where in ``line`` it is found; -1 if it is not. Raises ``Overtime`` after about twice that time."""
+        if self.regex is None:
+            return (line if self.case else line.lower()).find(self.text)
+        if len(line) <= PIECE:
+            return self._search(line, seconds)
+        for begin in range(0, len(line), PIECE):
+            # A pattern that needs the square of a line's length is only bearable on pieces of a long line.
+            first = max(0, begin - _OVERLAP)
+            if (found := self._search(line[first : begin + PIECE], seconds)) >= 0:
+                return first + found
+        return -1
+
+    def _search(self, text: str, seconds: float) -> int:
+        assert self.regex is not None and self.cost is not None
+        if self.cost.steps(len(text)) <= _BOUND:
+            match = self.regex.search(text)
+        else:
+            try:
+                match = self.regex.search(text, timeout=seconds, concurrent=True)
+            except TimeoutError:
+                raise Overtime from None
+        return match.start() if match else -1
+
+    def maybe(self, text: str) -> bool:
+        """Whether a block of lines can hold it at all."""
+        return self.regex is not None or self.text in (text if self.case else text.lower())
+
+
+@lru_cache(maxsize=64)
+def _expression(text: str, case: bool) -> Pattern:
+    hint = "correct it, or search for plain text"
+    flags = 0 if case else re.IGNORECASE
+    too_large = UserError(f"/{_short(text)}/ is too large an expression", "a shorter one, or plain text, is searched")
+    if len(text) > LONGEST:
+        raise too_large
+    try:
+        re.compile(text, flags)
+        cost = _cost(sre_parser.parse(text, flags))
+        if cost.size > LARGEST:
+            raise too_large
+        return Pattern(text, case, regex.compile(_plain_braces(text), flags | regex.VERSION0), cost)
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
+        raise UserError(f"/{_short(text)}/ is no regular expression: {error}", hint) from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _plain_braces(text: str) -> str:
+    """A brace that counts nothing is one in ``re``; in ``regex`` it could ask for a match with errors in it."""
+    return _BRACE.sub(lambda found: found[1] or r"\{", text)
+
+
+def _cost(parsed: Any) -> Cost:
+    """Of a sequence: each part's ways times each other's."""
+    factor, power, size = 1.0, 0.0, 0
+    for part in (_part(code, argument) for code, argument in parsed):
+        factor, power, size = min(factor * part.factor, 1e300), power + part.power, size + part.size
+    return Cost(factor, power, size)
+
+
+def _part(code: Any, argument: Any) -> Cost:
+    inner = [_cost(parsed) for parsed in _inner(code, argument)]
+    if code in _REPEATS:
+        return _repeated(inner[0], argument[0], argument[1])
+    if code is sre.BRANCH:
+        factor, power = sum(one.factor for one in inner), max(one.power for one in inner)
+        return Cost(factor, power, sum(one.size for one in inner))
+    if code is sre.GROUPREF_EXISTS:
+        return Cost(sum(one.factor for one in inner), max(one.power for one in inner), sum(one.size for one in inner))
+    return inner[0] if inner else Cost(1.0, 0.0, 1)
+
+
+def _repeated(body: Cost, least: int, most: int) -> Cost:
+    bounded = most if most <= _UNCOUNTED else least
+    size = body.size * max(least, most if most <= LARGEST else 0, 1)
+    if body.factor > 1 or body.power > 0:
+        # Each round may go several ways: with no bound on the rounds there is none on the ways.
+        ways = min(body.factor, 1e30) ** min(bounded, 10) if most <= _UNCOUNTED else float("inf")
+        return Cost(min(ways * (most - least + 1), float("inf")), body.power * max(1, bounded), size)
+    return Cost(most - least + 1.0, 0.0, size) if most - least <= _UNCOUNTED else Cost(1.0, 1.0, size)
+
+
+_REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, getattr(sre, "POSSESSIVE_REPEAT", sre.MAX_REPEAT)}
+
+
+def _inner(code: Any, argument: Any) -> Iterator[Any]:
+    if code in _REPEATS:
+        yield argument[2]
+    elif code is sre.SUBPATTERN:
+        yield argument[3]
+    elif code is sre.BRANCH:
+        yield from argument[1]
+    elif code in (sre.ASSERT, sre.ASSERT_NOT):
+        yield argument[1]
+    elif code is getattr(sre, "ATOMIC_GROUP", None):
+        yield argument
+    elif code is sre.GROUPREF_EXISTS:
+        yield from (branch for branch in argument[1:] if branch is not None)

@@ -1,0 +1,292 @@
+"""Is the scalar that ``backward()`` is called on a mean over the samples of the batch, a sum, or neither?
+
+``BatchwiseTracker`` follows what the first training step does to the batch, operation by operation, below autograd, and
+says of any tensor how the ranks' values make the value that one device would have with the whole batch. Nothing is
+run twice, and nothing is assumed of an operation without a rule.
+
+Limits, by construction:
+
+* Only tensors are followed. What becomes a Python number is remembered by its value; one that went through further
+  Python arithmetic, a list or NumPy is not recognised. A tensor made of such data counts as the same on all ranks
+  if nothing of the batch was read before it was made, else as unknown.
+* An ``if`` on a value of the batch is not seen: the branch taken in the step that was followed is judged.
+* The backward formulas of custom ``autograd.Function``s, and hooks, are trusted to belong to their forward.
+* Batches of the same number of samples are taken to be sliced alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
+from .lattice import (
+    NOISE,
+    SAME,
+    Fact,
+    Kind,
+    Mixed,
+    MixesError,
+    Noise,
+    NoRuleError,
+    Owners,
+    Rows,
+    Same,
+    Suspect,
+    Total,
+    Unknown,
+)
+from .numerals import Origin, origin, user_place
+from .rules import RANDOM, RULES, Call, elementwise, tensors_in
+from .sources import drawn, look_for_sizes, made, sized
+from .verdicts import Verdict, judged
+from .writes import Writes, flat_value
+
+_FAMILIES = (
+    rules_indexing,
+    rules_layers,
+    rules_losses,
+    rules_pointwise,
+    rules_products,
+    rules_reductions,
+    rules_views,
+)
+
+_NO_FACT = Fact(SAME, -1, -1)
+
+
+class BatchwiseTracker(TorchDispatchMode):
+    """Follows the batch while it is active.
+
+    ``total``: samples of the global batch. ``constants``: numbers that are the same on one device (the length of the
+    dataset, of the loader), which a sum may be divided by.
+    """
+
+    def __init__(self, *, total: int | None = None, constants: Collection[float] = ()) -> None:
+        super().__init__()
+        self._known = {float(number) for number in (*constants, *(() if total is None else (total,)))}
+        self._facts: Any = WeakTensorKeyDictionary()
+        self._numbers: dict[Hashable, int] = {}
+        self._same: Any = WeakTensorKeyDictionary()
+        self._fresh = itertools.count()
+        self._clock = itertools.count(1)
+        self._owners: dict[int, Owners] = {}
+        self._read: dict[float, tuple[Kind, int]] = {}
+        self._sizes: list[int] = []
+        self._writes = Writes()
+        self._opposites: dict[Hashable, int] = {}
+        self._raw: Any = WeakTensorKeyDictionary()
+
+    # ------------------------------------------------------------------------------------------- what the caller asks
+
+    def enters(self, batch: object, samples: int) -> None:
+        """Mark every tensor within ``batch`` (nested containers, dataclasses): its dimension 0 are ``samples``."""
+        if samples not in self._sizes:
+            self._sizes.append(samples)
+        for tensor in tensors_within(batch):
+            if tensor.dim() and tensor.size(0) == samples:
+                kind: Kind = Rows(0, self.owners(samples))
+            else:
+                kind = Unknown("batch", "is of the batch, but has no dimension of samples in front", None)
+            self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
+
+    def verdict(self, loss: torch.Tensor) -> Verdict:
+        """What ``loss`` is. Never a guess: what could not be followed is ``UNKNOWN``, ``MIXED`` or ``AMBIGUOUS``."""
+        return judged(self.fact(loss), loss)
+
+    # --------------------------------------------------------------------------------------------- what rules may ask
+
+    def kind(self, tensor: torch.Tensor) -> Kind:
+        return self.fact(tensor).kind
+
+    def suspects_of(self, tensor: torch.Tensor) -> frozenset[Suspect]:
+        return self.fact(tensor).suspects
+
+    def fact(self, tensor: torch.Tensor) -> Fact:
+        known: Fact = self._facts.get(tensor, _NO_FACT)
+        return self._writes.seen_through(tensor, known)
+
+    def samples(self) -> int:
+        return self._sizes[-1] if self._sizes else 0
+
+    def owners(self, samples: int) -> Owners:
+        if samples not in self._owners:
+            self._owners[samples] = Owners(torch.arange(samples, device="cpu"), samples)
+        return self._owners[samples]
+
+    def read_number(self, value: float) -> tuple[Kind, int] | None:
+        return self._read.get(float(value))
+
+    def origin(self, value: float) -> Origin:
+        return origin(value)
+
+    def suspect(self, value: float) -> Suspect:
+        return Suspect(float(value), isinstance(value, int), user_place())
+
+    def is_known(self, value: float) -> bool:
+        return float(value) in self._known
+
+    def number(self, thing: object) -> Hashable:
+        """Equal for equal expressions of equal things."""
+        if isinstance(thing, torch.Tensor):
+            if (fact := self.fact(thing)).number >= 0:
+                return fact.number
+            if thing not in self._same:
+                self._same[thing] = (-2 - next(self._fresh), thing._version)
+            stamp, version = self._same[thing]
+            return (stamp, version, thing._version)
+        if isinstance(thing, (list, tuple)):
+            return tuple(self.number(part) for part in thing)
+        return (type(thing).__name__, repr(thing))
+
+    def number_of(self, name: str, *parts: Hashable) -> int:
+        """The number of an operation on things of these numbers."""
+        return self._numbers.setdefault((name, *parts), next(self._fresh))
+
+    # ------------------------------------------------------------------------------------------------------ following
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._sizes or func.namespace == "prim":
+            return func(*args, **kwargs)
+        if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled():
+            return self._backward(func, args, kwargs)
+        call = Call(self, func, args, kwargs)
+        follows = any(self.fact(tensor) is not _NO_FACT for tensor in call.tensors)
+        if follows and call.writes and self._is_followed(call):
+            call.flat, call.before = self._flat_value(call.writes[0]), call.writes[0].detach().clone()
+        call.out = func(*args, **kwargs)
+        if follows or call.draws or call.makes or sized(call):
+            self._follow(call)
+        return call.out
+
+    def _backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Gradients that no graph leads through: not followed, so unknown should a loss be made of them."""
+        out = func(*args, **kwargs)
+        unknown = Unknown("backward", "is a gradient taken without create_graph", None)
+        for tensor in tensors_in([out]):
+            if not tensor.requires_grad:
+                self._learn(tensor, Fact(unknown, next(self._fresh), next(self._clock)))
+        return out
+
+    def _is_followed(self, call: Call) -> bool:
+        """Whether something of the batch is written into what knows nothing of it."""
+        kinds = [self.kind(tensor) for tensor in call.tensors]
+        return isinstance(self.kind(call.writes[0]), Same) and any(isinstance(kind, Rows | Total) for kind in kinds)
+
+    def _flat_value(self, written: torch.Tensor) -> float | None:
+        base = written if written._base is None else written._base
+        return 0.0 if base in self._raw or written in self._raw else flat_value(base)
+
+    def _follow(self, call: Call) -> None:
+        kinds = self._kinds_of_results(call)
+        facts = [self.fact(tensor) for tensor in call.tensors]
+        notes = frozenset(call.notes).union(*(fact.notes for fact in facts))
+        suspects = frozenset(call.suspects).union(*(fact.suspects for fact in facts))
+        if call.name == "_local_scalar_dense":
+            self._read[float(call.out)] = (facts[0].kind, facts[0].number)
+            return
+        number = next(self._fresh) if call.draws or call.writes else self._numbered(call)
+        for index, (tensor, kind) in enumerate(kinds):
+            if isinstance(kind, Same) and not suspects and self.fact(tensor) is _NO_FACT:
+                continue
+            numbered = number if index == 0 else self.number_of("result", number, index)
+            fact = Fact(kind, numbered, next(self._clock), notes, suspects)
+            if any(tensor is written for written in call.writes):
+                self._write(tensor, fact, call.flat)
+            else:
+                self._learn(tensor, fact)
+
+    def _numbered(self, call: Call) -> int:
+        operands = [self.number(argument) for argument in call.arguments.values()]
+        number = self.number_of(call.name, *operands)
+        if call.name == "eq":
+            self._opposites[number] = self.number_of("ne", *operands)
+        if call.name in {"bitwise_not", "logical_not"} and operands[0] in self._opposites:
+            return self._opposites[operands[0]]
+        return number
+
+    def _write(self, tensor: torch.Tensor, fact: Fact, flat: float | None) -> None:
+        if tensor.requires_grad and tensor.is_leaf:
+            return  # a parameter; the optimizer gives it the same value on every rank
+        self._learn(tensor, self._writes.record(tensor, self.fact(tensor), fact, flat))
+
+    def _learn(self, tensor: torch.Tensor, fact: Fact) -> None:
+        self._facts[tensor] = fact
+
+    def _kinds_of_results(self, call: Call) -> list[tuple[torch.Tensor, Kind]]:
+        results = list(tensors_in([call.out]))
+        if not results and call.writes:
+            results = list(call.writes)
+        try:
+            kinds = self._ruled(call, results)
+        except MixesError as error:
+            kinds = [Mixed(call.name, str(error), user_place())] * len(results)
+        except NoRuleError as error:
+            kinds = [Unknown(call.name, str(error), user_place())] * len(results)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            # A form of the operation that its rule was not written for must not end a training.
+            kinds = [Unknown(call.name, f"could not be followed ({error})", user_place())] * len(results)
+        return list(zip(results, kinds, strict=True))
+
+    def _ruled(self, call: Call, results: list[torch.Tensor]) -> list[Kind]:
+        if call.makes:
+            self._raw.update({tensor: True for tensor in results if "empty" in call.name})
+            look_for_sizes(call)
+            return [made(call, tensor) for tensor in results]
+        given = [self.kind(tensor) for tensor in call.tensors]
+        for kind in given:
+            if isinstance(kind, Mixed):
+                return [kind] * len(results)
+        for kind in given:
+            if isinstance(kind, Unknown):
+                return [kind] * len(results)
+        look_for_sizes(call)
+        if call.draws:
+            call.notes.add(RANDOM)
+        if not any(isinstance(kind, Rows | Total) for kind in given):
+            if call.draws:
+                return [drawn(call, tensor) for tensor in results]
+            return [NOISE if Noise() in given else SAME] * len(results)
+        rule = RULES.get(call.name) or RULES.get(call.name.removesuffix("_"))
+        if rule is None:
+            if not _is_pointwise(call.func):
+                raise NoRuleError("has no rule")
+            return [elementwise(call, call.tensors, results[0].dim())] * len(results)
+        ruled = rule(call)
+        return list(ruled) if isinstance(ruled, Sequence) else [ruled] * len(results)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_pointwise(func: Any) -> bool:
+    """By torch's own tag; some in-place forms lack what their functional form has."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    return func.namespace == "aten" and any(torch.Tag.pointwise in one.tags for one in (func, *overloads))
+
+
+def tensors_within(thing: object) -> Iterable[torch.Tensor]:
+    """All tensors of a batch, however it is packed."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, Mapping):
+        for part in thing.values():
+            yield from tensors_within(part)
+    elif isinstance(thing, (list, tuple, set, frozenset)):
+        for part in thing:
+            yield from tensors_within(part)
+    elif is_dataclass(thing) and not isinstance(thing, type):
+        for item in fields(thing):
+            yield from tensors_within(getattr(thing, item.name))
+    elif isinstance(getattr(thing, "data", None), Mapping):  # a UserDict, as Transformers' BatchEncoding
+        yield from tensors_within(thing.data)  # type: ignore[attr-defined]

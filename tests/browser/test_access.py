@@ -1,0 +1,246 @@
+"""For everybody: axe-core finds nothing serious in any of our parts and themes, and the keyboard alone is enough."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from jupyter_torchdist.testing import FakeJob
+from tests.browser.frontend import Jupyter, Notebook
+from tests.browser.test_output import an_output
+
+AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
+
+THEMES = ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"]
+
+TABS = ["Curves", "Logs", "Ranks", "Communication", "Receipt"]
+
+COLOURS = "".join(f"\x1b[{code}mcolour {code}\x1b[0m " for code in [*range(30, 38), *range(90, 98)])
+GROUNDS = "".join(f"\x1b[{code}mground {code}\x1b[0m " for code in [*range(40, 48), *range(100, 108)])
+LOOKS = " ".join(
+    f"\x1b[{code}mlook {code}\x1b[0m"
+    for code in ["1", "2", "2;31", "3", "4", "7", "9", "7;31", "31;40", "34;40", "37;47", "30;107", "93;103"]
+)
+PALETTE = ["".join(f"\x1b[38;5;{n}m{n:4d}\x1b[0m" for n in range(first, first + 24)) for first in range(16, 256, 24)]
+EXACT = (
+    "\x1b[38;2;10;0;80mnearly black\x1b[0m \x1b[38;2;255;255;200mnearly white\x1b[0m \x1b[48;5;52mon dark red\x1b[0m"
+)
+
+PAIR = "\x1b[38;2;90;0;0;48;2;0;0;0mdark red on black\x1b[0m"
+LINES = [
+    *[*PALETTE, COLOURS, GROUNDS, LOOKS, EXACT, PAIR, "bell \x07 and NUL \x00", "a very " + "long " * 2000],
+    "https://pytorch.org and \x1b[31mhttps://example.org/red\x1b[0m",
+]
+
+LOG_CONTRAST = """selector => {
+    // axe gives up on lines in a list that scrolls: their contrast is measured here, as WCAG 2 defines it.
+    const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+    const rgba = colour => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = colour;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data].map((value, at) => at < 3 ? value : value / 255);
+    };
+    const over = ([r, g, b, alpha], ground) => [r, g, b].map((value, at) => value * alpha + ground[at] * (1 - alpha));
+    const light = colour => {
+        const [r, g, b] = colour.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const groundOf = element => {
+        const own = element === null ? [255, 255, 255, 1] : rgba(getComputedStyle(element).backgroundColor);
+        return own[3] === 1 ? own.slice(0, 3) : over(own, groundOf(element.parentElement));
+    };
+    const contrast = element => {
+        const ground = groundOf(element);
+        const style = getComputedStyle(element);
+        const ink = rgba(style.color);
+        ink[3] *= Number(style.opacity);
+        const [low, high] = [light(ground), light(over(ink, ground))].sort((a, b) => a - b);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const texts = [...document.querySelectorAll(`${selector} .td-log-row *`)].filter(each =>
+        [...each.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim()));
+    const low = texts.map(each => [each, contrast(each)]).filter(([, ratio]) => ratio < 4.5);
+    const told = low.map(([each, ratio]) => `${ratio.toFixed(2)} ${each.outerHTML.slice(0, 120)}`);
+    return {looked: texts.length, low: told};
+}"""
+
+
+RUN_AXE = """async ([selectors, rules]) => {
+    // JupyterLab's body has no height, so axe takes all that is in it for hidden, and looks at no colour.
+    document.body.style.minHeight = '100vh';
+    const {violations, passes} = await axe.run({include: selectors.map(each => [each])}, {iframes: false, ...rules});
+    const short = (node, messages) => [node.html.slice(0, 160), messages.map(one => one.message.slice(0, 200)).join()];
+    return {
+        found: violations.filter(each => ['serious', 'critical'].includes(each.impact)).map(each => ({
+            rule: each.id,
+            count: each.nodes.length,
+            nodes: each.nodes.slice(0, 6).map(node => short(node, [...node.any, ...node.all, ...node.none]))
+        })),
+        coloured: (passes.find(each => each.id === 'color-contrast')?.nodes ?? []).length
+    };
+}"""
+
+
+@pytest.fixture(autouse=True)
+def axe() -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: cd labextension && npm ci")
+
+
+def check(page: Page, where: str, *selectors: str, least: int = 8, colours: bool = False) -> None:
+    """Nothing serious or critical in these elements, of whose texts the colours of ``least`` were looked at.
+
+    ``colours``: at nothing else.
+    """
+    for selector in selectors:
+        expect(page.locator(selector).first).to_be_visible()
+    if not page.evaluate("() => 'axe' in window"):
+        # As a script of its own it would be taken for a module of RequireJS, which Jupyter's pages have.
+        page.evaluate(f"() => {{ const define = undefined; {AXE.read_text()} }}")
+    told = page.evaluate(RUN_AXE, [list(selectors), {"runOnly": ["color-contrast"]} if colours else {}])
+    assert not told["found"], (where, told["found"])
+    assert told["coloured"] >= least, (where, "axe has looked at hardly anything")
+
+
+def check_log(page: Page, where: str, view: str) -> None:
+    """Every text in the lines on the screen can be read, selected or not."""
+    for words in ("", "selected"):
+        if words:
+            page.locator(f"{view} .td-logs-scroll").press("Control+a")
+            expect(page.locator(f"{view} .td-log-row[aria-selected='true']").first).to_be_visible()
+        told = page.evaluate(LOG_CONTRAST, view)
+        assert not told["low"], (where, words, told["low"])
+        assert told["looked"] > 200, where
+    page.locator(f"{view} .td-logs-scroll").press("Escape")
+
+
+def rich(job: FakeJob, lines: list[str] = LINES) -> None:
+    """Something to see on each tab."""
+    for rank in (0, 1):
+        job.rank(rank).prints("".join(f"{line}\n" for line in lines))
+        job.rank(rank).prints("a warning\n", "err")
+        job.rank(rank).records(*(a_log(step, loss=1 / (step + 1)) for step in range(9)))
+
+
+def a_log(step: int, **values: Any) -> dict[str, Any]:
+    return {"t": 1.0 + step, "k": "log", "step": step, "v": values}
+
+
+def in_theme(page: Page, theme: str) -> None:
+    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
+    expect(page.locator(f"body[data-jp-theme-name='{theme}']")).to_be_attached()
+
+
+def a_failed_job(label: str) -> FakeJob:
+    job = FakeJob(now=time.time() - 30, label=label, source="a = 1\nraise ValueError('no good')\n")
+    with job:
+        job.running()
+        rich(job, LINES[-3:])
+        job.rank(1).failed()
+        job.rank(0).interrupted()
+        job.ended("failed", "rank 1 failed", 1)
+    return job
+
+
+def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    rich(running_job)
+    failed = a_failed_job("Cell In[2]")
+    with FakeJob(now=time.time() - 60, label="Cell In[3]") as ended:
+        ended.running().ended()
+    jobs = [running_job, failed, ended]
+    outputs = {number: [an_output(job.spec.job)] for number, job in enumerate(jobs)}
+    path = server.write("access.ipynb", "1", "2", "3", outputs=outputs)
+    page.set_viewport_size({"width": 1500, "height": 1000})
+    notebook = Notebook.open(page, server, "lab", path)
+    page.get_by_role("tab", name="Distributed Jobs").click()
+    expect(page.locator(".td-row")).to_have_count(3)
+    for theme in THEMES:
+        colours = theme != THEMES[0]  # nothing else is another theme's
+        in_theme(page, theme)
+        page.locator(".td-row").first.hover()
+        check(page, f"{theme}: panel", ".lm-Widget.td-panel", ".td-status-button", colours=colours)
+        for number, words in enumerate(("running", "failed", "succeeded")):
+            view = notebook.view(number)
+            view.scroll_into_view_if_needed()
+            expect(view).to_contain_text(words)
+            selector = f".jp-Notebook .jp-CodeCell:nth-child({number + 1} of .jp-CodeCell) .td-view"
+            for tab in TABS if words == "failed" else ["Logs"]:
+                view.get_by_role("tab", name=tab).click()
+                expect(view.get_by_role("tabpanel", name=tab)).to_be_visible()
+                if tab == "Curves":
+                    expect(view.locator("canvas").first).to_be_visible()
+                elif tab == "Logs" and words == "running":
+                    view.get_by_role("button", name="Apart").click()
+                    check_log(page, theme, selector)
+                    view.get_by_role("button", name="Cancel").click()
+                check(page, f"{theme}: {words}, {tab}", selector, colours=colours)
+            if words == "running":
+                notebook.picture(f"{theme}-logs".replace(" ", "-"))
+                view.get_by_role("button", name="Keep running").click()
+    assert not notebook.errors
+
+
+FOCUS = """() => {
+    const element = document.activeElement;
+    const {outlineStyle, outlineWidth, boxShadow} = getComputedStyle(element);
+    const seen = (outlineStyle !== 'none' && parseFloat(outlineWidth) >= 1) || boxShadow !== 'none';
+    const {width, height} = element.getBoundingClientRect();
+    const ours = element.closest('.td-view, .td-panel.lm-Widget') !== null;
+    return {ours, seen: seen && width > 0 && height > 0, what: element.outerHTML.slice(0, 200)};
+}"""
+
+
+def tab_to(page: Page, goal: Locator, key: str = "Tab") -> None:
+    """Press the key until ``goal`` has the focus; where it stops on the way at a part of ours, that is to be seen."""
+    for _ in range(100):
+        page.keyboard.press(key)
+        focus = page.evaluate(FOCUS)
+        assert focus["seen"] or not focus["ours"], focus["what"]
+        if goal.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"not reached: {focus['what']}")
+
+
+def test_with_the_keyboard_alone(server: Jupyter, page: Page, home: Path) -> None:
+    notebook = Notebook.open(page, server, "lab", server.write("keys.ipynb", "pass"))
+    page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
+    expect(page.get_by_label("Filter jobs")).to_be_focused()
+    expect(page.locator(".td-panel")).to_contain_text("No jobs yet")
+    check(page, "the panel without a job", ".lm-Widget.td-panel", least=3)
+    with FakeJob(now=time.time(), label="Cell In[7]") as job:
+        job.running()
+        rich(job)
+        tab_to(page, page.get_by_role("button", name="Open Cell In[7]"))
+        page.keyboard.press("Enter")
+        view = page.locator(".td-main .td-view")
+        expect(view).to_contain_text("running")
+        tab_to(page, view.locator("[role=tab][aria-selected=true]"))
+        page.keyboard.press("Home")
+        expect(view.get_by_role("tabpanel", name="Curves")).to_be_visible()
+        page.keyboard.press("ArrowRight")
+        expect(view.get_by_role("tabpanel", name="Logs")).to_be_visible()
+
+        tab_to(page, view.get_by_label("search the lines"))
+        page.keyboard.type("ground 41")
+        expect(view.get_by_role("search")).to_contain_text("1 hit")
+        tab_to(page, view.get_by_role("button", name="Only hits"))
+        page.keyboard.press("Space")
+        expect(view.locator(".td-log-row")).to_have_count(1)
+        tab_to(page, view.get_by_role("grid"))
+        page.keyboard.press("Home")
+        expect(view.locator(".td-log-row[aria-selected='true']")).to_contain_text("ground 41")
+
+        tab_to(page, view.get_by_role("button", name="Cancel"), "Shift+Tab")
+        page.keyboard.press("Enter")
+        expect(view).to_contain_text("Interrupt every rank?")
+        expect(view.get_by_role("button", name="Interrupt", exact=True)).to_be_focused()
+        check(page, "the tab, asking", ".td-main")
+        page.keyboard.press("Escape")
+        expect(view.get_by_role("button", name="Cancel")).to_be_focused()
+        job.ended()
+    assert not notebook.errors

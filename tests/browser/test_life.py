@@ -1,0 +1,168 @@
+"""A job that outlives its page, its kernel and its tab, with real ranks in JupyterLab and Notebook."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from jupyter_torchdist.protocol.process import processes_of_job
+from jupyter_torchdist.store import catalog
+from tests.browser.frontend import Jupyter, Notebook
+from tests.browser.network import comes_to
+from tests.browser.test_panel import open_panel
+from tests.leaks import wait_until
+
+LOAD = "%load_ext jupyter_torchdist\nimport os\nprint('kernel', os.getpid())"
+
+COUNTS = """\
+%%distribute --ranks 2
+import os, time
+from pathlib import Path
+for number in range(1, 10_000):
+    print("line", number, "of", os.environ["RANK"], flush=True)
+    time.sleep(0.1)
+    if number > 20 and Path("enough").exists():
+        break
+"""
+"""Ranks that print until the test says that it is enough."""
+
+HANGS = """\
+%%distribute --ranks 2
+import time
+print("asleep", flush=True)
+time.sleep(600)
+"""
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def state_is(view: Locator, state: str) -> None:
+    expect(view.locator(".td-state")).to_have_text(state, timeout=60_000)
+
+
+def is_whole(notebook: Notebook, view: Locator) -> int:
+    """Every line of both ranks is there once, in order; how many of each there are."""
+    lines = notebook.log_lines(view)
+    counts = set()
+    for rank in (0, 1):
+        own = [line.partition("] ")[2] for line in lines if line.startswith(f"[rank {rank}]")]
+        assert own == [f"line {number} of {rank}" for number in range(1, len(own) + 1)]
+        counts.add(len(own))
+    assert len(lines) == sum(int(line.startswith("[rank")) for line in lines)
+    return max(counts)
+
+
+def kernel_of(notebook: Notebook) -> int:
+    """The process that ran the first cell."""
+    text = notebook.cell(0).locator(".jp-OutputArea-output").inner_text()
+    return int(text.removeprefix("kernel "))
+
+
+def end(server: Jupyter) -> None:
+    """The ranks of ``COUNTS`` come to their end."""
+    (server.root / "enough").touch()
+
+
+def is_killed(notebook: Notebook) -> None:
+    os.kill(kernel_of(notebook), signal.SIGKILL)
+
+
+def is_restarted(notebook: Notebook) -> None:
+    """By the menu, while its cell waits for the job."""
+    notebook.page.evaluate("() => void window.jupyterapp.commands.execute('kernelmenu:restart')")
+    notebook.page.locator(".jp-Dialog .jp-mod-accept").click()
+    expect(notebook.page.locator(".jp-Dialog")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("front_end", "the_kernel"), [("lab", is_killed), ("notebook", is_restarted)])
+def test_a_page_is_reloaded_a_second_one_opened_and_the_kernel_goes(
+    front_end: str, the_kernel: Callable[[Notebook], None], server: Jupyter, page: Page, browser: Browser
+) -> None:
+    path = server.write("life.ipynb", LOAD, COUNTS)
+    notebook = Notebook.open(page, server, front_end, path)
+    notebook.kernel_ready()
+    notebook.run(0)
+    notebook.run(1)
+    state_is(notebook.view(1), "running")
+    comes_to(notebook.view(1), 5)
+
+    notebook.dismiss("Kernel Restarting")
+    page.on("dialog", lambda dialog: dialog.accept())  # "changes may not be saved"
+    page.reload()
+    view = notebook.view(1)
+    state_is(view, "running")
+    comes_to(view, 30)
+    before = is_whole(notebook, view)
+
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    other = Notebook.open(context.new_page(), server, front_end, path)
+    other.dismiss("Kernel Restarting")
+    state_is(other.view(1), "running")
+    comes_to(other.view(1), before + 1)
+    assert is_whole(other, other.view(1)) > before
+
+    page.bring_to_front()
+    the_kernel(notebook)
+    comes_to(view, before + 60)
+    state_is(view, "running")
+    end(server)
+    for seen in (notebook, other):
+        seen.page.bring_to_front()
+        state_is(seen.view(1), "succeeded")
+    assert is_whole(notebook, view) == is_whole(other, other.view(1)) > before
+    notebook.picture("after-all")
+    context.close()
+    assert not [*notebook.errors, *other.errors]
+
+
+def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(server: Jupyter, page: Page) -> None:
+    notebook = Notebook.open(page, server, "lab", server.write("cancel.ipynb", LOAD, HANGS))
+    notebook.kernel_ready()
+    notebook.run(0)
+    notebook.run(1)
+    view = notebook.view(1)
+    expect(view).to_contain_text("asleep", timeout=60_000)
+    view.get_by_role("button", name="Cancel").click()
+    view.get_by_role("button", name="Interrupt").click()
+    state_is(view, "cancelled")
+    notebook.kernel_ready()
+    expect(notebook.cell(1)).to_contain_text("JobCancelled")
+    expect(view.get_by_role("button", name="Cancel")).to_be_hidden()
+    notebook.picture("cancelled")
+    cancelled = catalog.jobs()[0]
+    assert wait_until(lambda: not processes_of_job(cancelled.job), 20)
+
+    open_panel(page)
+    page.locator(".td-row").hover()
+    page.get_by_role("button", name=re.compile("Run .* again")).click()
+    tab = page.locator(".td-main .td-view")
+    state_is(tab, "running")
+    expect(page.locator(".td-row")).to_have_count(2)
+    expect(tab).to_contain_text("asleep", timeout=60_000)
+
+    layout_is_saved(server)
+    page.reload()
+    state_is(tab, "running")
+    expect(tab).to_contain_text("asleep", timeout=60_000)
+    page.get_by_role("tab", name="Cell In[2]").click()
+    expect(tab).to_be_visible()
+    tab.get_by_role("button", name="Cancel").click()
+    tab.get_by_role("button", name="Interrupt").click()
+    state_is(tab, "cancelled")
+    notebook.picture("restored")
+    assert not notebook.errors
+
+
+def layout_is_saved(server: Jupyter) -> None:
+    """JupyterLab has written down which tabs are open."""
+    workspaces = server.root.parent / "workspaces"
+
+    def saved() -> bool:
+        return any("torchdist-jobs:" in file.read_text() for file in workspaces.glob("*.jupyterlab-workspace"))
+
+    assert wait_until(saved, 60)

@@ -21,6 +21,9 @@ FURTHEST = 2.0**53
 CATCH_UP = 1.0
 """Seconds that reading to the end may take when the job has ended."""
 
+PIECE = 256 * 1024
+"""Bytes of a rank that are read at once: meanwhile the waiting cell hears no interrupt."""
+
 
 class Curves:
     """Last value and course of each curve, and the progress: rank 0's where it reports one, else the lowest rank's."""
@@ -51,7 +54,7 @@ class Curves:
     def poll(self) -> int:
         """Take new records in; a number that grows with them."""
         for rank in metrics.files(self._paths):
-            records, self._offsets[rank] = metrics.read(self._paths, rank, self._offsets.get(rank, 0))
+            records, self._offsets[rank] = metrics.read(self._paths, rank, self._offsets.get(rank, 0), PIECE)
             for record in records:
                 self._take(rank, record)
         return sum(self._offsets.values())

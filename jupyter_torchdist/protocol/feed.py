@@ -31,7 +31,8 @@ ask        id, what, and:
   around   file, offset, limit → segments of that file around ``offset``
   search   pattern, regex (bool), case (bool: heeds case), files, at {file: offset} or null → hits [{file, start
            (of the line), t, text}], at (null: everything was searched), searched; newest lines first, and never
-           longer than about 0.15 s: one asks again from ``at``
+           longer than about 0.15 s: one asks again from ``at``. An error where the expression is none, or where it
+           takes too long on a single line
   curves   names ([]: all), mode (``rank0``, ``ranks``, ``band``: mean, minimum and maximum over the ranks),
            ranks ([]: all), x (``step``, ``time``), low, high (the range of x; null: all), width (points that the
            screen can show) → version, complete (bool: no point was merged with another),

@@ -25,6 +25,8 @@ export interface JobSummary {
   /** The latest values of the job's first curve. */
   spark: number[];
   gpus: string[];
+  /** Its files cannot be read; `reason` says what is wrong. */
+  damaged: boolean;
 }
 
 /** What the server answered instead of what was asked for; the message is a sentence for the user. */

@@ -40,7 +40,7 @@ export class JobRow {
   /** What changes with time alone. */
   tick(job: JobSummary, now: number): void {
     const parts = [
-      stateWord(job.effective),
+      job.damaged ? trans('damaged') : stateWord(job.effective),
       ranks(job.world_size),
       ticking(Math.max((job.ended || now) - job.submitted, 0)),
       notebookName(job)
@@ -96,10 +96,10 @@ export class JobRow {
     const ended = isFinal(job);
     const wanted: [Action, LabIcon, string, boolean][] = [
       ['cancel', stopIcon, trans('Cancel %1…', jobTitle(job)), !ended],
-      ['rerun', refreshIcon, trans('Run %1 again', jobTitle(job)), ended],
+      ['rerun', refreshIcon, trans('Run %1 again', jobTitle(job)), ended && !job.damaged],
       ['reveal', notebookIcon, trans('Show the cell of %1', jobTitle(job)), job.notebook.endsWith('.ipynb')],
       ['copy', copyIcon, trans('Copy the command of %1', jobTitle(job)), true],
-      ['delete', deleteIcon, trans('Delete %1…', jobTitle(job)), ended]
+      ['delete', deleteIcon, trans('Delete %1…', jobTitle(job)), ended || job.damaged]
     ];
     const possible = wanted.filter(([, , , now]) => now);
     const drawn = possible.map(([action, , label]) => action + label).join();

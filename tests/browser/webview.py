@@ -38,7 +38,7 @@ def build(directory: Path) -> str:
     shutil.copy(ANYWIDGET, directory / "anywidget.js")
     for name, style in (("light", ""), ("dark", DARK)):
         head = f"<!doctype html><meta charset=utf-8><style>{style}</style>"
-        (directory / f"{name}.html").write_text(f"{head}<body><script src=page.js></script>")
+        (directory / f"{name}.html").write_text(f"{head}<body class=vscode-{name}><script src=page.js></script>")
     return f"--ServerApp.extra_static_paths={directory}"
 
 

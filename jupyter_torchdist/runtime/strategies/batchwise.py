@@ -47,7 +47,7 @@ from .numerals import Origin, origin, user_place
 from .rules import RANDOM, RULES, Call, elementwise, tensors_in
 from .sources import drawn, look_for_sizes, made, sized
 from .verdicts import Verdict, judged
-from .writes import Writes, flat_value
+from .writes import Writes
 
 _FAMILIES = (
     rules_indexing,
@@ -83,6 +83,7 @@ class BatchwiseTracker(TorchDispatchMode):
         self._writes = Writes()
         self._opposites: dict[Hashable, int] = {}
         self._raw: Any = WeakTensorKeyDictionary()
+        self._alone: Any = WeakTensorKeyDictionary()  # pieces whose whole nobody uses any more, by contract
 
     # ------------------------------------------------------------------------------------------- what the caller asks
 
@@ -125,7 +126,11 @@ class BatchwiseTracker(TorchDispatchMode):
         return self._read.get(float(value))
 
     def origin(self, value: float) -> Origin:
-        return origin(value)
+        return origin(value, self._dim_of_samples)
+
+    def _dim_of_samples(self, tensor: torch.Tensor) -> int | None:
+        kind = self.kind(tensor)
+        return kind.dim if isinstance(kind, Rows) else None
 
     def suspect(self, value: float) -> Suspect:
         return Suspect(float(value), isinstance(value, int), user_place())
@@ -163,8 +168,10 @@ class BatchwiseTracker(TorchDispatchMode):
         call = Call(self, func, args, kwargs)
         follows = any(self.fact(tensor) is not _NO_FACT for tensor in call.tensors)
         if follows and call.writes and self._is_followed(call):
-            call.flat, call.before = self._flat_value(call.writes[0]), call.writes[0].detach().clone()
+            self._remember(call)
         call.out = func(*args, **kwargs)
+        if call.name.startswith("unsafe_"):
+            self._alone.update({piece: True for piece in call.out})
         if follows or call.draws or call.makes or sized(call):
             self._follow(call)
         return call.out
@@ -183,9 +190,15 @@ class BatchwiseTracker(TorchDispatchMode):
         kinds = [self.kind(tensor) for tensor in call.tensors]
         return isinstance(self.kind(call.writes[0]), Same) and any(isinstance(kind, Rows | Total) for kind in kinds)
 
-    def _flat_value(self, written: torch.Tensor) -> float | None:
+    def _remember(self, call: Call) -> None:
+        """Keep what is about to be written to, and the tensor it is a view of."""
+        written = call.writes[0]
         base = written if written._base is None else written._base
-        return 0.0 if base in self._raw or written in self._raw else flat_value(base)
+        kept = base.detach().clone()
+        if base in self._raw or written in self._raw:
+            kept.zero_()
+        call.base_before = kept
+        call.before = kept if base is written else written.detach().clone()
 
     def _follow(self, call: Call) -> None:
         kinds = self._kinds_of_results(call)
@@ -202,7 +215,7 @@ class BatchwiseTracker(TorchDispatchMode):
             numbered = number if index == 0 else self.number_of("result", number, index)
             fact = Fact(kind, numbered, next(self._clock), notes, suspects)
             if any(tensor is written for written in call.writes):
-                self._write(tensor, fact, call.flat)
+                self._write(tensor, fact, call.base_before)
             else:
                 self._learn(tensor, fact)
 
@@ -215,10 +228,11 @@ class BatchwiseTracker(TorchDispatchMode):
             return self._opposites[operands[0]]
         return number
 
-    def _write(self, tensor: torch.Tensor, fact: Fact, flat: float | None) -> None:
+    def _write(self, tensor: torch.Tensor, fact: Fact, base: torch.Tensor | None) -> None:
         if tensor.requires_grad and tensor.is_leaf:
             return  # a parameter; the optimizer gives it the same value on every rank
-        self._learn(tensor, self._writes.record(tensor, self.fact(tensor), fact, flat))
+        alone = tensor in self._alone
+        self._learn(tensor, self._writes.record(tensor, self.fact(tensor), fact, base, alone=alone))
 
     def _learn(self, tensor: torch.Tensor, fact: Fact) -> None:
         self._facts[tensor] = fact

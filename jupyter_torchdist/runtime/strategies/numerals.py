@@ -9,9 +9,11 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from types import FrameType
+from typing import Any, TypeGuard
 
 import torch
 
@@ -34,13 +36,22 @@ def user_place() -> Place | None:
     return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def origin(value: float) -> Origin:
+@dataclass(frozen=True)
+class Scene:
+    """Where a number is used. ``dim_of_samples``: of a tensor, None where it has none."""
+
+    frame: FrameType
+    value: float
+    dim_of_samples: Callable[[torch.Tensor], int | None]
+
+
+def origin(value: float, dim_of_samples: Callable[[torch.Tensor], int | None]) -> Origin:
     """How the source of the running operation came by ``value``, or its reciprocal."""
     frame = _frame(skip=(_HERE, _OPERATORS, os.path.join(_TORCH, "_dynamo"), os.path.join(_TORCH, "_compile")))
     if frame is None:
         return Origin.OPEN
     expression = _running(frame)
-    return Origin.OPEN if expression is None else _origin(expression, value, frame)
+    return Origin.OPEN if expression is None else _origin(expression, Scene(frame, value, dim_of_samples))
 
 
 def _frame(skip: tuple[str, ...]) -> FrameType | None:
@@ -75,18 +86,20 @@ def _cut(lines: list[str], first: int, last: int, start: int, end: int) -> str:
     return f"({joined})" if len(chosen) > 1 and not re.search(r"^\s*\w[^=]*[^=!<>]=", joined) else joined
 
 
-def _origin(tree: ast.AST, value: float, frame: FrameType) -> Origin:
+def _origin(tree: ast.AST, scene: Scene) -> Origin:
     factors = list(_factors(tree)) or [tree]
-    if any(_is_literal(node, value) for factor in factors for node in ast.walk(factor)):
+    if any(_is_literal(node, scene.value) for factor in factors for node in ast.walk(factor)):
         return Origin.LITERAL
     for factor in factors:
+        sources = [factor]
         if isinstance(factor, ast.Name):
-            named = _assigned(frame.f_code.co_filename, factor.id)
-            if named and all(_is_literal(node, value) for node in named):
+            sources = _assigned(scene.frame.f_code.co_filename, factor.id)
+            if sources and all(_is_literal(node, scene.value) for node in sources):
                 return Origin.LITERAL
-            if named and all(_reads_size(node, frame) for node in named):
-                return Origin.SIZE
-        elif _reads_size(factor, frame):
+        found = {origin for source in sources for origin in _sizes(source, scene) or [Origin.OPEN]}
+        if found in ({Origin.SIZE}, {Origin.LITERAL}):
+            return found.pop()
+        if Origin.SIZE in found and Origin.OPEN not in found:  # ``B * T``
             return Origin.SIZE
     return Origin.OPEN
 
@@ -116,26 +129,40 @@ def _is_literal(node: ast.AST, value: float) -> bool:
     )
 
 
-def _reads_size(node: ast.AST, frame: FrameType) -> bool:
-    """Whether a number is the size of a first dimension, or of all."""
-    return any(_is_size(part, frame) for part in ast.walk(node))
+def _sizes(node: ast.AST, scene: Scene) -> list[Origin]:
+    """Of each size that an expression reads: the samples', another, or not to be told."""
+    return [found for part in ast.walk(node) if (found := _size(part, scene)) is not None]
 
 
-def _is_size(node: ast.AST, frame: FrameType) -> bool:
+def _size(node: ast.AST, scene: Scene) -> Origin | None:
     if isinstance(node, ast.Subscript):
         source = node.value.func if isinstance(node.value, ast.Call) else node.value
-        return _is_attribute(source, "shape", "size") and _is_zero(node.slice)
+        return _of_dim(source.value, node.slice, scene) if _is_attribute(source, "shape", "size") else None
     if not isinstance(node, ast.Call):
-        return False
+        return None
     if isinstance(node.func, ast.Name) and node.func.id == "len" and node.args:
-        return isinstance(_value(node.args[0], frame), torch.Tensor)
+        return _of_dim(node.args[0], ast.Constant(0), scene)
     if _is_attribute(node.func, "size"):
-        return bool(node.args) and _is_zero(node.args[0])
-    return _is_attribute(node.func, "numel", "nelement")
+        return _of_dim(node.func.value, node.args[0], scene) if node.args else None
+    return Origin.SIZE if _is_attribute(node.func, "numel", "nelement") else None
 
 
-def _value(node: ast.AST, frame: FrameType) -> object:
+def _of_dim(holder: ast.AST, index: ast.AST, scene: Scene) -> Origin:
+    tensor, dim = _value(holder, scene.frame), _value(index, scene.frame)
+    if not isinstance(tensor, torch.Tensor) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
+        return Origin.SIZE if dim == 0 and not isinstance(tensor, (list, tuple, dict, str)) else Origin.OPEN
+    samples = scene.dim_of_samples(tensor)
+    if samples is None or tensor.size(dim) not in (scene.value, 1 / scene.value):
+        return Origin.OPEN  # the name may stand for another tensor by now
+    return Origin.SIZE if dim % tensor.dim() == samples else Origin.LITERAL
+
+
+def _value(node: ast.AST, frame: FrameType) -> Any:
     """What a name, an attribute or an item stands for, found without running anything of the user's."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value if isinstance(node.operand.value, int) else None
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
@@ -145,16 +172,12 @@ def _value(node: ast.AST, frame: FrameType) -> object:
         if type(holder) is dict:
             return holder.get(node.slice.value)
         if type(holder) in (list, tuple) and isinstance(node.slice.value, int):
-            return dict(enumerate(holder)).get(node.slice.value)  # type: ignore[call-overload]
+            return dict(enumerate(holder)).get(node.slice.value)
     return None
 
 
-def _is_attribute(node: ast.AST, *names: str) -> bool:
+def _is_attribute(node: ast.AST, *names: str) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and node.attr in names
-
-
-def _is_zero(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 0
 
 
 def _assigned(filename: str, name: str) -> list[ast.AST]:

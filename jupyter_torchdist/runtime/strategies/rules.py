@@ -65,10 +65,9 @@ class Call:
         self.writes = written_by(func, self.arguments) if func._schema.is_mutable else []
         self.draws = torch.Tag.nondeterministic_seeded in func.tags
         self.shape_before = self.writes[0].shape if self.writes else None
-        self.flat: float | None = None
-        """The one value that all elements of what is written to had before; None where they differed."""
         self.before: torch.Tensor | None = None
-        """What is written to, as it was, where it knew nothing of the batch."""
+        """What is written to, as it was, where it knew nothing of the batch; and what that is a view of."""
+        self.base_before: torch.Tensor | None = None
         self.out: Any = None
         self.notes: set[str] = set()
         self.suspects: set[Suspect] = set()

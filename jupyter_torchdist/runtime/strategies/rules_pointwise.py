@@ -152,14 +152,8 @@ class _Unshared:
     """A call whose shares of a sum are rows."""
 
     def __init__(self, call: Call, whole: dict[int, Rows]) -> None:
-        self.name, self.notes, self.writes, self.flat, self._call, self._whole = (
-            call.name,
-            call.notes,
-            call.writes,
-            call.flat,
-            call,
-            whole,
-        )
+        self.name, self.notes, self.writes, self.before = call.name, call.notes, call.writes, call.before
+        self._call, self._whole = call, whole
 
     def kind(self, tensor: torch.Tensor) -> Kind:
         kind = self._call.kind(tensor)

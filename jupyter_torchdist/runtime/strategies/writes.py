@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .lattice import Fact, Kind, Noise, Rows, Same, Total, Unknown
+from .lattice import Fact, Kind, Noise, Rows, Same, Total, Unknown, uniform
 
 _LOST = Unknown("in-place", "writes the batch into part of a tensor in a way that could not be followed", None)
 
@@ -40,14 +40,17 @@ class Writes:
             return fact
         return entry.fact.of_kind(_mapped(entry, tensor, fact.kind))
 
-    def record(self, tensor: torch.Tensor, before: Fact, fact: Fact, flat: float | None) -> Fact:
+    def record(
+        self, tensor: torch.Tensor, before: Fact, fact: Fact, base: torch.Tensor | None, *, alone: bool
+    ) -> Fact:
         """Note that ``tensor`` was written to; what it is from now on.
 
-        ``flat``: the one value of the whole base beforehand, where it knew nothing of the batch.
+        ``base``: the tensor it is a view of, as it was, where that knew nothing of the batch. ``alone``: nobody uses
+        what it is a view of.
         """
         storage = tensor.untyped_storage()
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
-        if not whole and not _joins(before.kind, fact.kind, flat):
+        if not (whole or alone) and not _joins(tensor, before.kind, fact.kind, base):
             fact = fact.of_kind(_LOST)
         if not isinstance(fact.kind, Same) or storage._cdata in self._entries:
             self._entries[storage._cdata] = _Entry(StorageWeakRef(storage), tensor.size(), tensor.stride(), fact)
@@ -61,7 +64,7 @@ def _address(tensor: torch.Tensor) -> int:
         return -1
 
 
-def _joins(before: Kind, after: Kind, flat: float | None) -> bool:
+def _joins(tensor: torch.Tensor, before: Kind, after: Kind, base: torch.Tensor | None) -> bool:
     """Whether the parts of a storage that were not written fit what was."""
     if isinstance(before, Rows) and isinstance(after, Rows):
         return before.dim == after.dim and before.owners.agrees(after.owners)
@@ -69,11 +72,18 @@ def _joins(before: Kind, after: Kind, flat: float | None) -> bool:
         return before.den == after.den
     if isinstance(before, Same | Noise):
         if isinstance(after, Rows):
-            return flat is not None
+            return base is not None and _even(tensor, after, base)
         if isinstance(after, Total):
-            return flat == 0 or (after.den is not None and flat is not None)
+            return base is not None and (after.den is not None or flat_value(base) == 0)
         return True
     return isinstance(after, type(before))
+
+
+def _even(tensor: torch.Tensor, rows: Rows, base: torch.Tensor) -> bool:
+    """Whether the whole of which ``tensor`` is a part treated the samples alike."""
+    wanted = (tensor.size(rows.dim), tensor.stride(rows.dim))
+    places = [dim for dim in range(base.dim()) if (base.size(dim), base.stride(dim)) == wanted]
+    return len(places) == 1 and uniform(base, places[0], rows.owners)
 
 
 def _mapped(entry: _Entry, tensor: torch.Tensor, before: Kind) -> Kind:

@@ -152,7 +152,7 @@ export class JobView {
       case 'connecting':
         return trans('Connecting to the job…');
       case 'lost':
-        return trans('The connection was lost and is being tried again: %1', reason || trans('no reason was given'));
+        return reason || trans('The connection was lost; trying again');
       case 'gone': {
         const rest = hello
           ? trans('What is below is what this page still has.')

@@ -114,7 +114,9 @@ def combined(verdicts: list[Verdict], parts: list[Tensor]) -> Tensor:
     if judgement is SAME:
         return parts[0]
     weights = torch.tensor([float(verdict.weight or 0) for verdict in verdicts], dtype=torch.float64)
-    counted = [part * weight for part, weight in zip(parts, weights, strict=True) if weight]  # else NaN: it chose nothing
+    counted = [
+        part * weight for part, weight in zip(parts, weights, strict=True) if weight
+    ]  # else NaN: it chose nothing
     return torch.stack(counted).sum(0) / weights.sum()
 
 
@@ -204,9 +206,9 @@ cases(
     masked_attention=lambda net, b: (
         net.attention(b.sequence, b.sequence, b.sequence, key_padding_mask=~b.mask)[0].pow(2).mean()
     ),
-    causal=lambda net, b: F.scaled_dot_product_attention(b.sequence, b.sequence, net.norm(b.sequence), is_causal=True)
-    .pow(2)
-    .mean(),
+    causal=lambda net, b: (
+        F.scaled_dot_product_attention(b.sequence, b.sequence, net.norm(b.sequence), is_causal=True).pow(2).mean()
+    ),
     transformer=lambda net, b: net.block(b.sequence).pow(2).mean(),
     lstm=lambda net, b: net.lstm(b.sequence)[0][:, -1].pow(2).mean(),
     gru=lambda net, b: net.gru(b.sequence.transpose(0, 1))[1].pow(2).mean(),
@@ -224,27 +226,22 @@ cases(
     stacked=lambda net, b: torch.stack([net.a(b.x), net.b(b.x)], 1).pow(2).sum(1).mean(),
     where=lambda net, b: torch.where(b.t > 0, net(b.x), net(b.x) * 0.1).mean(),
     masked_in_sample=lambda net, b: (
-        ((net(b.sequence).pow(2).mean(-1) * b.mask).sum(1) / b.mask.sum(1).clamp(min=1)).mean()
-    ),
+        (net(b.sequence).pow(2).mean(-1) * b.mask).sum(1) / b.mask.sum(1).clamp(min=1)
+    ).mean(),
     in_place=lambda net, b: net(b.x).mul_(2).add_(1).relu_().pow(2).mean(),
     cross_covariance_in_sample=lambda net, b: (b.sequence.transpose(1, 2) @ net.norm(b.sequence)).pow(2).mean(),
-    gradient_of_input=lambda net, b: (gradient_penalty(net, b)),
+    gradient_of_input=lambda net, b: gradient_penalty(net, b),
     vmapped=lambda net, b: torch.vmap(lambda x: net.a(x).pow(2).sum())(b.x).mean(),
-    checkpointed=lambda net, b: torch.utils.checkpoint.checkpoint(net.block, b.sequence, use_reentrant=False)
-    .pow(2)
-    .mean(),
+    checkpointed=lambda net, b: (
+        torch.utils.checkpoint.checkpoint(net.block, b.sequence, use_reentrant=False).pow(2).mean()
+    ),
     distillation=lambda net, b: (
-        F.kl_div(
-            F.log_softmax(net.a(b.x) / 3, -1), F.softmax(net.b(b.x).detach() / 3, -1), reduction="batchmean"
-        )
-        * 9
+        F.kl_div(F.log_softmax(net.a(b.x) / 3, -1), F.softmax(net.b(b.x).detach() / 3, -1), reduction="batchmean") * 9
     ),
     byol=lambda net, b: (2 - 2 * (unit(net.a(b.x)) * unit(net.b(b.x)).detach()).sum(-1)).mean(),
     policy_gradient=lambda net, b: -(net(b.x).log_softmax(-1)[torch.arange(len(b)), b.y] * b.w).mean(),
     ppo=lambda net, b: (
-        -torch.min(
-            (net(b.x) - b.t).exp() * b.w[:, None], (net(b.x) - b.t).exp().clamp(0.8, 1.2) * b.w[:, None]
-        ).mean()
+        -torch.min((net(b.x) - b.t).exp() * b.w[:, None], (net(b.x) - b.t).exp().clamp(0.8, 1.2) * b.w[:, None]).mean()
     ),
     focal=lambda net, b: (lambda ce: ((1 - (-ce).exp()) ** 2 * ce).mean())(nll(net, b)),
     vae_mean=lambda net, b: (
@@ -252,15 +249,15 @@ cases(
         - 0.5 * (1 + net.b(b.x) - net.a(b.x) ** 2 - net.b(b.x).exp()).sum(1).mean()
     ),
     quantile=lambda net, b: torch.max(0.9 * (b.t - net(b.x)), -0.1 * (b.t - net(b.x))).mean(),
-    dice_per_sample=lambda net, b: (
-        lambda p, q: (1 - (2 * (p * q).sum(1) + 1) / (p.sum(1) + q.sum(1) + 1)).mean()
-    )(net(b.x).sigmoid(), b.t.sigmoid()),
+    dice_per_sample=lambda net, b: (lambda p, q: (1 - (2 * (p * q).sum(1) + 1) / (p.sum(1) + q.sum(1) + 1)).mean())(
+        net(b.x).sigmoid(), b.t.sigmoid()
+    ),
     prototypes=lambda net, b: (torch.cdist(net(b.x), torch.eye(5).double()) ** 2).mean(),
     rope=lambda net, b: net.norm(b.sequence * torch.arange(6.0).double()[:, None].cos()).pow(2).mean(),
     functional_call=lambda net, b: F.mse_loss(
         torch.func.functional_call(net, dict(net.named_parameters()), (b.x,)), b.t
     ),
-    sum_of_list=lambda net, b: sum([F.mse_loss(net.a(b.x), b.t), F.l1_loss(net.b(b.x), b.t)]),
+    sum_of_list=lambda net, b: sum([F.mse_loss(net.a(b.x), b.t), F.l1_loss(net.b(b.x), b.t)], torch.tensor(0.0)),
     stack_of_losses=lambda net, b: torch.stack([F.mse_loss(net.a(b.x), b.t), F.l1_loss(net.b(b.x), b.t)]).sum(),
 )
 
@@ -317,9 +314,7 @@ cases(
     simclr=lambda net, b: (lambda z: torch.logsumexp(z @ z.T, 1).mean())(unit(net(torch.cat([b.x, b.x + 1])))),
     cosine_matrix=lambda net, b: F.cosine_similarity(net(b.x)[:, None], net(b.x)[None], dim=-1).mean(),
     distances=lambda net, b: torch.cdist(net(b.x), net(b.x)).mean(),
-    dice=lambda net, b: (lambda p, q: 1 - 2 * (p * q).sum() / (p.sum() + q.sum()))(
-        net(b.x).sigmoid(), b.t.sigmoid()
-    ),
+    dice=lambda net, b: (lambda p, q: 1 - 2 * (p * q).sum() / (p.sum() + q.sum()))(net(b.x).sigmoid(), b.t.sigmoid()),
     variance=lambda net, b: net(b.x).var(0).mean(),
     deviation_by_hand=lambda net, b: ((net(b.x) - net(b.x).mean(0)) ** 2).mean(),
     largest=lambda net, b: net(b.x).max(),
@@ -341,15 +336,17 @@ cases(
     sum_and_mean=lambda net, b: nll(net, b).sum() + nll(net, b).mean(),
     sum_and_regulariser=lambda net, b: nll(net, b).sum() + net.a.weight.pow(2).sum(),
     barlow=lambda net, b: (lambda c: (c - torch.eye(5).double()).pow(2).sum())(net.a(b.x).T @ net.b(b.x) / len(b.x)),
-    mixture=lambda net, b: F.mse_loss(net(b.x), b.t) + F.cross_entropy(net(b.sequence).flatten(0, 1), b.labels.flatten()),
-    pairs_in_halves=lambda net, b: (net(b.x)[0::2].sum() * net(b.x)[1::2].sum()),
+    mixture=lambda net, b: (
+        F.mse_loss(net(b.x), b.t) + F.cross_entropy(net(b.sequence).flatten(0, 1), b.labels.flatten())
+    ),
+    pairs_in_halves=lambda net, b: net(b.x)[0::2].sum() * net(b.x)[1::2].sum(),
     koleo=lambda net, b: (unit(net(b.x)) @ unit(net(b.x)).T).fill_diagonal_(-1).max(1).values.mean(),
 )
 
 cases(
     SAME,
     only_weights=lambda net, b: net.a.weight.pow(2).sum(),
-    only_a_constant=lambda net, b: net(torch.ones(3, 4).double()).mean(),
+    only_a_constant=lambda net, b: net.norm(torch.ones(7, 4).double()).mean(),
 )
 
 
@@ -357,4 +354,5 @@ def gradient_penalty(net: Net, b: Batch) -> Tensor:
     x = b.x.clone().requires_grad_()
     score = net(x).tanh().sum(-1)
     (slope,) = torch.autograd.grad(score, x, torch.ones_like(score), create_graph=True)
-    return (slope.norm(2, dim=1) - 1).pow(2).mean()
+    penalty: Tensor = (slope.norm(2, dim=1) - 1).pow(2).mean()
+    return penalty

@@ -27,6 +27,17 @@ def plain(text: str) -> str:
     return _ANSI.sub("", text)
 
 
+def apart(text: str) -> str:
+    """``text`` with each line that several ranks said (``[ranks 0, 2–5] …``) once for each of them."""
+
+    def once_each(match: re.Match[str]) -> str:
+        runs = [run.split("–") for run in match[1].split(", ")]
+        ranks = [rank for run in runs for rank in range(int(run[0]), int(run[-1]) + 1)]
+        return "\n".join(f"[rank {rank}]{match[2]}" for rank in ranks)
+
+    return re.sub(r"^\[ranks ([\d–, ]+)\](.*)$", once_each, text, flags=re.MULTILINE)
+
+
 @dataclass(frozen=True)
 class CellError:
     """What the notebook shows of an exception; ``traceback`` without colours."""
@@ -62,7 +73,7 @@ class Cell:
         shown = [str(bundle.get("text/plain", "")) + str(bundle.get("text/html", "")) for bundle in self.displays]
         result = str((self.result or {}).get("text/plain", ""))
         error = self.error.traceback if self.error else ""
-        return plain("\n".join([self.stdout, self.stderr, *shown, result, error]))
+        return apart(plain("\n".join([self.stdout, self.stderr, *shown, result, error])))
 
     def add(self, now: float, message: dict[str, Any]) -> None:
         self.messages.append((now, message))
@@ -92,7 +103,7 @@ def message_text(message: dict[str, Any]) -> str:
     content = message["content"]
     data = content.get("data") or {}
     parts = [content.get("text", ""), *(data.get(mime, "") for mime in ("text/plain", "text/html"))]
-    return plain("\n".join([*(part for part in parts if isinstance(part, str)), *content.get("traceback", ())]))
+    return apart(plain("\n".join([*(part for part in parts if isinstance(part, str)), *content.get("traceback", ())])))
 
 
 class CellFailed(AssertionError):

@@ -12,6 +12,8 @@ Limits, by construction:
 * An ``if`` on a value of the batch is not seen: the branch taken in the step that was followed is judged.
 * The backward formulas of custom ``autograd.Function``s, and hooks, are trusted to belong to their forward.
 * Batches of the same number of samples are taken to be sliced alike.
+* A batch of one sample shows less (no order, no pairs): the verdict notes it. Ask a rank that has two.
+* Ranks may judge differently (a mask that is full on one of them): only what they agree on is to be acted upon.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -37,6 +40,7 @@ from .lattice import (
     Noise,
     NoRuleError,
     Owners,
+    Positions,
     Rows,
     Same,
     Suspect,
@@ -44,8 +48,9 @@ from .lattice import (
     Unknown,
 )
 from .numerals import Origin, origin, user_place
-from .rules import RANDOM, RULES, Call, elementwise, tensors_in
-from .sources import drawn, look_for_sizes, made, sized
+from .rules import FOR_POSITIONS, ONE_SAMPLE, RANDOM, RULES, Call, elementwise, tensors_in
+from .slices import Slices
+from .sources import adds_up, drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
 from .verdicts import Verdict, judged
 from .writes import Writes
 
@@ -70,7 +75,7 @@ class BatchwiseTracker(TorchDispatchMode):
     """
 
     def __init__(self, *, total: int | None = None, constants: Collection[float] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = {float(number) for number in (*constants, *(() if total is None else (total,)))}
         self._facts: Any = WeakTensorKeyDictionary()
         self._numbers: dict[Hashable, int] = {}
@@ -78,12 +83,31 @@ class BatchwiseTracker(TorchDispatchMode):
         self._fresh = itertools.count()
         self._clock = itertools.count(1)
         self._owners: dict[int, Owners] = {}
-        self._read: dict[float, tuple[Kind, int]] = {}
+        self._read: dict[float, tuple[Kind, Hashable]] = {}
+        self._counted: dict[int, tuple[Kind, Hashable]] = {}  # how many rows masks let through
         self._sizes: list[int] = []
         self._writes = Writes()
         self._opposites: dict[Hashable, int] = {}
         self._raw: Any = WeakTensorKeyDictionary()
+        self._positions: Any = WeakTensorKeyDictionary()
+        self._slices = Slices(self._rows, self.origin, self._limited)
         self._alone: Any = WeakTensorKeyDictionary()  # pieces whose whole nobody uses any more, by contract
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not to wrap us: that would import ``torch._dynamo``, which takes seconds, into every rank."""
+        return False
+
+    def __enter__(self) -> BatchwiseTracker:
+        self._slices.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._slices.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------------------------------- what the caller asks
 
@@ -100,7 +124,8 @@ class BatchwiseTracker(TorchDispatchMode):
 
     def verdict(self, loss: torch.Tensor) -> Verdict:
         """What ``loss`` is. Never a guess: what could not be followed is ``UNKNOWN``, ``MIXED`` or ``AMBIGUOUS``."""
-        return judged(self.fact(loss), loss)
+        verdict = judged(self.fact(loss), loss)
+        return replace(verdict, notes=verdict.notes | {ONE_SAMPLE}) if 1 in self._sizes else verdict
 
     # --------------------------------------------------------------------------------------------- what rules may ask
 
@@ -117,20 +142,28 @@ class BatchwiseTracker(TorchDispatchMode):
     def samples(self) -> int:
         return self._sizes[-1] if self._sizes else 0
 
+    def is_all_positions(self, tensor: torch.Tensor) -> bool:
+        return tensor in self._positions
+
     def owners(self, samples: int) -> Owners:
         if samples not in self._owners:
             self._owners[samples] = Owners(torch.arange(samples, device="cpu"), samples)
         return self._owners[samples]
 
-    def read_number(self, value: float) -> tuple[Kind, int] | None:
-        return self._read.get(float(value))
+    def read_number(self, value: float) -> tuple[Kind, Hashable] | None:
+        counted = self._counted.get(value) if isinstance(value, int) else None
+        return self._read.get(float(value), counted)
 
     def origin(self, value: float) -> Origin:
-        return origin(value, self._dim_of_samples)
+        return origin(value, self._rows)
 
-    def _dim_of_samples(self, tensor: torch.Tensor) -> int | None:
+    def _rows(self, tensor: torch.Tensor) -> Rows | None:
         kind = self.kind(tensor)
-        return kind.dim if isinstance(kind, Rows) else None
+        return kind if isinstance(kind, Rows) else None
+
+    def _limited(self, tensor: torch.Tensor) -> None:
+        kind = Mixed("slice", "takes samples by their position in the batch", user_place())
+        self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
 
     def suspect(self, value: float) -> Suspect:
         return Suspect(float(value), isinstance(value, int), user_place())
@@ -171,7 +204,7 @@ class BatchwiseTracker(TorchDispatchMode):
             self._remember(call)
         call.out = func(*args, **kwargs)
         if call.name.startswith("unsafe_"):
-            self._alone.update({piece: True for piece in call.out})
+            self._alone.update(dict.fromkeys(call.out, True))
         if follows or call.draws or call.makes or sized(call):
             self._follow(call)
         return call.out
@@ -206,18 +239,28 @@ class BatchwiseTracker(TorchDispatchMode):
         notes = frozenset(call.notes).union(*(fact.notes for fact in facts))
         suspects = frozenset(call.suspects).union(*(fact.suspects for fact in facts))
         if call.name == "_local_scalar_dense":
-            self._read[float(call.out)] = (facts[0].kind, facts[0].number)
+            doubtful = Unknown(call.name, "reads what may hold the size of this rank's slice", user_place())
+            self._read[float(call.out)] = (doubtful if suspects else facts[0].kind, facts[0].number)
             return
+        if spreads(call):
+            suspects |= {Suspect(float(self.samples()), True, user_place(), spread=True)}
         number = next(self._fresh) if call.draws or call.writes else self._numbered(call)
         for index, (tensor, kind) in enumerate(kinds):
             if isinstance(kind, Same) and not suspects and self.fact(tensor) is _NO_FACT:
                 continue
             numbered = number if index == 0 else self.number_of("result", number, index)
-            fact = Fact(kind, numbered, next(self._clock), notes, suspects)
+            fact = Fact(kind, numbered, next(self._clock), notes, _still(suspects, kind, call))
+            self._note_count(tensor, kind)
             if any(tensor is written for written in call.writes):
                 self._write(tensor, fact, call.base_before)
             else:
                 self._learn(tensor, fact)
+
+    def _note_count(self, tensor: torch.Tensor, kind: Kind) -> None:
+        """Python code can read how many rows a mask let through without a trace."""
+        if isinstance(kind, Rows | Positions) and kind.owners.selection is not None:
+            for size in (len(kind.owners), tensor.numel()):
+                self._counted[size] = (Total(), ("rows", kind.owners.selection))
 
     def _numbered(self, call: Call) -> int:
         operands = [self.number(argument) for argument in call.arguments.values()]
@@ -250,12 +293,14 @@ class BatchwiseTracker(TorchDispatchMode):
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             # A form of the operation that its rule was not written for must not end a training.
             kinds = [Unknown(call.name, f"could not be followed ({error})", user_place())] * len(results)
-        return list(zip(results, kinds, strict=True))
+        return [(tensor, _sound(call, tensor, kind)) for tensor, kind in zip(results, kinds, strict=True)]
 
     def _ruled(self, call: Call, results: list[torch.Tensor]) -> list[Kind]:
         if call.makes:
             self._raw.update({tensor: True for tensor in results if "empty" in call.name})
+            self._positions.update({call.out: True} if is_counting(call) else {})
             look_for_sizes(call)
+            refuse_numbers_read(call)
             return [made(call, tensor) for tensor in results]
         given = [self.kind(tensor) for tensor in call.tensors]
         for kind in given:
@@ -265,9 +310,12 @@ class BatchwiseTracker(TorchDispatchMode):
             if isinstance(kind, Unknown):
                 return [kind] * len(results)
         look_for_sizes(call)
+        refuse_numbers_read(call)
+        if any(isinstance(kind, Positions) for kind in given) and call.name not in FOR_POSITIONS:
+            raise MixesError("uses positions in the batch as values")
         if call.draws:
             call.notes.add(RANDOM)
-        if not any(isinstance(kind, Rows | Total) for kind in given):
+        if not any(isinstance(kind, Rows | Total | Positions) for kind in given):
             if call.draws:
                 return [drawn(call, tensor) for tensor in results]
             return [NOISE if Noise() in given else SAME] * len(results)
@@ -278,6 +326,22 @@ class BatchwiseTracker(TorchDispatchMode):
             return [elementwise(call, call.tensors, results[0].dim())] * len(results)
         ruled = rule(call)
         return list(ruled) if isinstance(ruled, Sequence) else [ruled] * len(results)
+
+
+def _sound(call: Call, tensor: torch.Tensor, kind: Kind) -> Kind:
+    """A rule that was not written for this form of its operation is found by the shape that it says."""
+    if isinstance(kind, Rows) and (tensor.dim() <= kind.dim or tensor.size(kind.dim) != len(kind.owners)):
+        return Unknown(call.name, "could not be followed (its shape)", user_place())
+    return kind
+
+
+def _still(suspects: frozenset[Suspect], kind: Kind, call: Call) -> frozenset[Suspect]:
+    """Copies as many as the samples: of no harm beside samples, but not to be summed by themselves."""
+    if isinstance(kind, Rows):
+        return frozenset(suspect for suspect in suspects if not suspect.spread)
+    if adds_up(call):
+        return frozenset(replace(suspect, spread=False) for suspect in suspects)
+    return suspects
 
 
 @functools.lru_cache(maxsize=1024)

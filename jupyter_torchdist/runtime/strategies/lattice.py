@@ -102,11 +102,22 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Rows whose values are positions in this rank's slice (``nonzero`` of rows): they serve to index it only."""
+
+    dim: int
+    owners: Owners
+
+
+@dataclass(frozen=True)
 class Total:
-    """``counts``: how many things were summed. ``floored``: a lower bound was put to it; it serves as a divisor only."""
+    """``counts``: numbers of things that were summed, each with what it counts, should the sum be divided by it.
+
+    ``floored``: a lower bound was put to it; it serves as a divisor only.
+    """
 
     den: Den | None = None
-    counts: frozenset[int] = frozenset()
+    counts: frozenset[tuple[int, Den]] = frozenset()
     floored: bool = False
 
     @property
@@ -128,7 +139,7 @@ class Unknown:
     place: Place | None
 
 
-Kind = Same | Noise | Rows | Total | Mixed | Unknown
+Kind = Same | Noise | Rows | Positions | Total | Mixed | Unknown
 
 SAME = Same()
 NOISE = Noise()
@@ -136,11 +147,15 @@ NOISE = Noise()
 
 @dataclass(frozen=True)
 class Suspect:
-    """A number in the arithmetic that may or may not come from the size of this rank's slice."""
+    """A number in the arithmetic that may or may not come from the size of this rank's slice.
+
+    ``spread``: so many copies of something that knows nothing of the batch, not summed so far.
+    """
 
     value: float
     whole: bool
     place: Place | None
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,7 +214,7 @@ def _group(sizes: Sequence[int], dim: int, into: Sequence[int]) -> tuple[list[in
     """The smallest runs of dimensions, one of ``sizes`` with ``dim`` and one of ``into``, with the same elements."""
     i = j = 0
     while i < len(sizes):
-        first, second = [i], []
+        first, second = [i], list[int]()
         here, there = sizes[i], 1
         i += 1
         while here != there or (dim in first and not second):

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from .lattice import Place
+from .lattice import Place, Rows
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -38,20 +38,28 @@ def user_place() -> Place | None:
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a number is used. ``dim_of_samples``: of a tensor, None where it has none."""
+    """Where a number is used. ``rows``: where a tensor has its samples, None where it has none."""
 
     frame: FrameType
     value: float
-    dim_of_samples: Callable[[torch.Tensor], int | None]
+    rows: Callable[[torch.Tensor], Rows | None]
 
 
-def origin(value: float, dim_of_samples: Callable[[torch.Tensor], int | None]) -> Origin:
+def origin(value: float, rows: Callable[[torch.Tensor], Rows | None]) -> Origin:
     """How the source of the running operation came by ``value``, or its reciprocal."""
-    frame = _frame(skip=(_HERE, _OPERATORS, os.path.join(_TORCH, "_dynamo"), os.path.join(_TORCH, "_compile")))
+    frame = _frame(
+        skip=(
+            _HERE,
+            _OPERATORS,
+            os.path.join(_TORCH, "_dynamo"),
+            os.path.join(_TORCH, "overrides.py"),
+            os.path.join(_TORCH, "_compile"),
+        )
+    )
     if frame is None:
         return Origin.OPEN
     expression = _running(frame)
-    return Origin.OPEN if expression is None else _origin(expression, Scene(frame, value, dim_of_samples))
+    return Origin.OPEN if expression is None else _origin(expression, Scene(frame, value, rows))
 
 
 def _frame(skip: tuple[str, ...]) -> FrameType | None:
@@ -70,7 +78,7 @@ def _running(frame: FrameType) -> ast.AST | None:
     if hasattr(frame.f_code, "co_positions"):
         span = list(frame.f_code.co_positions())[frame.f_lasti // 2]
         if None not in span:
-            text = _cut(lines, *span)  # type: ignore[arg-type]  # none of them is None
+            text = _cut(lines, *span)  # none of them is None
     try:
         return ast.parse(textwrap.dedent(text).strip())
     except SyntaxError:
@@ -87,6 +95,8 @@ def _cut(lines: list[str], first: int, last: int, start: int, end: int) -> str:
 
 
 def _origin(tree: ast.AST, scene: Scene) -> Origin:
+    if any(isinstance(node, ast.Call) and _is_attribute(node.func, "chunk") for node in ast.walk(tree)):
+        return Origin.SIZE  # a fraction of it
     factors = list(_factors(tree)) or [tree]
     if any(_is_literal(node, scene.value) for factor in factors for node in ast.walk(factor)):
         return Origin.LITERAL
@@ -116,7 +126,10 @@ def _factors(tree: ast.AST) -> Iterator[ast.AST]:
             yield node.value
             return
         if isinstance(node, ast.Call):
-            yield from node.args
+            yield from (*node.args, *(keyword.value for keyword in node.keywords))
+            return
+        if isinstance(node, ast.Subscript):
+            yield from (part for part in ast.walk(node.slice) if isinstance(part, ast.Call | ast.Name | ast.Constant))
             return
 
 
@@ -144,17 +157,22 @@ def _size(node: ast.AST, scene: Scene) -> Origin | None:
         return _of_dim(node.args[0], ast.Constant(0), scene)
     if _is_attribute(node.func, "size"):
         return _of_dim(node.func.value, node.args[0], scene) if node.args else None
-    return Origin.SIZE if _is_attribute(node.func, "numel", "nelement") else None
+    return _of_all(node.func.value, scene) if _is_attribute(node.func, "numel", "nelement") else None
+
+
+def _of_all(holder: ast.AST, scene: Scene) -> Origin:
+    tensor = _value(holder, scene.frame)
+    return Origin.SIZE if isinstance(tensor, torch.Tensor) and scene.rows(tensor) is not None else Origin.OPEN
 
 
 def _of_dim(holder: ast.AST, index: ast.AST, scene: Scene) -> Origin:
     tensor, dim = _value(holder, scene.frame), _value(index, scene.frame)
     if not isinstance(tensor, torch.Tensor) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         return Origin.SIZE if dim == 0 and not isinstance(tensor, (list, tuple, dict, str)) else Origin.OPEN
-    samples = scene.dim_of_samples(tensor)
-    if samples is None or tensor.size(dim) not in (scene.value, 1 / scene.value):
+    rows = scene.rows(tensor)
+    if rows is None:
         return Origin.OPEN  # the name may stand for another tensor by now
-    return Origin.SIZE if dim % tensor.dim() == samples else Origin.LITERAL
+    return Origin.SIZE if dim % tensor.dim() == rows.dim else Origin.LITERAL
 
 
 def _value(node: ast.AST, frame: FrameType) -> Any:

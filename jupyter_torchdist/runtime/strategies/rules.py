@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from .numerals import Origin
 PAIRS = "pairs samples at random; each rank pairs those of its own slice"
 RANDOM = "draws at random, on each rank for itself"
 SYNCHRONISE = "batch normalisation takes its statistics over the batch: synchronise it"
+FOR_POSITIONS = {"select", "unbind", "squeeze", "split", "index", "index_select", "_to_copy", "detach", "alias"}
+
 FACTORIES = {
     *("empty", "zeros", "ones", "full", "arange", "eye", "linspace", "logspace", "scalar_tensor", "empty_strided"),
     *("tril_indices", "triu_indices", "hann_window", "hamming_window", "lift_fresh"),
@@ -35,6 +37,7 @@ FACTORIES = {
 }
 
 IGNORED = "assumes that no target is ignored, as in the first step"
+ONE_SAMPLE = "was judged by a batch of one sample, in which samples cannot be told apart"
 ATTENUATED = "a tiny constant added to a divisor counts once a rank"
 
 
@@ -46,8 +49,9 @@ class Follower(Protocol):
     def number_of(self, name: str, *parts: Hashable) -> int: ...
     def suspects_of(self, tensor: torch.Tensor) -> frozenset[Suspect]: ...
     def samples(self) -> int: ...
+    def is_all_positions(self, tensor: torch.Tensor) -> bool: ...
     def owners(self, samples: int) -> Owners: ...
-    def read_number(self, value: float) -> tuple[Kind, int] | None: ...
+    def read_number(self, value: float) -> tuple[Kind, Hashable] | None: ...
     def origin(self, value: float) -> Origin: ...
     def suspect(self, value: float) -> Suspect: ...
     def is_known(self, value: float) -> bool: ...
@@ -84,6 +88,16 @@ class Call:
         return self.name in FACTORIES
 
     @property
+    def numbers(self) -> Iterator[float]:
+        """Python numbers that stand where a tensor or a scalar may; no sizes, no dimensions."""
+        for argument in self.func._schema.arguments:
+            value = self.arguments[argument.name]
+            if type(value) in (int, float) and (
+                "number" in (kind := str(argument.type)) or kind in ("Tensor", "float")
+            ):
+                yield value
+
+    @property
     def in_python(self) -> bool:
         """Whether a person wrote the operator; composites in C++ pass numbers by ``Scalar`` overloads."""
         return self.overload not in {"Scalar", "Scalar_mode"}
@@ -106,13 +120,14 @@ class Call:
 
 
 Rule = Callable[[Call], Kind | Sequence[Kind]]
+R = TypeVar("R", bound=Rule)
 RULES: dict[str, Rule] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[R], R]:
     """Register a rule for the operations of these names, in-place forms included."""
 
-    def register(function: Rule) -> Rule:
+    def register(function: R) -> R:
         for name in names:
             assert name not in RULES, name
             RULES[name] = function
@@ -215,4 +230,16 @@ def elementwise(call: Call, tensors: Sequence[torch.Tensor], ndim: int) -> Kind:
             if tensor.size(own) not in (1, len(owners)):
                 raise NoRuleError("broadcasts a batch of one sample")
             even_operand(call, tensor, kind, own, owners)
+        if not isinstance(kind, Rows):
+            _widened(call, tensor, [rows for rows, _ in found], dim - ndim)
     return Rows(dim, owners)
+
+
+def _widened(call: Call, tensor: torch.Tensor, rows: Sequence[torch.Tensor], dim: int) -> None:
+    """Note where copies as many as the samples lie across them: ``[B, 1] * ones(B)``. ``dim`` is from the right."""
+    if not any(suspect.spread for suspect in call.follower.suspects_of(tensor)):
+        return
+    samples = call.follower.samples()
+    for at in range(-tensor.dim(), 0):
+        if at != dim and tensor.size(at) % samples == 0 and all(at < -one.dim() or one.size(at) == 1 for one in rows):
+            call.suspects.add(call.follower.suspect(samples))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .lattice import SAME, Kind, MixesError, Noise, NoRuleError, Owners, Rows
+from .lattice import SAME, Kind, MixesError, Noise, NoRuleError, Owners, Positions, Rows, Unknown
 from .rules import RANDOM, Call, even_operand, merged, plain, refuse_totals, rule, wrapped
 
 
@@ -40,7 +40,9 @@ def _index(call: Call) -> Kind:
 def _masked_select(call: Call) -> Kind:
     tensor, mask = torch.broadcast_tensors(call["self"], call["mask"])
     kinds = (call.kind(call["self"]), call.kind(call["mask"]))
-    rows = [(kind, part) for kind, part in zip(kinds, (call["self"], call["mask"]), strict=True) if isinstance(kind, Rows)]
+    rows = [
+        (kind, part) for kind, part in zip(kinds, (call["self"], call["mask"]), strict=True) if isinstance(kind, Rows)
+    ]
     refuse_totals(call.name, *kinds)
     places = {kind.dim + tensor.dim() - part.dim() for kind, part in rows}
     if len(places) > 1:
@@ -89,6 +91,8 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
     if not isinstance(kind, Rows):
         return SAME if owners is None else Rows(first + dim, owners)
     plain(kind)
+    if any(isinstance(call.kind(index), Positions) for at, index in given if at != kind.dim):
+        raise MixesError("picks by positions in the batch")
     if kind.dim not in places:
         if owners is not None:
             raise MixesError("picks from every sample by the index of others")
@@ -98,12 +102,12 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
     if owners is not None and not chosen.agrees(owners):
         raise MixesError("picks from other samples of the batch")
     if owners is None or owners.selection is None:
-        if not chosen.even:
+        if not chosen.even or (owners is None and not call.follower.is_all_positions(dict(given)[kind.dim])):
             raise MixesError("takes samples by their position in the batch")
     else:
         chosen = owners
     for _, index in given:
-        if index is not dict(given)[kind.dim] and not isinstance(call.kind(index), Rows):
+        if index is not dict(given)[kind.dim] and not isinstance(call.kind(index), Rows | Positions):
             own = dim - len(shape) + index.dim()
             if own >= 0:
                 even_operand(call, index, call.kind(index), own, chosen)
@@ -112,7 +116,7 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
 
 def _index_rows(call: Call, indices: Sequence[torch.Tensor], ndim: int) -> tuple[Owners | None, int]:
     """The samples that the indices themselves belong to, and along which of their dimensions."""
-    found = [(kind, index) for index in indices if isinstance(kind := call.kind(index), Rows)]
+    found = [(kind, index) for index in indices if isinstance(kind := call.kind(index), Rows | Positions)]
     refuse_totals(call.name, *map(call.kind, indices))
     if not found:
         return None, 0
@@ -120,11 +124,13 @@ def _index_rows(call: Call, indices: Sequence[torch.Tensor], ndim: int) -> tuple
     if len(places) > 1:
         raise MixesError("broadcasts samples against samples: compare the shapes")
     dim = places.pop()
-    owners = merged(call, [plain(kind).owners for kind, _ in found])
+    owners = merged(call, [(plain(kind) if isinstance(kind, Rows) else kind).owners for kind, _ in found])
     if not isinstance(call.kind(call["self"]), Rows):
+        if any(isinstance(kind, Positions) for kind, _ in found):
+            raise MixesError("picks by positions in the batch")
         for index in indices:
             own = dim - ndim + index.dim()
-            if not isinstance(call.kind(index), Rows) and own >= 0:
+            if not isinstance(call.kind(index), Rows | Positions) and own >= 0:
                 even_operand(call, index, call.kind(index), own, owners)
     return owners, dim
 
@@ -172,7 +178,8 @@ def _nonzero(call: Call) -> Kind:
     if found is None:
         raise NoRuleError("has no rule")
     mask, kind = found
-    return Rows(0, _chosen(call, kind.owners, kind.dim, mask != 0, mask))
+    owners = _chosen(call, kind.owners, kind.dim, mask != 0, mask)
+    return Positions(0, owners) if kind.dim == 0 else Unknown(call.name, "has its samples in another dimension", None)
 
 
 @rule("index_put")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from .lattice import Kind, MixesError, Noise, NoRuleError, Owners, Rows, Same, Total
+from .lattice import SAME, Kind, MixesError, Noise, NoRuleError, Owners, Rows, Same, Total
 from .rules import SYNCHRONISE, Call, elementwise, even_operand, merged, plain, refuse_totals, rule
 
 
@@ -29,7 +31,8 @@ def _everywhere(call: Call, rows: Rows) -> Kind | list[Kind]:
     """Those rows, in every result that has such a dimension."""
     if isinstance(call.out, torch.Tensor):
         return rows
-    return [rows if _has(out, rows.dim, rows.owners) else Same() for out in call.out if isinstance(out, torch.Tensor)]
+    results = [out for out in call.out if isinstance(out, torch.Tensor)]
+    return [rows if _has(out, rows.dim, rows.owners) else SAME for out in results]
 
 
 def _has(tensor: torch.Tensor, dim: int, owners: Owners) -> bool:
@@ -42,9 +45,10 @@ def _convolution(call: Call) -> Kind | list[Kind]:
 
 
 @rule("convolution_backward")
-def _convolution_backward(call: Call) -> list[Kind]:
+def _convolution_backward(call: Call) -> Sequence[Kind]:
     rows = _independent(call, ("grad_output", "input"), 1)
-    return [rows, Total(), Total()][: sum(isinstance(out, torch.Tensor) for out in call.out)]
+    kinds: list[Kind] = [rows, Total(), Total()]
+    return kinds[: sum(isinstance(out, torch.Tensor) for out in call.out)]
 
 
 def _trailing(spatial: int, *names: str) -> None:
@@ -66,7 +70,15 @@ _trailing(
     *("upsample_bilinear2d", "upsample_nearest2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "col2im"),
     *("reflection_pad2d", "replication_pad2d", "im2col", "max_unpool2d", "_upsample_nearest_exact2d"),
     *("avg_pool2d_backward", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d_backward"),
-    *("linalg_inv_ex", "_linalg_det", "linalg_cholesky_ex", "matrix_exp", "_linalg_svd", "_linalg_eigh", "_linalg_slogdet"),
+    *(
+        "linalg_inv_ex",
+        "_linalg_det",
+        "linalg_cholesky_ex",
+        "matrix_exp",
+        "_linalg_svd",
+        "_linalg_eigh",
+        "_linalg_slogdet",
+    ),
 )
 _trailing(
     3,
@@ -77,8 +89,8 @@ _trailing(
 
 
 @rule("log_sigmoid_forward")
-def _log_sigmoid(call: Call) -> list[Kind]:
-    return [elementwise(call, [call["self"]], call["self"].dim()), Same()]
+def _log_sigmoid(call: Call) -> Sequence[Kind]:
+    return [elementwise(call, [call["self"]], call["self"].dim()), SAME]
 
 
 @rule("grid_sampler_2d", "grid_sampler_3d")
@@ -106,26 +118,25 @@ def _group_norm(call: Call) -> Kind | list[Kind]:
     *("_batch_norm_with_update", "batch_norm_with_update", "_native_batch_norm_legit_no_training"),
     "_batch_norm_no_update",
 )
-def _batch_norm(call: Call) -> list[Kind]:
+def _batch_norm(call: Call) -> Sequence[Kind]:
     """Instance normalisation too, which sees the samples as channels: ``[1, N·C, …]``."""
     tensor = call["input"]
     found = call.rows("input")
     if found is None or any(isinstance(call.kind(one), Rows) for one in call.tensors if one is not tensor):
         raise NoRuleError("has weights that depend on the batch")
     kind = found[1]
-    results = [out for out in (*call.out, *call.writes) if isinstance(out, torch.Tensor)]
+    results = [out for out in call.out if isinstance(out, torch.Tensor)]
     if kind.dim == 1:
         for name in ("weight", "bias", "running_mean", "running_var"):
             if isinstance(one := call.get(name), torch.Tensor):
                 even_operand(call, one, call.kind(one), 0, kind.owners)
-        return [kind, *[Rows(0, kind.owners)] * (len(call.out) - 1)][: len(list(call.out))]
+        return [kind, *[Rows(0, kind.owners)] * (len(results) - 1)]
     training = bool(call.get("training")) or call.name == "_batch_norm_with_update"
     if kind.dim != 0:
         raise MixesError("takes its statistics along the batch") if training else NoRuleError("has no rule")
     if training:
         call.notes.add(SYNCHRONISE)
-    del results
-    return [kind, *[Same()] * (len([out for out in call.out if isinstance(out, torch.Tensor)]) - 1)]
+    return [kind, *[SAME] * (len(results) - 1)]
 
 
 @rule(
@@ -134,20 +145,20 @@ def _batch_norm(call: Call) -> list[Kind]:
     *("_scaled_dot_product_attention_math", "_scaled_dot_product_fused_attention_overrideable"),
     "_scaled_dot_product_attention_math_for_mps",
 )
-def _attention(call: Call) -> list[Kind]:
+def _attention(call: Call) -> Sequence[Kind]:
     names = ("query", "key", "value")
     mask = next((name for name in ("attn_mask", "attn_bias") if isinstance(call.get(name), torch.Tensor)), None)
     if mask is not None and call[mask].dim() == call["query"].dim():
         names = (*names, mask)  # type: ignore[assignment]
     rows = _independent(call, names, call["query"].dim() - 2)
     return [
-        rows if index < 2 and _has(out, rows.dim, rows.owners) else Same()
+        rows if index < 2 and _has(out, rows.dim, rows.owners) else SAME
         for index, out in enumerate(one for one in call.out if isinstance(one, torch.Tensor))
     ]
 
 
 @rule("mkldnn_rnn_layer")
-def _mkldnn_rnn(call: Call) -> list[Kind]:
+def _mkldnn_rnn(call: Call) -> Sequence[Kind]:
     """One layer, time first: output, last states, workspace."""
     tensor, kind = call["input"], call.kind(call["input"])
     if not isinstance(kind, Rows) or kind.dim != 1 or tensor.dim() != 3:
@@ -164,11 +175,11 @@ def _mkldnn_rnn(call: Call) -> list[Kind]:
         else:
             even_operand(call, call[name], state, call[name].dim() - 2, kind.owners)
     states = Rows(call.out[1].dim() - 2, kind.owners)
-    return [Rows(1, kind.owners), states, states, Same()]
+    return [Rows(1, kind.owners), states, states, SAME]
 
 
 @rule("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
-def _cell(call: Call) -> list[Kind]:
+def _cell(call: Call) -> Sequence[Kind]:
     rows = _independent(call, ("input_gates", "hidden_gates", "cx", "hx"), 1)
     return [rows] * len(call.out)
 

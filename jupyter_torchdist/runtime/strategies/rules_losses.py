@@ -45,7 +45,8 @@ def _reduced(call: Call, kind: Rows, shape: Sequence[int]) -> Kind:
     if call["reduction"] == _NONE:
         return kind
     if call["reduction"] == _SUM:
-        return Total(None, frozenset({shape[kind.dim], torch.Size(shape).numel()}))
+        den = mean_den(call, kind)
+        return Total(None, frozenset((size, den) for size in (shape[kind.dim], torch.Size(shape).numel())))
     return Total(mean_den(call, kind))
 
 
@@ -73,7 +74,8 @@ def _nll(call: Call) -> list[Kind]:
         return [Rows(dim, owners), Total(None)]
     kept = Total(None)
     if call["reduction"] == _SUM:
-        return [Total(None, frozenset({len(owners), target.numel()})), kept]
+        den = mean_den(call, Rows(dim, owners))
+        return [Total(None, frozenset((size, den) for size in (len(owners), target.numel()))), kept]
     return [Total(_kept(call, target, owners)), kept]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ def _linear(call: Call) -> Kind:
 @rule("_to_copy", "to", "_autocast_to_full_precision", "_autocast_to_reduced_precision")
 def _cast(call: Call) -> Kind:
     kind = call.kind(call["self"])
-    if isinstance(kind, Total) and call["self"].is_floating_point() and not call.out.is_floating_point():
-        if not torch.equal(call["self"].double(), call.out.double()):
-            raise MixesError(f"rounds a {kind.name}")
+    rounds = call["self"].is_floating_point() and not call.out.is_floating_point()
+    if isinstance(kind, Total) and rounds and not torch.equal(call["self"].double(), call.out.double()):
+        raise MixesError(f"rounds a {kind.name}")
     return kind
 
 
@@ -152,6 +152,7 @@ class _Unshared:
     """A call whose shares of a sum are rows."""
 
     def __init__(self, call: Call, whole: dict[int, Rows]) -> None:
+        self.follower, self.suspects = call.follower, call.suspects
         self.name, self.notes, self.writes, self.before = call.name, call.notes, call.writes, call.before
         self._call, self._whole = call, whole
 
@@ -203,20 +204,27 @@ def _scaled(call: Call, total: Total, factor: Any, *, divides: bool) -> Kind:
         if factor.numel() > 1 or factor.requires_grad or factor.dim() > 0:
             return total
         factor = factor.item()
-    if not isinstance(factor, (int, float)) or not factor:
+    if not isinstance(factor, (int, float)) or isinstance(factor, bool):
         return total
+    if not factor:
+        raise MixesError("divides by zero" if divides else "multiplies by zero")
     read = call.follower.read_number(factor)
     if read is not None and call.follower.origin(factor) is not Origin.LITERAL:
         return _by_read_number(call, total, factor, read, divides=divides)
     size = _whole_number(factor if divides else 1 / factor)
     if total.den is not None:
-        if size == call.follower.samples() and isinstance(factor, int):
+        counted = any(size == count for count, _ in total.counts)
+        if (size == call.follower.samples() or counted) and isinstance(factor, int):
             _doubt_unless_literal(call, factor)
         return total
-    return total if size is None else _by_size(call, total, factor, size)
+    if size is not None:
+        return _by_size(call, total, factor, size)
+    if call.in_python and not call.follower.is_known(factor):
+        _doubt_unless_literal(call, factor)  # ``n_tokens + 1e-8``, ``sqrt(B)``
+    return total
 
 
-def _by_read_number(call: Call, total: Total, factor: float, read: tuple[Kind, int], *, divides: bool) -> Kind:
+def _by_read_number(call: Call, total: Total, factor: float, read: tuple[Kind, Hashable], *, divides: bool) -> Kind:
     kind, number = read
     if isinstance(kind, Same | Noise):
         return total
@@ -226,8 +234,8 @@ def _by_read_number(call: Call, total: Total, factor: float, read: tuple[Kind, i
 
 
 def _whole_number(value: float) -> int | None:
-    """The number that ``value`` is, above 1."""
-    if not 1 < abs(value) < 2**53 or abs(abs(value) - round(abs(value))) > 1e-9 * abs(value):
+    """The number that ``value`` is, from 1 on."""
+    if not 1 <= abs(value) < 2**53 or abs(abs(value) - round(abs(value))) > 1e-9 * abs(value):
         return None
     return round(abs(value))
 
@@ -235,13 +243,15 @@ def _whole_number(value: float) -> int | None:
 def _by_size(call: Call, total: Total, factor: float, size: int) -> Kind:
     """A sum divided by a whole number: a mean if that counts what was summed, unless the source says a constant."""
     samples = call.follower.samples()
-    counted = size == samples or (size in total.counts and size % samples == 0)
+    dens = {den for count, den in total.counts if count == size}
+    if size == samples:
+        dens.add(call.samples_token_of(samples))
     origin = Origin.SIZE if not call.in_python else call.follower.origin(factor)
     known = call.follower.is_known(size)
-    if origin is Origin.LITERAL or (known and not counted):
+    if origin is Origin.LITERAL or (known and not dens) or (size == 1 and not dens):
         return total
-    if counted and origin is Origin.SIZE and not known:
-        return Total(call.samples_token_of(samples), total.counts)
+    if len(dens) == 1 and origin is Origin.SIZE and not known:
+        return Total(dens.pop(), total.counts)
     call.suspects.add(call.follower.suspect(factor))
     return total
 
@@ -285,5 +295,3 @@ def _read(call: Call) -> list[Kind]:
 @rule("_fused_dropout", "rrelu_with_noise")
 def _no_rule(call: Call) -> Kind:
     raise NoRuleError("has no rule")
-
-

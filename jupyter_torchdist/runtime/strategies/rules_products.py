@@ -107,7 +107,9 @@ def _linear(call: Call) -> Kind:
 def _distances(call: Call) -> Kind:
     one, other = (call[name] for name in ("x1", "x2"))
     kinds = [call.kind(one), call.kind(other)]
-    ndim = one.dim()
+    ndim = call.out.dim()
+    if not one.dim() == other.dim() == ndim:
+        raise NoRuleError("broadcasts its operands")
     rows = [plain(kind) for kind in kinds if isinstance(kind, Rows)]
     if any(isinstance(kind, Total) for kind in kinds) or any(kind.dim == ndim - 1 for kind in rows):
         raise MixesError("takes distances along the batch")

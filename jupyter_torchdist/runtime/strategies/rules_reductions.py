@@ -44,7 +44,12 @@ def _sum(call: Call) -> Kind:
     dims = dims_of(call.get("dim"), tensor.dim())
     if kind.dim not in dims:
         return Rows(without(kind.dim, dims, bool(call.get("keepdim"))), kind.owners, kind.over)
-    return Total(kind.over, frozenset({tensor.size(kind.dim), _elements(tensor, dims), tensor.numel()}))
+    return Total(kind.over, _counts(call, kind, dims))
+
+
+def _counts(call: Call, kind: Rows, dims: Sequence[int]) -> frozenset[tuple[int, Den]]:
+    tensor, den = call["self"], mean_den(call, kind)
+    return frozenset((size, den) for size in (len(kind.owners), _elements(tensor, dims), tensor.numel()))
 
 
 def _elements(tensor: torch.Tensor, dims: Sequence[int]) -> int:
@@ -70,7 +75,7 @@ def _mean(call: Call) -> Kind:
     if kind.dim not in dims:
         return Rows(without(kind.dim, dims, bool(call.get("keepdim"))), kind.owners, kind.over)
     plain(kind)
-    return Total(mean_den(call, kind))
+    return Total(mean_den(call, kind), _counts(call, kind, dims))
 
 
 def mean_den(call: Call, kind: Rows) -> Den:
@@ -82,7 +87,18 @@ def mean_den(call: Call, kind: Rows) -> Den:
 
 @rule(
     *("amax", "amin", "prod", "any", "all", "logsumexp", "var", "std", "var_mean", "std_mean", "norm", "median"),
-    *("linalg_vector_norm", "nanmedian", "argmax", "argmin", "max", "min", "mode", "kthvalue", "aminmax", "special_logsumexp"),
+    *(
+        "linalg_vector_norm",
+        "nanmedian",
+        "argmax",
+        "argmin",
+        "max",
+        "min",
+        "mode",
+        "kthvalue",
+        "aminmax",
+        "special_logsumexp",
+    ),
 )
 def _reduce(call: Call) -> Kind | list[Kind]:
     results = list(call.out) if isinstance(call.out, (tuple, list)) else [call.out]

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
-from .lattice import SAME, Kind, MixesError, NoRuleError, Owners, Rows, Total, regroup
+from .lattice import SAME, Kind, MixesError, NoRuleError, Owners, Positions, Rows, Total, regroup
+from .numerals import Origin
 from .rules import Call, dims_of, even_operand, merged, refuse_totals, rule, wrapped
+
+_END = 2**63 - 1
 
 
 def _moved(call: Call, dim: int) -> Kind:
     kind = call.kind(call["self"])
+    if isinstance(kind, Positions):
+        return Positions(dim, kind.owners)
     return Rows(dim, kind.owners, kind.over) if isinstance(kind, Rows) else kind
 
 
@@ -40,7 +45,7 @@ def _unsqueeze(call: Call) -> Kind:
 @rule("squeeze")
 def _squeeze(call: Call) -> Kind:
     tensor, kind = call["self"], call.kind(call["self"])
-    if not isinstance(kind, Rows):
+    if not isinstance(kind, Rows | Positions):
         return kind
     shape = call.shape_before or tensor.shape
     gone = [dim for dim in dims_of(call.get("dim"), len(shape)) if shape[dim] == 1]
@@ -95,7 +100,7 @@ def _repeat(call: Call) -> Kind:
 @rule("select")
 def _select(call: Call) -> Kind:
     kind = call.kind(call["self"])
-    if not isinstance(kind, Rows):
+    if not isinstance(kind, Rows | Positions):
         return kind
     at = wrapped(call["dim"], call["self"].dim())
     if at == kind.dim:
@@ -106,7 +111,7 @@ def _select(call: Call) -> Kind:
 @rule("unbind")
 def _unbind(call: Call) -> list[Kind]:
     kind = call.kind(call["self"])
-    if not isinstance(kind, Rows):
+    if not isinstance(kind, Rows | Positions):
         return [kind] * len(call.out)
     at = wrapped(call["dim"], call["self"].dim())
     if at == kind.dim:
@@ -122,10 +127,11 @@ def _slice(call: Call) -> Kind:
         return kind
     first, last, step = call.get("start") or 0, call.get("end"), call.get("step") or 1
     size = call["self"].size(at)
-    if first == 0 and step == 1 and (last is None or last > size):
+    bounds = [abs(bound) for bound in (first, last) if bound not in (0, None, _END)]
+    if not bounds and step == 1:
         return kind
-    if last == size == kind.owners.samples and first == 0 and step == 1:
-        # ``x[:32]`` where this rank has 32 samples: on one device it would take a part of them.
+    # ``x[:32]`` where this rank has 32 samples: on one device it would take a part of them.
+    if step != 1 or any(call.follower.origin(bound) is not Origin.SIZE or bound > size for bound in bounds):
         raise MixesError("takes samples by their position in the batch")
     vector = kind.owners.vector[slice(first, last, step)]
     return Rows(at, _part(kind.owners, vector, call.out.size(at)), kind.over)
@@ -145,6 +151,8 @@ def _split(call: Call) -> list[Kind]:
     at = wrapped(call["dim"], call["self"].dim())
     if not isinstance(kind, Rows) or at != kind.dim:
         return [kind] * len(call.out)
+    if call.follower.origin(call.out[0].size(at)) is not Origin.SIZE:
+        raise MixesError("takes samples by their position in the batch")
     vectors = kind.owners.vector.split([piece.size(at) for piece in call.out])
     return [
         Rows(at, _part(kind.owners, vector, piece.size(at)), kind.over)
@@ -244,7 +252,9 @@ def _within(call: Call) -> Kind:
         return SAME
     ndim = call["self"].dim()
     if call.name == "constant_pad_nd":
-        touched = [ndim - 1 - index for index in range(len(call["pad"]) // 2) if any(call["pad"][2 * index : 2 * index + 2])]
+        touched = [
+            ndim - 1 - index for index in range(len(call["pad"]) // 2) if any(call["pad"][2 * index : 2 * index + 2])
+        ]
     elif call.name == "unfold":
         touched = [wrapped(call["dimension"], ndim)]
     elif call.name in {"tril", "triu"}:

@@ -6,11 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
-from .lattice import NOISE, SAME, Kind, NoRuleError, Rows, Same, Total
+from .lattice import NOISE, SAME, Kind, MixesError, Noise, NoRuleError, Rows, Same, Total
 from .numerals import Origin
-from .rules import RANDOM, Call
+from .rules import RANDOM, Call, dims_of
 
-_SCALING = {"mul", "div", "full", "fill", "full_like", "new_full", "addcmul", "addcdiv", "scalar_tensor", "pow"}
+_PUTTING = {"scatter", "fill", "masked_fill", "full", "full_like", "new_full", "index_fill", "eq", "ne"}
+_SUMMING = {
+    *("sum", "nansum", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "norm", "linalg_vector_norm", "logsumexp"),
+    *("prod", "cumsum", "index_add", "scatter_add", "count_nonzero"),
+}
+_SCALING = {"mul", "div", "full", "fill", "full_like", "new_full", "addcmul", "addcdiv", "scalar_tensor"}
 
 
 def made(call: Call, tensor: torch.Tensor) -> Kind:
@@ -38,11 +43,69 @@ def drawn(call: Call, tensor: torch.Tensor) -> Kind:
     return NOISE
 
 
+def is_counting(call: Call) -> bool:
+    """Whether a factory gives every position in this rank's slice: as many as a size, read from it."""
+    if call.name not in {"arange", "randperm"} or call.out.shape != (call.follower.samples(),):
+        return False
+    size = call.follower.samples()
+    starts = call.name == "randperm" or int(call.out[0]) == 0
+    return starts and call.follower.origin(size) is Origin.SIZE
+
+
+def refuse_numbers_read(call: Call) -> None:
+    """Raise where a number is used that ``item()`` gave; a sum may be divided by it."""
+    scales = call.name.removesuffix("_") in {"mul", "div"}
+    if scales and any(isinstance(call.kind(tensor), Total) for tensor in call.tensors):
+        return
+    if any(_was_read(call, number) for number in call.numbers):
+        raise MixesError("uses a number that was read from the batch")
+
+
+def _was_read(call: Call, number: float) -> bool:
+    if number in (0, 1) and call.name.removesuffix("_") in _PUTTING:
+        return False  # a one-hot code, a mask
+    read = call.follower.read_number(number)
+    if read is None or isinstance(read[0], Same | Noise):
+        return False
+    return call.follower.origin(number) is not Origin.LITERAL
+
+
 def sized(call: Call) -> bool:
-    """Whether an operation on constants may bring the number of this rank's samples into them."""
+    """Whether an operation on constants may bring the number of this rank's samples, or one read, into them."""
+    if any(_was_read(call, number) for number in call.numbers):
+        return True
     if call.name.removesuffix("_") in _SCALING:
         return any(True for _ in _candidates(call))
-    return call.name == "sum" and _counts_constants(call)
+    return spreads(call) or (call.name == "sum" and _counts_constants(call))
+
+
+def spreads(call: Call) -> bool:
+    """Whether something that knows nothing of the batch is repeated as often as there are samples."""
+    samples = call.follower.samples()
+    if call.makes:
+        return call.name != "lift_fresh" and any(size == samples for size in call.out.shape)
+    if call.name not in {"expand", "repeat", "repeat_interleave"} or isinstance(call.kind(call.get("self")), Rows):
+        return False
+    before = [1] * (call.out.dim() - call["self"].dim()) + list(call["self"].shape)
+    return any(size != was and size % samples == 0 for size, was in zip(call.out.shape, before, strict=True))
+
+
+def adds_up(call: Call) -> bool:
+    """Whether an operation on constants sums over a dimension that has the length of the batch."""
+    if call.get("reduction") == 2:
+        return True
+    factor = next((call[name] for name in ("mat1", "batch1", "mat", "self") if call.get(name) is not None), None)
+    if call.name not in _SUMMING or not isinstance(factor, torch.Tensor) or not factor.dim():
+        return False
+    if not factor.detach().any():  # the first state of a recurrent layer; its width may well be the batch's
+        return False
+    products = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot"}
+    dims = [factor.dim() - 1] if call.name in products else dims_of(call.get("dim"), factor.dim())
+    samples = call.follower.samples()
+    others = [size for dim, size in enumerate(factor.shape) if dim not in dims]
+    return any(
+        factor.size(dim) == samples or (factor.size(dim) % samples == 0 and samples not in others) for dim in dims
+    )
 
 
 def look_for_sizes(call: Call) -> None:
@@ -65,7 +128,11 @@ def _candidates(call: Call) -> Iterator[float]:
             for number in {value, 1 / value}:
                 size = round(number) if abs(number) < 2**53 else 0
                 hidden = not call.in_python and size % samples == 0
-                if size > 1 and abs(number - size) < 1e-9 * size and (size in sizes or hidden):
+                if (
+                    (size > 1 or size == value == samples)
+                    and abs(number - size) < 1e-9 * size
+                    and (size in sizes or hidden)
+                ):
                     yield value
 
 

@@ -70,6 +70,4 @@ def _total(kind: Total, notes: frozenset[str]) -> Verdict:
 def _doubt(fact: Fact) -> Suspect | None:
     """A number that might be a size; a float only matters to a sum (attention divides by the root of a width)."""
     sums = not isinstance(fact.kind, Total) or fact.kind.den is None
-    return next((suspect for suspect in fact.suspects if suspect.whole or sums), None)
-
-
+    return next((suspect for suspect in fact.suspects if (suspect.whole or sums) and not suspect.spread), None)

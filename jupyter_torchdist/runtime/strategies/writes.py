@@ -40,9 +40,7 @@ class Writes:
             return fact
         return entry.fact.of_kind(_mapped(entry, tensor, fact.kind))
 
-    def record(
-        self, tensor: torch.Tensor, before: Fact, fact: Fact, base: torch.Tensor | None, *, alone: bool
-    ) -> Fact:
+    def record(self, tensor: torch.Tensor, before: Fact, fact: Fact, base: torch.Tensor | None, *, alone: bool) -> Fact:
         """Note that ``tensor`` was written to; what it is from now on.
 
         ``base``: the tensor it is a view of, as it was, where that knew nothing of the batch. ``alone``: nobody uses
@@ -59,7 +57,7 @@ class Writes:
 
 def _address(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except NotImplementedError:  # sparse
         return -1
 

@@ -1,0 +1,73 @@
+"""Slices that take all there is on this rank and would not on one device.
+
+``x[:32, 0]`` of 16 rows leaves no trace below Python: the slice is dropped. It is seen where it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .lattice import Rows
+from .numerals import Origin
+
+
+class Slices(TorchFunctionMode):
+    """Calls ``limited`` with what was taken from, or written to, by such a slice of its samples."""
+
+    def __init__(
+        self,
+        rows: Callable[[torch.Tensor], Rows | None],
+        origin: Callable[[float], Origin],
+        limited: Callable[[torch.Tensor], None],
+    ) -> None:
+        super().__init__()
+        self._rows, self._origin, self._limited = rows, origin, limited
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not torch.Tensor.__getitem__ and func is not torch.Tensor.__setitem__:
+            return func(*args, **(kwargs or {}))
+        limits = self._limits(args[0], args[1])
+        result = func(*args, **(kwargs or {}))
+        if limits:
+            self._limited(args[0] if result is None else result)
+        return result
+
+    def _limits(self, tensor: torch.Tensor, index: Any) -> bool:
+        if not isinstance(index, tuple) or (rows := self._rows(tensor)) is None:
+            return False
+        return any(
+            dim == rows.dim
+            and part.step in (None, 1)
+            and isinstance(part.stop, int)
+            and part.stop >= tensor.size(dim)
+            and self._origin(part.stop) is not Origin.SIZE
+            for dim, part in _slices(index, tensor.dim())
+        )
+
+
+def _slices(index: tuple[Any, ...], ndim: int) -> Iterator[tuple[int, slice]]:
+    """Each slice of an index with the dimension that it is of."""
+    given = sum(_width(part) for part in index)
+    dim = 0
+    for part in index:
+        if part is Ellipsis:
+            dim += ndim - given
+            continue
+        if isinstance(part, slice):
+            yield dim, part
+        dim += _width(part)
+
+
+def _width(part: Any) -> int:
+    """How many dimensions a part of an index takes."""
+    if part is None or part is Ellipsis or isinstance(part, bool):
+        return 0
+    if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8):
+        return part.dim()
+    return 1

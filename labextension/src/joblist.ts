@@ -115,7 +115,7 @@ export class JobList {
 
   private async lost(opened: boolean, signal: AbortSignal): Promise<boolean> {
     let again = true;
-    let trouble = trans('The connection to the server broke; trying again');
+    let trouble = trans('The connection to the server was lost; trying again');
     if (!opened) {
       try {
         await request(this.settings, ROOT, { signal: AbortSignal.timeout(ANSWER) });

@@ -161,7 +161,7 @@ export class ServerSource implements JobSource {
   /** A browser tells nothing of a refused WebSocket: the job is asked for by an ordinary request. */
   private async whyClosed(opened: boolean, reason: string): Promise<{ why: string; final: boolean }> {
     if (opened) {
-      const broke = trans('The connection to the server broke; trying again');
+      const broke = trans('The connection to the server was lost; trying again');
       return { why: reason ? `${broke} (${reason})` : broke, final: false };
     }
     try {

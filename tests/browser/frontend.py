@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 from playwright.sync_api import Error, Locator, Page, expect
+
+from tests.leaks import wait_until
 
 BROWSERS = ("chromium", "google-chrome")
 """Names of the browser's command, on Debian first. Playwright's own cannot be downloaded everywhere."""
@@ -92,12 +95,24 @@ def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) 
     try:
         yield Jupyter(root, _address_of(process, runtime, log), token, process, log)
     finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server: its kernels in peace, itself by force when nothing else is left of it.
+
+    Jupyter's loop may end while an idle worker thread of anyio's waits for it, which then keeps the process for ever.
+    """
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: process.poll() is not None or not _children(process.pid), timeout=20)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(2)
+    process.kill()
+    process.wait()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def write_settings(settings: Path, of: str, **values: Any) -> None:

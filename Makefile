@@ -16,7 +16,7 @@ WORKERS ?= 2
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint format bench soak lab front browser wheel clean
+.PHONY: demo test lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -57,6 +57,10 @@ browser:
 	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
 	    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	  echo 'No Chromium to be had: the browser tests are skipped' >&2
+
+# The README's pictures.
+screenshots: $(READY) front browser
+	$(BIN)/python -m scripts.screenshots
 
 # With the front end built anew, into dist/.
 wheel: $(READY) $(NODE_MODULES)

@@ -139,7 +139,7 @@ def boundary(data: bytes, at: int) -> int:
     if at >= len(data):
         return len(data)
     for back in range(4):
-        if at - back > 0 and data[at - back] & 0xC0 != 0x80:
+        if at - back >= 0 and data[at - back] & 0xC0 != 0x80:
             return at - back
     return at
 

@@ -169,10 +169,10 @@ def _apply_job(state: JobState, event: Event) -> JobState:
     if event.kind == "job.submitted":
         return replace(
             state,
-            job=data.get("job", ""),
-            name=data.get("name"),
-            label=data.get("label", ""),
-            world_size=data.get("world_size", 0),
+            job=data.get("job", state.job),
+            name=data.get("name", state.name),
+            label=data.get("label", state.label),
+            world_size=data.get("world_size", state.world_size),
             submitted=event.t,
         )
     if event.kind == "job.driver":

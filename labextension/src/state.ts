@@ -128,10 +128,10 @@ function applyJob(state: JobState, event: Event): JobState {
     case 'job.submitted':
       return {
         ...state,
-        job: get(event, 'job', ''),
-        name: get<string | null>(event, 'name', null),
-        label: get(event, 'label', ''),
-        world_size: get(event, 'world_size', 0),
+        job: get(event, 'job', state.job),
+        name: get<string | null>(event, 'name', state.name),
+        label: get(event, 'label', state.label),
+        world_size: get(event, 'world_size', state.world_size),
         submitted: event.t
       };
     case 'job.driver':

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.feed import history, segments, tail
@@ -98,6 +98,7 @@ def test_read_backwards_it_is_the_same_text(
 
 
 @given(st.binary(max_size=40), st.integers(0, 40))
+@example(b"\xc2\x80", 1)
 def test_a_cut_between_characters_changes_no_text(data: bytes, at: int) -> None:
     place = segments.boundary(data, at)
     assert place <= max(at, len(data))

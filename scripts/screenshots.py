@@ -10,12 +10,12 @@ from pathlib import Path
 
 import nbformat
 from nbconvert import HTMLExporter
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, ViewportSize, expect, sync_playwright
 
 from tests.browser.frontend import Jupyter, Notebook, find_browser, jupyter, write_settings
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-SIZE = {"width": 1240, "height": 860}
+SIZE: ViewportSize = {"width": 1240, "height": 860}
 
 IMPORTS = """\
 %load_ext jupyter_torchdist
@@ -69,9 +69,9 @@ def main() -> None:
         with jupyter(Path(directory) / "jupyter") as server:
             light(chromium, server)
             in_notebook(chromium, server)
-        settings = Path(directory) / "jupyter" / "settings"
+        settings = Path(directory) / "dark" / "settings"
         write_settings(settings, "apputils-extension/themes", theme="JupyterLab Dark")
-        with jupyter(Path(directory) / "jupyter") as server:
+        with jupyter(Path(directory) / "dark") as server:
             dark(chromium, server)
     print(f"written: {PICTURES}")
 

@@ -38,6 +38,12 @@ STATUS_PERIOD = 0.25
 LOOK_PERIOD = 0.5
 """Seconds between two looks for new files, and at whether the driver and the directory are there."""
 
+FLOOD = 8 * 1024 * 1024
+"""Bytes a second, of all logs, beyond which lines are sent once in ``FLOOD_PERIOD`` only."""
+FLOOD_PERIOD = 1.0
+FLOOD_LOOK = 0.05
+"""Seconds between two looks at how fast they grow."""
+
 TASKS = 32
 """Questions that may be open."""
 
@@ -76,7 +82,9 @@ class Feed:
         self._tasks: deque[_Task] = deque()
         self._pace = Pace()
         self._tokens, self._refilled = _BURST, float("-inf")
-        self._looked = self._told = self._marked = float("-inf")
+        self._looked = self._told = self._marked = self._sized = self._lined = float("-inf")
+        self._size = 0
+        self._fast = False
         self._status: Message = {}
         self._effective = ""
 
@@ -229,8 +237,20 @@ class Feed:
 
     def _lines(self, now: float) -> list[Message]:
         sizes = {name: log.size() for name, log in self._logs.items()}
+        if self._floods(sum(sizes.values()), now):
+            return []
         found = self._tail.poll(self._logs, sizes, now, MESSAGE_BYTES, self._states.state.final)
-        return self._unasked("lines", segments=[segment.to_json() for segment in found]) if found else []
+        if not found:
+            return []
+        self._lined = now
+        return self._unasked("lines", segments=[segment.to_json() for segment in found])
+
+    def _floods(self, size: int, now: float) -> bool:
+        """Whether ranks write so fast that reading along would take the cores from them: then it is done seldom."""
+        if now - self._sized >= FLOOD_LOOK:
+            self._fast = size - self._size > FLOOD * (now - self._sized)
+            self._sized, self._size = now, size
+        return self._fast and now - self._lined < FLOOD_PERIOD
 
     # ---- answers
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SHARE = 0.06
+SHARE = 0.04
 """Of the time that passes."""
 
 AT_ONCE = 0.4

@@ -21,7 +21,7 @@ FURTHEST = 2.0**53
 CATCH_UP = 1.0
 """Seconds that reading to the end may take when the job has ended."""
 
-PIECE = 256 * 1024
+PIECE = 128 * 1024
 """Bytes of a rank that are read at once: meanwhile the waiting cell hears no interrupt."""
 
 

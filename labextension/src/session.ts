@@ -33,6 +33,9 @@ interface Open {
 const ANSWER_MS = 30_000;
 const HELLO_MS = 5_000;
 const REOPEN_MS = [0, 250, 1000, 4000];
+/** Messages that are acknowledged together, and how long fewer may wait for more (the feed waits at 8). */
+const ACK_EVERY = 3;
+const ACK_MS = 250;
 /** A page in the background has no frames; it goes on at this pace. */
 const NO_FRAME_MS = 250;
 
@@ -57,6 +60,7 @@ export class JobSession {
   private changes = new Set<Change>();
   private taken = 0;
   private acked = 0;
+  private ackTimer?: ReturnType<typeof setTimeout>;
   private cancelFrame: (() => void) | null = null;
 
   /** `signal` ends the session: questions are rejected, nothing is called any more. */
@@ -274,6 +278,7 @@ export class JobSession {
 
   private end(reason: string): void {
     clearTimeout(this.reopenTimer);
+    clearTimeout(this.ackTimer);
     for (const { reject, timer } of this.questions.values()) {
       clearTimeout(timer);
       reject(new Error(reason));
@@ -318,6 +323,17 @@ export class JobSession {
         }
       }
     }
+    if (this.taken - this.acked >= ACK_EVERY) {
+      this.acknowledge();
+    } else if (this.taken > this.acked) {
+      this.ackTimer ??= setTimeout(() => this.acknowledge(), ACK_MS);
+    }
+  }
+
+  /** Each word to a kernel goes through three of its threads: several messages are acknowledged at once. */
+  private acknowledge(): void {
+    clearTimeout(this.ackTimer);
+    this.ackTimer = undefined;
     if (this.up && this.taken > this.acked && this._connection === 'live') {
       this.acked = this.taken;
       this.send({ type: 'ack', n: this.acked });

@@ -23,6 +23,18 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.fixture
+def brief(tmp_path: Path) -> Path:
+    """The quickstart with fewer epochs: one front end shows that it learns, each that it runs."""
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    for many, few in (("epochs=6)", "epochs=2)"), ("epochs=15)", "epochs=3)")):
+        assert many in text
+        text = text.replace(many, few)
+    path = tmp_path / "brief.ipynb"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def check_executed(notebook: Any) -> None:
     """Every cell ran, the failure is shown with the notebook's lines, accuracy and picture are real."""
     cells = {cell["id"]: cell for cell in notebook.cells if cell.cell_type == "code"}
@@ -44,12 +56,12 @@ def check_failure(shown: str, raised: str) -> None:
     assert "IndexError: Target" in raised
 
 
-def check_text(text: str) -> None:
-    """The notebook's last line: ``6 epochs: 95.6%, 15 epochs: 97.3%``."""
+def check_text(text: str, least: tuple[float, float] = (40, 50)) -> None:
+    """The notebook's last line: ``6 epochs: 95.6%, 15 epochs: 97.3%``; a guess is right in 10 %."""
     line = next(line for line in text.splitlines() if line.startswith("6 epochs: "))
     first, second = (float(part.split(": ")[1].rstrip("%")) for part in line.split(", "))
-    assert 80 < first <= 100
-    assert 90 < second <= 100
+    assert least[0] < first <= 100
+    assert least[1] < second <= 100
 
 
 def check_jobs(home: Path) -> None:
@@ -61,19 +73,20 @@ def test_nbclient(home: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     check_executed(notebook)
+    check_text(texts(next(cell for cell in notebook.cells if cell["id"] == "bring")), least=(80, 90))
     check_jobs(home)
 
 
-def test_papermill(home: Path, tmp_path: Path) -> None:
+def test_papermill(home: Path, brief: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.ipynb"
-    papermill.execute_notebook(str(NOTEBOOK), str(target), progress_bar=False, cwd=str(tmp_path))
+    papermill.execute_notebook(str(brief), str(target), progress_bar=False, cwd=str(tmp_path))
     check_executed(nbformat.read(target, as_version=4))
     check_jobs(home)
 
 
-def test_jupyter_execute(home: Path, tmp_path: Path) -> None:
+def test_jupyter_execute(home: Path, brief: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.ipynb"
-    command = [sys.executable, "-m", "jupyter", "execute", "--output", str(target), str(NOTEBOOK)]
+    command = [sys.executable, "-m", "jupyter", "execute", "--output", str(target), str(brief)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     check_executed(nbformat.read(target, as_version=4))
@@ -95,9 +108,9 @@ def terminal(home: Path, tmp_path: Path) -> Iterator[Any]:
     child.close()
 
 
-def test_terminal(terminal: Any, home: Path) -> None:
+def test_terminal(terminal: Any, brief: Path, home: Path) -> None:
     """The cells pasted one by one, as a person would, into plain terminal IPython."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(brief, as_version=4)
     seen = {}
     for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
         # Bracketed paste keeps the cell as it is; Escape, Enter runs it whatever its last line.

@@ -23,7 +23,6 @@ export class LogSearch {
   byFeed = false;
   /** Why there is no search, or why it ended early. */
   error = '';
-  busy = false;
   /** Whether there are more hits than counted. */
   more = false;
 
@@ -35,6 +34,8 @@ export class LogSearch {
   private remote: Hit[] = [];
   /** The chosen hit, counted from the newest; -1: none. */
   private chosen = -1;
+  private scanning = false;
+  private asking = false;
   private run = 0;
   private seen = 0;
   private what: SearchFor = { text: '', regex: false, case: false };
@@ -46,6 +47,10 @@ export class LogSearch {
     signal: AbortSignal
   ) {
     signal.addEventListener('abort', () => this.run++, { once: true });
+  }
+
+  get busy(): boolean {
+    return this.scanning || this.asking;
   }
 
   get total(): number {
@@ -89,10 +94,12 @@ export class LogSearch {
     this.added = [];
     this.more = false;
     this.seen = this.view.length;
-    this.busy = this.pattern !== null || this.byFeed;
+    this.scanning = this.pattern !== null;
+    this.asking = this.scanning || this.byFeed;
     if (this.pattern) {
-      this.scan(run, this.view.rows.view().slice(), this.seen, files);
-    } else if (this.byFeed) {
+      this.scan(run, this.view.rows.view().slice(), this.seen);
+    }
+    if (this.asking) {
       void this.askFeed(run, files);
     }
   }
@@ -126,7 +133,7 @@ export class LogSearch {
     }
   }
 
-  private scan(run: number, rows: Uint32Array, left: number, files: string[]): void {
+  private scan(run: number, rows: Uint32Array, left: number): void {
     if (run !== this.run) {
       return;
     }
@@ -139,10 +146,9 @@ export class LogSearch {
         }
       }
     }
+    this.scanning = left > 0;
     if (left > 0) {
-      setTimeout(() => this.scan(run, rows, left, files), 0);
-    } else {
-      void this.askFeed(run, files);
+      setTimeout(() => this.scan(run, rows, left), 0);
     }
     this.changed();
   }
@@ -177,7 +183,7 @@ export class LogSearch {
       }
     }
     if (run === this.run) {
-      this.busy = false;
+      this.asking = false;
       this.changed();
     }
   }

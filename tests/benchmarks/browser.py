@@ -20,7 +20,16 @@ import jupyter_torchdist
 from jupyter_torchdist.testing import FakeJob
 from tests.benchmarks.report import Row, in_random_order, median
 from tests.benchmarks.stage import STAMP, Stage
-from tests.benchmarks.watching import Usage, Watched, begin, browser_page, settle, until_seen, watched
+from tests.benchmarks.watching import (
+    Usage,
+    Watched,
+    begin,
+    browser_gives_way,
+    browser_page,
+    settle,
+    until_seen,
+    watched,
+)
 from tests.browser.frontend import Jupyter, Notebook, jupyter
 
 PART = float(os.environ.get("TORCHDIST_BENCH_PART", "1"))
@@ -112,13 +121,12 @@ class Scene:
 
     @staticmethod
     @contextlib.contextmanager
-    def open(elsewhere: bool = False) -> Iterator[Scene]:
-        """``elsewhere``: the browser is as if on another machine."""
+    def open() -> Iterator[Scene]:
         with (
             Stage.open() as stage,
             mock.patch.dict(os.environ, stage.environ),
             jupyter(stage.root / "jupyter") as server,
-            browser_page(stage.root if elsewhere else None) as page,
+            browser_page() as page,
         ):
             yield Scene(stage, server, page)
 
@@ -224,15 +232,18 @@ def focus(notebook: Notebook, cell: int) -> None:
 
 def printing() -> Iterator[Row]:
     """Lines at full speed, under a view and without one."""
-    with Scene.open(elsewhere=True) as scene:
+    with Scene.open() as scene:
         notebook = scene.notebook("lines.ipynb", PRINT.format(options=""), PRINT.format(options=" --watch off"))
         viewed, plain, frozen, used = [], [], [], []
+        for _ in range(PAINTS):
+            print_lines(scene, notebook, 2)
+            frozen.append(watched(scene.page))
+        browser_gives_way()
 
         def under_a_view() -> None:
             took, shares = print_lines(scene, notebook, 2)
             viewed.append(took)
             used.append(shares)
-            frozen.append(watched(scene.page))
 
         in_random_order(PRINTS, under_a_view, lambda: plain.append(print_lines(scene, notebook, 3)[0]))
     kernel, server = (1000 * median(times) for times in zip(*used, strict=True))

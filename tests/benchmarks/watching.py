@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from playwright.sync_api import Page, sync_playwright
 
 from tests.browser.frontend import find_browser
@@ -88,25 +90,28 @@ class Watched:
 
 
 @contextmanager
-def browser_page(elsewhere: Path | None = None) -> Iterator[Page]:
-    """Debian's Chromium without a head, with the probe in every page.
-
-    ``elsewhere``: a directory; the browser takes only what processor time nobody else wants, as if it were on another
-    machine, where it usually is.
-    """
+def browser_page() -> Iterator[Page]:
+    """Debian's Chromium without a head, with the probe in every page."""
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    command = find_browser()
-    if elsewhere:
-        wrapper = elsewhere / "browser"
-        wrapper.write_text(f'#!/bin/sh\nexec nice -n 19 {command} "$@"\n')
-        wrapper.chmod(0o700)
-        command = str(wrapper)
     with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=command, args=arguments)
+        browser = started.chromium.launch(executable_path=find_browser(), args=arguments)
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
         page.add_init_script(PROBE)
         yield page
         browser.close()
+
+
+def browser_gives_way() -> None:
+    """From here on the browser takes only processor time that nobody else wants, as if it were on another machine.
+
+    Linux shares time among sessions first (sched(7), autogroup), and the browser has several of its own: their
+    weights count, and a process's ``nice`` only within one.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if "chrom" in process.name():
+                process.nice(19)
+                Path(f"/proc/{process.pid}/autogroup").write_text("19")
 
 
 def begin(page: Page) -> None:

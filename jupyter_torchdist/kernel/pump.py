@@ -112,7 +112,7 @@ class Pump:
                 self._step(PERIOD if self._views else ALONE)
 
     def _step(self, pause: float) -> None:
-        """Hear what comes within ``pause`` seconds, then let every feed speak; a view that opens is not kept waiting."""
+        """Hear what comes within ``pause`` seconds, then let every feed speak: at once where a view has opened."""
         until, open_before = time.monotonic() + pause, len(self._views)
         while len(self._views) == open_before and not self._closed:
             try:

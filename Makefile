@@ -24,6 +24,7 @@ demo: $(READY) front
 test: $(READY) front browser
 	$(BIN)/python -m pytest -n $(WORKERS)
 	@if $(HAVE_NPM); then $(NPM) test; fi
+	$(BIN)/python -m pytest -n $(WORKERS) tests/browser
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600

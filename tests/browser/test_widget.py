@@ -143,6 +143,9 @@ def test_lab_without_our_extension(server: Jupyter, page: Page) -> None:
 
 
 def saved_picture(path: Path) -> str:
-    """The still picture of the second cell, as the notebook has it."""
-    outputs = nbformat.read(path, 4).cells[1].outputs
+    """The still picture of the second cell, as the notebook has it; empty while that is being written."""
+    try:
+        outputs = nbformat.read(path, 4).cells[1].outputs
+    except nbformat.reader.NotJSONError:
+        return ""
     return "".join(output.data["text/html"] for output in outputs if output.output_type == "display_data")

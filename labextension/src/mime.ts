@@ -56,6 +56,9 @@ function read(model: IRenderMime.IMimeModel): Shown | null {
   };
 }
 
+/** Notebooks that are being saved: two savings at once would each take the other for somebody else's. */
+const SAVING = new WeakSet<object>();
+
 /** One output. `renderModel` comes again with each update of it; the view of a job is made once. */
 export class JobRenderer extends Widget implements IRenderMime.IRenderer {
   constructor(private readonly surroundings: Surroundings) {
@@ -121,8 +124,15 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
   /** A reloaded page has what was saved: where notebooks are saved by themselves, one whose job goes on is, at once. */
   private keep(): void {
     const context = this.panel()?.context;
-    if (this.surroundings.documents?.autosave && context?.model.dirty && context.contentsModel?.writable) {
-      context.save().catch((error: unknown) => console.error('torchdist: the notebook was not saved', error));
+    if (!context || SAVING.has(context) || !context.model.dirty || !context.contentsModel?.writable) {
+      return;
+    }
+    if (this.surroundings.documents?.autosave) {
+      SAVING.add(context);
+      context
+        .save()
+        .catch((error: unknown) => console.error('torchdist: the notebook was not saved', error))
+        .finally(() => SAVING.delete(context));
     }
   }
 

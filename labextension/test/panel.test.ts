@@ -86,7 +86,7 @@ test('trouble is said, and goes', async () => {
   tell({ type: 'trouble', now: 1101, message: 'the disk is full', hint: 'make room' });
   await until(() => trouble.textContent === 'the disk is full; make room', 'the trouble');
   serving.drop();
-  await until(() => trouble.textContent!.includes('broke'), 'the loss');
+  await until(() => trouble.textContent!.includes('was lost'), 'the loss');
   await until(() => trouble.hidden, 'connected again');
 });
 

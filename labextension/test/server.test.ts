@@ -53,7 +53,7 @@ test('a broken connection is opened again', async () => {
   await until(() => ups === 1, 'up');
   serving.drop();
   await until(() => ups === 2, 'up again');
-  expect(losses).toEqual([{ why: expect.stringContaining('broke'), final: false }]);
+  expect(losses).toEqual([{ why: expect.stringContaining('was lost'), final: false }]);
 });
 
 test('a job that the server does not know is final', async () => {
@@ -128,7 +128,7 @@ describe('a line that is cut without a word', () => {
     expect(losses).toEqual([]);
     vi.advanceTimersByTime(3_000);
     await until(() => ups === 2, 'up again');
-    expect(losses).toEqual([{ why: expect.stringContaining('broke'), final: false }]);
+    expect(losses).toEqual([{ why: expect.stringContaining('was lost'), final: false }]);
   });
 
   test('is not thought of while empty messages come, which are nobody’s', async () => {

@@ -6,6 +6,7 @@ TorchDistError                  carries ``hint``: the next thing to do
 │   ├── CellSyntaxError         the cell does not compile (also a SyntaxError)
 │   ├── UndefinedName           the cell needs a name nobody defined (also a NameError)
 │   ├── CaptureError            an object that cannot leave the notebook
+│   ├── StrategyError           what a strategy cannot do correctly
 │   └── RankFailed              a rank failed and its own exception could not be rebuilt
 ├── PlatformError               this machine or its set-up
 │   ├── ResourceError           fewer GPUs, memory or disk than asked for
@@ -75,6 +76,10 @@ class CaptureError(UserError):
         super().__init__(message, hint)
         self.path = path
         self.line = line
+
+
+class StrategyError(UserError):
+    """The strategy cannot train this model, loop or batch correctly; nothing was trained."""
 
 
 class RankFailed(UserError):

@@ -1,0 +1,46 @@
+"""How a cell's training is spread over the ranks: what the user asked for, checked and made whole."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+NAMES = ("none", "ddp", "fsdp", "hsdp", "tp", "cp", "pp", "deepspeed", "auto")
+"""What may stand after ``--strategy``; products are joined by ``+``."""
+
+DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Of the mesh of ranks, the outermost first: neighbours in the last ones talk most."""
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class StrategyPlan:
+    """One job's strategy, decided. The degrees of all dimensions multiply to the world size."""
+
+    name: str = "none"
+    """As asked for, ``fsdp+tp``; what ``auto`` chose, once it has."""
+    degrees: dict[str, int] = field(default_factory=dict)
+    """Ranks along each of ``DIMENSIONS``; a dimension that is not named has 1."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What ``-O`` and the configuration file set, converted; the defaults are not in it."""
+    precision: str = "fp32"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    grad_accumulation: int = 1
+    checkpoint: str | None = None
+    """Directory of the automatic way's checkpoints."""
+    resume: bool = False
+    notes: tuple[str, ...] = ()
+    """What was decided and why, for ``--plan`` and the receipt."""
+
+    def degree(self, dimension: str) -> int:
+        """Ranks along one of ``DIMENSIONS``."""
+        return self.degrees.get(dimension, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> StrategyPlan:
+        return StrategyPlan(**{**value, "notes": tuple(value.get("notes", ()))})

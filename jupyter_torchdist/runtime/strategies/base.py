@@ -4,7 +4,8 @@ A parallelism is a module of this package with two functions, ``check(model, set
 ``check`` raises ``StrategyError`` for what ``apply`` could not do correctly; it communicates nothing and changes
 nothing. ``apply`` changes the model in place, so that every name that the user bound stays bound to the user's
 object; all ranks call it at the same moment. None knows another's options. They are applied in the order ``cp``,
-``tp``, activation checkpointing, compilation, then one of ``replicate`` and ``fsdp``; ``pipeline`` cuts the model before.
+``tp``, activation checkpointing, compilation, then one of ``replicate`` and ``fsdp``; ``pipeline`` cuts the model
+before.
 """
 
 from __future__ import annotations

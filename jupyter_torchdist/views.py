@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import Protocol
 
@@ -166,7 +167,7 @@ def _for_whom(state: JobState, waiting: Waiting) -> str:
 
 def _ranks(numbers: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-6``."""
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {_span(numbers)}"
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(runs(numbers))}"
 
 
 def first_line(text: str, limit: int = 200) -> str:
@@ -240,7 +241,7 @@ def receipt_table(receipt: Sequence[Captured]) -> str:
 def plan_table(plan: Plan) -> str:
     """What would run, or ran, where."""
     rows = [
-        (node.name, _span(node.ranks), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
+        (node.name, ", ".join(runs(node.ranks)), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
         for node in plan.nodes
     ]
     facts = [
@@ -257,10 +258,13 @@ def plan_table(plan: Plan) -> str:
     return "\n".join([*facts, table(("NODE", "RANKS", "ADDRESS", "DEVICES"), rows)])
 
 
-def _span(ranks: Sequence[int]) -> str:
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"{ranks[0]}-{ranks[-1]}"
-    return ", ".join(map(str, ranks))
+def runs(ranks: Sequence[int], dash: str = "-", least: int = 3) -> list[str]:
+    """``["0-6", "8", "9"]``: ascending numbers, of which ``least`` or more that follow each other are one word."""
+    found: list[str] = []
+    for _, run in groupby(enumerate(ranks), lambda at: at[1] - at[0]):
+        words = [str(rank) for _, rank in run]
+        found += [f"{words[0]}{dash}{words[-1]}"] if len(words) >= least else words
+    return found
 
 
 def inventory_table(inventories: Sequence[Inventory]) -> str:

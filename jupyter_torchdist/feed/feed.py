@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import TorchDistError, UserError
@@ -18,6 +18,7 @@ from ..protocol.paths import Home, JobPaths
 from ..store import jobdir, liveness, presence
 from . import curves, history, segments, status
 from .cancel import cancel
+from .captured import captured
 from .curveindex import CurveIndex
 from .pace import Pace
 from .rerun import command
@@ -210,10 +211,9 @@ class Feed:
 
     def _bundle(self) -> tuple[list[Message], list[str]]:
         try:
-            manifest = jobdir.read_manifest(self._paths)
+            return captured(self._paths)
         except TorchDistError as error:
             return [], [f"what was captured cannot be told: {error.message}"]
-        return [asdict(captured) for captured in manifest.receipt], list(manifest.notes)
 
     def _events(self, now: float) -> list[Message]:
         try:

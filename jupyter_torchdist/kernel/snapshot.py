@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from .. import views
 from ..protocol.state import JobState, RankState
@@ -147,8 +146,7 @@ class Voices:
     def label(self) -> str:
         """``rank 3``, ``ranks 0–7``, ``ranks 0, 2–5``."""
         word = "rank" if len(self.ranks) == 1 else "ranks"
-        runs = [[rank for _, rank in run] for _, run in groupby(enumerate(self.ranks), lambda at: at[1] - at[0])]
-        said = [f"{run[0]}" if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+        said = views.runs(self.ranks, "–", 2)
         return f"{word} {', '.join(said[:RUNS])}" + ("…" if len(said) > RUNS else "")
 
 

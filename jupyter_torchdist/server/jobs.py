@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ from tornado.iostream import StreamClosedError
 from ..client.job import attach_to
 from ..client.submit import rerun
 from ..feed.cancel import cancel
+from ..feed.captured import captured
 from ..feed.rerun import command
 from ..protocol.errors import DamagedJob, StoreError, UserError
 from ..protocol.paths import Home, JobPaths
@@ -113,7 +113,10 @@ def details(paths: JobPaths) -> dict[str, Any]:
     """Raises ``JobNotFound``, or ``DamagedJob`` for one that cannot be opened; a damaged manifest is an empty one."""
     state = journal.state(paths)
     spec, plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
-    receipt, notes = bundle(paths)
+    try:
+        receipt, notes = captured(paths)
+    except DamagedJob:
+        receipt, notes = [], []
     return {
         "now": time.time(),
         "job": paths.job,
@@ -125,15 +128,6 @@ def details(paths: JobPaths) -> dict[str, Any]:
         "notes": notes,
         "command": command(spec),
     }
-
-
-def bundle(paths: JobPaths) -> tuple[list[dict[str, Any]], list[str]]:
-    """What was captured, and what was said about it."""
-    try:
-        manifest = jobdir.read_manifest(paths)
-    except DamagedJob:
-        return [], []
-    return [asdict(captured) for captured in manifest.receipt], list(manifest.notes)
 
 
 def run_again(paths: JobPaths, home: Home) -> str:

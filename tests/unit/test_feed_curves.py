@@ -19,6 +19,7 @@ from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import UserError
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.testing import FakeJob
+from tests.curves import answer_of
 
 FEW = settings(max_examples=60, deadline=None)
 
@@ -52,13 +53,7 @@ def ask(job: FakeJob, **words: Any) -> dict[str, Any]:
         "high": None,
         "width": 1000,
     }
-    work = curves.answer(index_of(job), {**question, **words})
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            answer: dict[str, Any] = end.value
-            return answer
+    return answer_of(curves.answer(index_of(job), {**question, **words}))
 
 
 def series(job: FakeJob, **words: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from jupyter_torchdist.feed.bins import MOST
 from jupyter_torchdist.feed.curveindex import CurveIndex
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.testing import FakeJob
+from tests.curves import answer_of
 
 
 @pytest.fixture
@@ -37,21 +38,12 @@ def read(index: CurveIndex) -> CurveIndex:
 
 
 def ask(index: CurveIndex, mode: str = "band", x: str = "step", width: int = 100) -> dict[str, Any]:
-    return rest_of(begun(index, mode, x, width))
+    return answer_of(begun(index, mode, x, width))
 
 
 def begun(index: CurveIndex, mode: str = "band", x: str = "step", width: int = 100) -> curves.Work:
     asked: dict[str, Any] = {"names": [], "mode": mode, "ranks": [], "x": x, "low": None, "high": None, "width": width}
     return curves.answer(read(index), asked)
-
-
-def rest_of(work: curves.Work) -> dict[str, Any]:
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            answer: dict[str, Any] = end.value
-            return answer
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -85,7 +77,7 @@ def test_bins_are_joined_while_an_answer_is_made(job: FakeJob) -> None:
     for rank in range(3):
         job.rank(rank).records(*(logged(rank, step) for step in range(2040, 2100)))
     read(index)
-    assert rest_of(work)["series"][1] == ask(index)["series"][1]
+    assert answer_of(work)["series"][1] == ask(index)["series"][1]
 
 
 @pytest.mark.parametrize(("mode", "width"), [("ranks", 100), ("ranks", 5000), ("rank0", 77), ("band", 5000)])

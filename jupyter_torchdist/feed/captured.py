@@ -1,0 +1,15 @@
+"""What a job took with it, as views are told of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ..protocol.paths import JobPaths
+from ..store import jobdir
+
+
+def captured(paths: JobPaths) -> tuple[list[dict[str, Any]], list[str]]:
+    """The receipt, and what was said while it was made. Raises ``JobNotFound``, ``DamagedJob``."""
+    manifest = jobdir.read_manifest(paths)
+    return [asdict(one) for one in manifest.receipt], list(manifest.notes)

@@ -128,8 +128,10 @@ def exit_status(state: JobState) -> int:
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """``--ranks 2 script.py -- --lr 1`` as our options and the program with its arguments."""
     position = 0
-    while position < len(words) and words[position].startswith("--") and words[position] != "--":
+    while position < len(words) and words[position] != "--":
         flag, given, _ = words[position].partition("=")
+        if not flag.startswith("--") and flag not in BY_FLAG:
+            break
         option = BY_FLAG.get(flag)
         takes = option is not None and option.convert is not None and not given
         position += 2 if takes else 1

@@ -24,10 +24,11 @@ from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
+from jupyter_torchdist.protocol.strategy import StrategyPlan
 
 TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "protocol.ts"
 
-RECORDS = (ErrorRecord, Waiting, RankState, JobState, Options, JobSpec, NodePlan, Plan, Captured)
+RECORDS = (ErrorRecord, Waiting, RankState, JobState, Options, JobSpec, NodePlan, StrategyPlan, Plan, Captured)
 CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES", "BEAT")}
 
 _HEAD = """\

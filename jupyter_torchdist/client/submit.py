@@ -79,13 +79,16 @@ def prepare(request: Request, home: Home | None = None) -> Prepared:
     home = home or default_home()
     cwd = request.cwd or Path.cwd()
     chosen_variables(request.options)
+    options = request.options
+    if options.checkpoint is not None:  # a rerun comes from elsewhere, and means the same directory
+        options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
     spec = JobSpec(
         job=new_job_id(),
         kind=request.kind,
         source=request.source,
         label=request.label,
         first_line=request.first_line,
-        options=request.options,
+        options=options,
         created=time.time(),
         argv=request.argv,
         notebook=request.notebook,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..protocol.errors import TorchDistError
-from ..protocol.spec import BY_FLAG, Option
+from ..protocol.spec import BY_FLAG, OPTIONS, Option
 from ..verbs import parse
 
 if TYPE_CHECKING:
@@ -33,18 +33,18 @@ def options(words: list[str], names: Names = tuple) -> list[str]:
     if option := being_valued(words):
         return _values(option, names)
     given = [word.partition("=")[0] for word in words[:-1]]
-    left = [option.flag for option in BY_FLAG.values() if option.repeatable or option.flag not in given]
+    left = [option.flag for option in OPTIONS if option.repeatable or option.flag not in given]
     barred = {other for flag in given for other in EXCLUDING.get(flag, ())}
     return [*(flag for flag in left if flag not in barred), "--help"]
 
 
 def being_valued(words: list[str]) -> Option | None:
     """The option whose value the last of ``words`` is, as ``--watch text`` or ``--watch=text``; None: it is a flag."""
-    flag, given, _ = words[-1].partition("=") if words else ("", "", "")
-    if given:
-        return BY_FLAG.get(flag)
     before = BY_FLAG.get(words[-2]) if len(words) > 1 else None
-    return before if before is not None and before.convert is not None else None
+    if before is not None and before.convert is not None:
+        return before
+    flag, given, _ = words[-1].partition("=") if words else ("", "", "")
+    return BY_FLAG.get(flag) if given else None
 
 
 def _values(option: Option, names: Names) -> list[str]:

@@ -45,7 +45,7 @@ def _of_options(words: list[str]) -> str:
 
 
 def _of_option(option: Option) -> str:
-    lines = [f"{option.flag} {option.metavar}".strip(), "", option.help]
+    lines = [f"{option.written} {option.metavar}".strip(), "", option.help]
     default = getattr(Options(), option.field, None)
     if option.choices:
         lines.append(f"one of: {', '.join(option.choices)}")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from ..protocol.errors import ResourceError
 from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
 from ..protocol.spec import JobSpec
+from .strategy import plan_strategy
 
 OVERSUBSCRIPTION_LIMIT = 32
 """CPU ranks a core: beyond it a rehearsal spends its time in the scheduler, not in the cell."""
@@ -25,7 +26,8 @@ def make_plan(
     """The plan of ``spec`` on one node.
 
     ``busy`` maps UUIDs of GPUs that an earlier job holds to that job; ``own`` are pids whose GPU memory does
-    not make a GPU busy (the kernel itself). Raises ``ResourceError`` when there is less than was asked for.
+    not make a GPU busy (the kernel itself). Raises ``ResourceError`` when there is less than was asked for, and what
+    ``plan_strategy`` raises.
     """
     options = spec.options
     if options.ranks is not None:
@@ -36,11 +38,12 @@ def make_plan(
         gpus = _choose(options.gpus, inventory, busy or {}, set(own))
         world_size = len(gpus)
     node = NodePlan(name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus))
+    nodes = (node,)
     return Plan(
         job=spec.job,
         world_size=world_size,
         backend=options.backend or ("nccl" if gpus else "gloo"),
-        nodes=(node,),
+        nodes=nodes,
         threads=max(1, inventory.cores // world_size),
         fresh=options.fresh,
         numa_binding=options.numa_binding,
@@ -49,6 +52,7 @@ def make_plan(
         collect=options.collect,
         out=options.out,
         env_names=tuple(item.split("=", 1)[0] for item in options.env),
+        strategy=plan_strategy(options, world_size, nodes, gpus),
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from .strategy import StrategyPlan
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Plan:
     collect: str = "rank0"
     out: tuple[str, ...] = ("auto",)
     env_names: tuple[str, ...] = ()
+    strategy: StrategyPlan = field(default_factory=StrategyPlan)
 
     def node_of(self, rank: int) -> NodePlan:
         """Raises ``KeyError`` for a rank outside the plan."""
@@ -84,4 +87,6 @@ class Plan:
         nodes = tuple(
             NodePlan(**{**node, "ranks": tuple(node["ranks"]), "gpus": tuple(node["gpus"])}) for node in value["nodes"]
         )
-        return Plan(**{**value, "nodes": nodes, "out": tuple(value["out"]), "env_names": tuple(value["env_names"])})
+        names = {"out": tuple(value["out"]), "env_names": tuple(value["env_names"])}
+        strategy = StrategyPlan.from_json(value.get("strategy", {}))  # a plan of an earlier version has none
+        return Plan(**{**value, **names, "nodes": nodes, "strategy": strategy})

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from .errors import OptionError
+from .strategy import ALONE, NAMES, PRECISIONS
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class Options:
     ranks: int | None = None
     backend: str | None = None
     numa_binding: str | None = None
+    strategy: str | None = None
+    option: tuple[str, ...] = ()
+    """``key=value`` each, of a file first, then of the line: the last one of a key holds."""
+    config: str | None = None
+    precision: str = "fp32"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    grad_accumulation: int = 1
+    checkpoint: str | None = None
+    resume: bool = False
     out: tuple[str, ...] = ("auto",)
     collect: str = "rank0"
     exclude: tuple[str, ...] = ()
@@ -92,6 +103,30 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return convert
 
 
+def _strategy(text: str) -> str:
+    name = _one_of(*NAMES)
+    parts = [name(part.strip()) for part in text.split("+")]
+    for part in parts:
+        if parts.count(part) > 1:
+            raise ValueError(f"each strategy once; {part} stands there {parts.count(part)} times")
+        if part in ALONE and len(parts) > 1:
+            raise ValueError(f"{part} alone, or a product of others such as fsdp+tp")
+    return "+".join(parts)
+
+
+def _setting(text: str) -> str:
+    name, given, value = text.partition("=")
+    if not given or not re.fullmatch(r"[A-Za-z_][\w-]*", name.strip()) or not value.strip():
+        raise ValueError("key=value")
+    return f"{name.strip()}={value.strip()}"
+
+
+def _path(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("a path")
+    return text
+
+
 def _title(text: str) -> str:
     if not text.strip() or len(text) > 100 or not text.isprintable():
         raise ValueError("1 to 100 printable characters")
@@ -109,6 +144,15 @@ class Option:
     convert: Callable[[str], Any] | None = None
     choices: tuple[str, ...] = ()
     repeatable: bool = False
+    short: str = ""
+    """Another way to write the flag, such as ``-O``."""
+    adds: bool = False
+    """Whether what is given adds to the defaults instead of taking their place."""
+
+    @property
+    def written(self) -> str:
+        """The flag as the help shows it."""
+        return f"{self.short}, {self.flag}" if self.short else self.flag
 
     @property
     def field(self) -> str:
@@ -127,6 +171,31 @@ OPTIONS: tuple[Option, ...] = (
     _choice(
         "--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks, as torchrun's option"
     ),
+    Option(
+        "--strategy",
+        "how",
+        "NAME[+NAME]",
+        f"spread the training of this cell over the ranks: {', '.join(NAMES)}, or a product as fsdp+tp",
+        _strategy,
+        NAMES,
+    ),
+    Option(
+        "--option",
+        "how",
+        "KEY=VALUE",
+        "an option of the strategy; `--strategy NAME --help` lists them",
+        _setting,
+        repeatable=True,
+        short="-O",
+        adds=True,
+    ),
+    Option("--config", "how", "FILE", "options from a TOML, an accelerate YAML, or a DeepSpeed JSON", _path),
+    _choice("--precision", "how", PRECISIONS, "what the strategy computes in (default: fp32)"),
+    Option("--compile", "how", "", "torch.compile each repeated block of the model"),
+    Option("--activation-checkpointing", "how", "", "compute activations again in backward() instead of keeping them"),
+    Option("--grad-accumulation", "how", "N", "optimizer steps every N backward passes (default: 1)", _count),
+    Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
+    Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),
     Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
@@ -140,7 +209,8 @@ OPTIONS: tuple[Option, ...] = (
     _choice("--watch", "look", ("full", "compact", "text", "off"), "how the job is shown (default: full)"),
 )
 
-BY_FLAG = {option.flag: option for option in OPTIONS}
+BY_FLAG = {flag: option for option in OPTIONS for flag in (option.flag, option.short) if flag}
+"""Each option under all its flags."""
 
 
 def parse_options(line: str | Sequence[str], defaults: Options | None = None) -> Options:
@@ -165,7 +235,10 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
                 raise OptionError(f"{flag} needs a value", f"write {flag} {option.metavar}")
             value = words.pop(0)
         _store(chosen, option, value)
-    options = replace(defaults or Options(), **chosen)
+    defaults = defaults or Options()
+    for option in (option for option in OPTIONS if option.adds and option.field in chosen):
+        chosen[option.field] = (*getattr(defaults, option.field), *chosen[option.field])
+    options = replace(defaults, **chosen)
     if options.gpus is not None and options.ranks is not None:
         raise OptionError("--gpus and --ranks exclude each other", "--gpus N for GPU ranks, --ranks N for CPU ranks")
     if options.backend == "nccl" and options.ranks is not None:
@@ -197,11 +270,11 @@ def _unknown(flag: str) -> OptionError:
 def options_help() -> str:
     """The table of options, one line each, grouped."""
     lines = ["%%distribute [options]   run this cell on every rank", ""]
-    width = max(len(option.flag) + len(option.metavar) for option in OPTIONS) + 3
+    width = max(len(option.written) + len(option.metavar) for option in OPTIONS) + 3
     for group in dict.fromkeys(option.group for option in OPTIONS):
         lines.append(f"{group}:")
         for option in (option for option in OPTIONS if option.group == group):
-            lines.append(f"  {f'{option.flag} {option.metavar}'.strip():<{min(width, 44)}} {option.help}")
+            lines.append(f"  {f'{option.written} {option.metavar}'.strip():<{min(width, 44)}} {option.help}")
     return "\n".join(lines)
 
 

@@ -8,6 +8,9 @@ from typing import Any
 NAMES = ("none", "ddp", "fsdp", "hsdp", "tp", "cp", "pp", "deepspeed", "auto")
 """What may stand after ``--strategy``; products are joined by ``+``."""
 
+ALONE = ("none", "deepspeed", "auto")
+"""Those that are no part of a product."""
+
 DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Of the mesh of ranks, the outermost first: neighbours in the last ones talk most."""
 
@@ -43,4 +46,6 @@ class StrategyPlan:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> StrategyPlan:
-        return StrategyPlan(**{**value, "notes": tuple(value.get("notes", ()))})
+        options = value.get("options", {})
+        options = {name: tuple(item) if isinstance(item, list) else item for name, item in options.items()}
+        return StrategyPlan(**{**value, "options": options, "notes": tuple(value.get("notes", ()))})

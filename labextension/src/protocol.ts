@@ -107,6 +107,16 @@ export interface Options {
   ranks: number | null;
   backend: string | null;
   numa_binding: string | null;
+  strategy: string | null;
+  /** `key=value` each, of a file first, then of the line: the last one of a key holds. */
+  option: string[];
+  config: string | null;
+  precision: string;
+  compile: boolean;
+  activation_checkpointing: boolean;
+  grad_accumulation: number;
+  checkpoint: string | null;
+  resume: boolean;
   out: string[];
   collect: string;
   exclude: string[];
@@ -149,6 +159,25 @@ export interface NodePlan {
   interface: string;
 }
 
+/** One job's strategy, decided. The degrees of all dimensions multiply to the world size. */
+export interface StrategyPlan {
+  /** As asked for, `fsdp+tp`; what `auto` chose, once it has. */
+  name: string;
+  /** Ranks along each of `DIMENSIONS`; a dimension that is not named has 1. */
+  degrees: Record<string, number>;
+  /** What `-O` and the configuration file set, converted; the defaults are not in it. */
+  options: Record<string, unknown>;
+  precision: string;
+  compile: boolean;
+  activation_checkpointing: boolean;
+  grad_accumulation: number;
+  /** Directory of the automatic way's checkpoints. */
+  checkpoint: string | null;
+  resume: boolean;
+  /** What was decided and why, for `--plan` and the receipt. */
+  notes: string[];
+}
+
 /** One job, decided. The first node hosts the rendezvous store. */
 export interface Plan {
   job: string;
@@ -164,6 +193,7 @@ export interface Plan {
   collect: string;
   out: string[];
   env_names: string[];
+  strategy: StrategyPlan;
 }
 
 /** One line of the receipt: a name, what it is, how large (bytes), and which line needs it. */

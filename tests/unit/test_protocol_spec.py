@@ -13,17 +13,29 @@ from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
 from jupyter_torchdist.protocol.spec import OPTIONS, JobSpec, Options, options_help, parse_options
+from jupyter_torchdist.protocol.strategy import StrategyPlan
 
 FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
     "--ranks 3 --backend gloo --numa-binding node --out a,b --collect all --exclude big --exclude x,y --background "
+    "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
+    "--activation-checkpointing --grad-accumulation 4 --checkpoint ckpt --resume "
     "--name 'my run' --timeout 2h --grace=1.5s --env A=1 --env B --fresh --replace --plan --watch off"
 )
 ALL = Options(
     ranks=3,
     backend="gloo",
     numa_binding="node",
+    strategy="fsdp+tp",
+    option=("tp=2", "cpu_offload=1"),
+    config="c.yaml",
+    precision="bf16",
+    compile=True,
+    activation_checkpointing=True,
+    grad_accumulation=4,
+    checkpoint="ckpt",
+    resume=True,
     out=("a", "b"),
     collect="all",
     exclude=("big", "x", "y"),
@@ -52,6 +64,11 @@ def test_defaults_stand_until_they_are_overridden() -> None:
     assert parse_options("--ranks 2 --exclude b", defaults) == replace(defaults, ranks=2, exclude=("b",))
 
 
+def test_options_of_the_strategy_add_to_those_of_files() -> None:
+    defaults = Options(strategy="fsdp", option=("cpu_offload=1", "version=2"))
+    assert parse_options("-O cpu_offload=0", defaults).option == ("cpu_offload=1", "version=2", "cpu_offload=0")
+
+
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
@@ -78,6 +95,17 @@ def test_defaults_stand_until_they_are_overridden() -> None:
         ("--env 1A=2", "NAME or NAME=VALUE", "--env"),
         ("--name ''", "1 to 100 printable", "--name"),
         ("--name 'open", "cannot be read", "close the quotation mark"),
+        ("--strategy fdsp", "one of none, ddp, fsdp", "--strategy NAME[+NAME]"),
+        ("--strategy fdsp", "did you mean fsdp?", "--strategy"),
+        ("--strategy fsdp+", "one of none, ddp, fsdp", "--strategy"),
+        ("--strategy tp+tp", "each strategy once", "--strategy"),
+        ("--strategy auto+tp", "auto alone", "--strategy"),
+        ("-O tp", "expected key=value", "--option KEY=VALUE"),
+        ("-O =2", "expected key=value", "--option KEY=VALUE"),
+        ("-O", "needs a value", "-O KEY=VALUE"),
+        ("--precision bf61", "did you mean bf16?", "--precision"),
+        ("--grad-accumulation 0", "at least 1", "--grad-accumulation N"),
+        ("--checkpoint ''", "expected a path", "--checkpoint DIR"),
         ("--gpus 1 --ranks 1", "exclude each other", "--gpus N for GPU ranks"),
         ("--ranks 2 --backend nccl", "NCCL needs GPUs", "--gpus N"),
     ],
@@ -131,7 +159,11 @@ def test_plans_and_inventories_come_back() -> None:
     node = NodePlan("node0", (0, 1), ("GPU-1", "GPU-2"), "10.0.0.1", "eth0")
     plan = Plan("j", 2, "nccl", (node,), 1, True, "node", 5.0, 1.0, "all", ("a",), ("E",))
     assert Inventory.from_json(codec.loads(codec.dumps(inventory.to_json()))) == inventory
+    strategy = StrategyPlan("fsdp+tp", {"tp": 2}, {"zero": (1, 2)}, "bf16", notes=("why",))
     assert Plan.from_json(codec.loads(codec.dumps(plan.to_json()))) == plan
+    assert Plan.from_json(codec.loads(codec.dumps(replace(plan, strategy=strategy).to_json()))).strategy == strategy
+    earlier = {key: value for key, value in plan.to_json().items() if key != "strategy"}
+    assert Plan.from_json(codec.loads(codec.dumps(earlier))) == plan
     assert plan.node_of(1) is node
     with pytest.raises(KeyError):
         plan.node_of(2)

@@ -1,0 +1,195 @@
+"""Which strategy, on which mesh: degrees that multiply to the ranks, options that belong together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..protocol.errors import OptionError
+from ..protocol.plan import Gpu, NodePlan
+from ..protocol.spec import Options
+from ..protocol.strategy import DIMENSIONS, StrategyPlan
+from ..protocol.strategy_options import BY_NAME, convert
+
+DATA = ("ddp", "fsdp", "hsdp")
+"""Strategies that divide the batch; one of them at the most."""
+
+OWN_DIMENSIONS = {
+    "ddp": ("dp_replicate",),
+    "fsdp": ("dp_shard",),
+    "hsdp": ("dp_replicate", "dp_shard"),
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "pp": ("pp",),
+}
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What ``auto`` came to."""
+
+    name: str
+    why: str
+
+
+def plan_strategy(
+    options: Options,
+    world_size: int,
+    nodes: Sequence[NodePlan],
+    gpus: Sequence[Gpu] = (),
+    *,
+    fits: bool | None = None,
+) -> StrategyPlan:
+    """The strategy that ``options`` ask for on ``world_size`` ranks of ``nodes``.
+
+    ``fits`` says whether one rank's device holds the whole training (parameters, gradients, optimizer state and
+    activations), None that this is not known; only ``auto`` asks. Raises ``OptionError`` for what contradicts itself
+    or the number of ranks.
+    """
+    name = options.strategy or "none"
+    if name == "none":
+        return _none(options)
+    if options.resume and not options.checkpoint:
+        raise OptionError("--resume: from which checkpoint?", "add --checkpoint DIR")
+    values = convert(options.option, name)
+    notes: tuple[str, ...] = ()
+    if name == "auto":
+        choice = _choose(values, world_size, nodes, gpus, fits)
+        name, notes = choice.name, (f"auto chose {choice.name}: {choice.why}",)
+        values = convert(options.option, name)
+    if name == "deepspeed":
+        degrees = {"dp_replicate": world_size}
+    else:
+        degrees = _degrees(name, values, world_size, nodes)
+    _check_size(name, world_size)
+    return StrategyPlan(
+        name=name,
+        degrees={dimension: degree for dimension, degree in degrees.items() if degree > 1},
+        options={key: value for key, value in values.items() if key not in DIMENSIONS},
+        precision=options.precision,
+        compile=options.compile,
+        activation_checkpointing=options.activation_checkpointing,
+        grad_accumulation=options.grad_accumulation,
+        checkpoint=options.checkpoint,
+        resume=options.resume,
+        notes=notes,
+    )
+
+
+def _none(options: Options) -> StrategyPlan:
+    """A cell that is left alone takes none of what only a strategy does."""
+    asked = {
+        "-O": bool(options.option),
+        "--precision": options.precision != "fp32",
+        "--compile": options.compile,
+        "--activation-checkpointing": options.activation_checkpointing,
+        "--grad-accumulation": options.grad_accumulation != 1,
+        "--checkpoint": options.checkpoint is not None,
+        "--resume": options.resume,
+    }
+    if any(asked.values()):
+        words = ", ".join(flag for flag, given in asked.items() if given)
+        raise OptionError(
+            f"{words}: without a strategy the cell is left as it is",
+            "add --strategy auto (or ddp, fsdp, …), or write it in the cell",
+        )
+    return StrategyPlan()
+
+
+def _choose(
+    values: dict[str, Any], world_size: int, nodes: Sequence[NodePlan], gpus: Sequence[Gpu], fits: bool | None
+) -> _Choice:
+    """A strategy for ``auto``: what the options are of; else by memory, then by topology."""
+    for part in ("pp", "tp", "cp"):
+        if part in values:
+            return _Choice(part, f"-O {part} is given")
+    for name in DATA:
+        of_it = [key for key in values if name in BY_NAME[key].strategies and "auto" not in BY_NAME[key].strategies]
+        if of_it:
+            return _Choice(name, f"-O {of_it[0]} is an option of it")
+    if world_size == 1:
+        return _Choice("ddp", "there is one rank, nothing is divided")
+    if fits:
+        return _Choice("ddp", "a whole copy of the training fits beside each rank")
+    if fits is None and not gpus:
+        return _Choice("ddp", "CPU ranks; how large the training is, is not known here")
+    several = len(nodes) > 1 and world_size > len(nodes) and len({len(node.ranks) for node in nodes}) == 1
+    large = "a whole copy of the training does not fit" if fits is False else "it trains what does not fit as a whole"
+    if several:
+        return _Choice("hsdp", f"{large}, and links between nodes are slower than within one")
+    return _Choice("fsdp", large)
+
+
+def _degrees(name: str, values: dict[str, Any], world_size: int, nodes: Sequence[NodePlan]) -> dict[str, int]:
+    """The ranks along each dimension of the mesh, from what is given, the ranks and the topology."""
+    parts = name.split("+")
+    data = [part for part in parts if part in DATA]
+    if len(data) > 1:
+        raise OptionError(f"{name}: {' and '.join(data)} both divide the batch", "hsdp shards and replicates")
+    dimensions = [dimension for part in parts for dimension in OWN_DIMENSIONS[part]]
+    degrees = {dimension: values[dimension] for dimension in dimensions if dimension in values}
+    if "hsdp" in parts and not {"dp_replicate", "dp_shard"} & degrees.keys():
+        degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
+    free = [dimension for dimension in dimensions if dimension not in degrees]
+    given = math.prod(degrees.values())
+    if len(free) > 1:
+        raise OptionError(
+            f"{name} on {world_size} ranks: how many of them along {' and '.join(free[1:])}?",
+            _combination(name, dimensions, world_size),
+        )
+    if world_size % given or (not free and given != world_size):
+        product = " × ".join(f"{dimension}={degree}" for dimension, degree in degrees.items())
+        result = f" = {given}" if len(degrees) > 1 else ""
+        verb = "does not divide" if free else "is not"
+        raise OptionError(
+            f"{name}: {product}{result} {verb} the {world_size} ranks", _combination(name, dimensions, world_size)
+        )
+    for dimension in free:
+        degrees[dimension] = world_size // given
+    return degrees
+
+
+def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[NodePlan]) -> int:
+    """hsdp's shards: the ranks of one node that no other dimension takes."""
+    sizes = {len(node.ranks) for node in nodes}
+    inner = degrees.get("cp", 1) * degrees.get("tp", 1)
+    if len(nodes) < 2:
+        most = max(2, world_size // 2)
+        raise OptionError(
+            "hsdp shards within a node and replicates across nodes; here is one node",
+            f"-O dp_shard={most} makes groups of {most} ranks, or use --strategy fsdp",
+        )
+    if len(sizes) > 1 or min(sizes) % inner:
+        words = ", ".join(f"{node.name} has {len(node.ranks)}" for node in nodes)
+        raise OptionError(
+            f"hsdp: the nodes' ranks cannot be shared out alike ({words})", "give -O dp_shard=N, or use --strategy fsdp"
+        )
+    return min(sizes) // inner
+
+
+def _combination(name: str, dimensions: Sequence[str], world_size: int) -> str:
+    """Degrees that work: 2 for each dimension while it divides, the rest for the first."""
+    degrees = dict.fromkeys(dimensions, 1)
+    rest = world_size
+    for dimension in dimensions[1:]:
+        if rest % 2 == 0 and rest > 2:
+            degrees[dimension], rest = 2, rest // 2
+    degrees[dimensions[0]] = rest
+    if 1 in degrees.values():
+        least = 2 ** len(dimensions)
+        return f"{name} needs at least 2 ranks along each of {', '.join(dimensions)}: for example {least} ranks"
+    words = " ".join(f"-O {dimension}={degree}" for dimension, degree in list(degrees.items())[1:])
+    first = f"{dimensions[0]} gets {degrees[dimensions[0]]}"
+    return f"for example {words}: {first}" if words else f"leave -O {dimensions[0]} out: it gets {rest}"
+
+
+def _check_size(name: str, world_size: int) -> None:
+    """One rank may rehearse what divides a batch or a model's state; a product of one is none."""
+    if world_size > 1 or name in ("ddp", "fsdp", "deepspeed"):
+        return
+    raise OptionError(
+        f"{name} divides the work of a step among ranks; this job has one",
+        f"ask for more (--ranks {2 ** len(name.split('+'))}), or use --strategy ddp or fsdp",
+    )

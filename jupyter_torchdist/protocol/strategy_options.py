@@ -1,0 +1,319 @@
+"""The options of strategies, ``-O key=value``: one row each, for the parser, the help, Tab and the ranks."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import OptionError
+from .strategy import NAMES, StrategyPlan
+
+SHARDED = ("fsdp", "hsdp")
+TRAINED = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "auto")
+"""All that train with parts of our own."""
+
+SHARDINGS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""In the order of their numbers, 1 to 5 (``torch.distributed.fsdp.ShardingStrategy``, as accelerate counts them)."""
+
+Convert = Callable[[str], Any]
+"""The value of a text. Raises ``ValueError`` with what was expected."""
+
+
+@dataclass(frozen=True)
+class StrategyOption:
+    """One row."""
+
+    name: str
+    strategies: tuple[str, ...]
+    """Where it has a meaning: one of them is part of the strategy asked for."""
+    metavar: str
+    help: str
+    convert: Convert
+    default: Any = None
+    choices: tuple[str, ...] = ()
+
+
+def _truth(text: str) -> bool:
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("1 or 0")
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\+?\d+", text) or int(text) < 1:
+        raise ValueError("a whole number, at least 1")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text) or float(text) <= 0:
+        raise ValueError("a number above 0")
+    return float(text)
+
+
+def _large(text: str) -> int:
+    """Python's own way to write it, or in powers of ten: ``100_000_000``, ``1e8``, ``100M``."""
+    match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d{1,2})?)([kMG]?)", text)
+    value = float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]] if match else 0.0
+    if value < 1:
+        raise ValueError("a whole number such as 100000000, 1e8 or 100M")
+    return int(value)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names or not all(re.fullmatch(r"[\w.]+", name) for name in names):
+        raise ValueError("names of classes, separated by commas")
+    return names
+
+
+def _one_of(*choices: str) -> Convert:
+    """The choice as it stands in the table, whatever the case in which it was written."""
+    by_case = {choice.lower(): choice for choice in choices}
+
+    def convert(text: str) -> str:
+        found = by_case.get(text.lower())
+        if found is None:
+            near = difflib.get_close_matches(text.lower(), list(by_case), 1)
+            raise ValueError(f"one of {', '.join(choices)}" + (f"; did you mean {by_case[near[0]]}?" if near else ""))
+        return found
+
+    return convert
+
+
+def _sharding(text: str) -> str:
+    by_number = {str(number): name for number, name in enumerate(SHARDINGS, 1)}
+    return by_number.get(text) or str(_one_of(*SHARDINGS)(text))
+
+
+def _reshard(text: str) -> bool | int:
+    if text.isdecimal() and int(text) > 1:
+        return int(text)
+    try:
+        return _truth(text)
+    except ValueError:
+        raise ValueError("1, 0, or a number of ranks from 2 on") from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError("numbers of blocks, one a stage, such as 3,4,4,3")
+    return tuple(int(part) for part in parts)
+
+
+def _balance(text: str) -> str | tuple[int, ...]:
+    choices = ("cost", "parameters", "manual")
+    if text[:1].isdecimal():
+        return _numbers(text)
+    try:
+        return str(_one_of(*choices)(text))
+    except ValueError as error:
+        raise ValueError(f"{error}, or blocks a stage such as 3,4,4,3") from None
+
+
+def _plan(text: str) -> str | dict[str, str]:
+    """``auto``, or ``pattern:style`` pairs: ``layers.*.q_proj:colwise,layers.*.o_proj:rowwise``."""
+    if text == "auto":
+        return text
+    pairs = [part.partition(":") for part in text.split(",")]
+    styles = ("colwise", "rowwise", "sequence", "replicate")
+    for pattern, colon, style in pairs:
+        if not pattern.strip() or not colon or style.strip() not in styles:
+            raise ValueError(f"auto, or MODULE:STYLE,… where STYLE is one of {', '.join(styles)}")
+    return {pattern.strip(): style.strip() for pattern, _, style in pairs}
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"a JSON object ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object")
+    return value
+
+
+def _flag(name: str, strategies: tuple[str, ...], text: str, default: bool = False) -> StrategyOption:
+    return StrategyOption(name, strategies, "1|0", text, _truth, default, ("1", "0"))
+
+
+def _choice(
+    name: str, strategies: tuple[str, ...], choices: tuple[str, ...], text: str, default: str | None = None
+) -> StrategyOption:
+    return StrategyOption(name, strategies, "|".join(choices), text, _one_of(*choices), default or choices[0], choices)
+
+
+def _degree(name: str, strategies: tuple[str, ...], text: str) -> StrategyOption:
+    return StrategyOption(name, strategies, "N", text, _count)
+
+
+STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
+    # degrees
+    _degree("dp_replicate", ("ddp", "hsdp"), "ranks that hold a copy each (default: what the others leave)"),
+    _degree("dp_shard", SHARDED, "ranks that share one copy (default: what the others leave; hsdp: those of a node)"),
+    _degree("cp", ("cp",), "ranks that share a sequence"),
+    _degree("tp", ("tp",), "ranks that share a layer"),
+    _degree("pp", ("pp",), "stages of the pipeline"),
+    # the automatic way
+    _choice("batch", TRAINED, ("auto", "whole", "slices"), "what a rank's loop sees of a batch (slices: proved first)"),
+    _choice("loss", TRAINED, ("auto", "mean", "sum"), "how the loss joins the samples of a batch"),
+    _flag("trust_loss", TRAINED, "the loss is a mean over samples: do not check it"),
+    _flag("trust_model", TRAINED, "no sample of a batch influences another in the model: do not check it"),
+    # ddp
+    _flag("static_graph", ("ddp",), "the same parameters take part in every step"),
+    _flag("find_unused_parameters", ("ddp",), "look in each step for parameters that took no part"),
+    StrategyOption("bucket_cap_mb", ("ddp",), "MB", "gradients are summed in buckets of this size", _number, 25.0),
+    _flag("gradient_as_bucket_view", ("ddp",), "gradients are views of the buckets: one copy less"),
+    _choice("comm_hook", ("ddp",), ("none", "fp16", "bf16", "powersgd", "batched_powersgd"), "compress gradients"),
+    _flag("uneven_inputs", ("ddp",), "ranks may have different numbers of batches (Join)"),
+    _flag("zero1", ("ddp",), "shard the optimizer's state (ZeroRedundancyOptimizer)"),
+    # fsdp, hsdp
+    StrategyOption(
+        "sharding_strategy", SHARDED, "|".join(SHARDINGS) + "|1-5", "what is sharded", _sharding, None, SHARDINGS
+    ),
+    StrategyOption(
+        "reshard_after_forward",
+        SHARDED,
+        "1|0|N",
+        "free parameters between forward and backward, or keep them in groups of N ranks",
+        _reshard,
+        True,
+        ("1", "0"),
+    ),
+    _flag("cpu_offload", SHARDED, "parameters, gradients and optimizer state wait in host memory"),
+    _choice(
+        "auto_wrap_policy",
+        SHARDED,
+        ("AUTO", "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
+        "what a unit of sharding is (AUTO: the repeated block)",
+    ),
+    StrategyOption(
+        "transformer_layer_cls_to_wrap",
+        SHARDED,
+        "CLASS,…",
+        "with TRANSFORMER_BASED_WRAP: classes of which each module is a unit",
+        _names,
+    ),
+    StrategyOption(
+        "min_num_params", SHARDED, "N", "with SIZE_BASED_WRAP: parameters of a unit at the least", _large, 10**8
+    ),
+    _flag("forward_prefetch", SHARDED, "gather the next unit during forward"),
+    _choice(
+        "backward_prefetch",
+        SHARDED,
+        ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"),
+        "gather the next unit during backward",
+    ),
+    _flag("cpu_ram_efficient_loading", SHARDED, "rank 0 alone holds the weights before they are sharded"),
+    _flag("sync_module_states", SHARDED, "all ranks begin with rank 0's weights and buffers", True),
+    _flag("use_orig_params", SHARDED, "parameters keep their names: always so here", True),
+    _choice(
+        "state_dict_type", SHARDED, ("FULL_STATE_DICT", "SHARDED_STATE_DICT"), "what state_dict() gives in the cell"
+    ),
+    StrategyOption("version", SHARDED, "1|2", "of FSDP; 1 is run as 2 where both mean the same", _count, 2, ("1", "2")),
+    # tp
+    StrategyOption(
+        "tp_plan",
+        ("tp",),
+        "auto|MODULE:STYLE,…",
+        "which modules are split how: colwise, rowwise, sequence, replicate",
+        _plan,
+        "auto",
+        ("auto",),
+    ),
+    _flag("sequence_parallel", ("tp",), "activations between the split layers are split along the sequence"),
+    _flag("loss_parallel", ("tp",), "the loss is computed on logits that stay split"),
+    # pp
+    StrategyOption(
+        "microbatches", ("pp",), "N", "parts of a batch in the pipeline (default: as many as stages)", _count
+    ),
+    _choice(
+        "schedule",
+        ("pp",),
+        ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"),
+        "in which order stages work on microbatches",
+    ),
+    StrategyOption(
+        "balance",
+        ("pp",),
+        "cost|parameters|manual|N,N,…",
+        "how the model is cut: by measured time and memory, by parameters, by td.stage(i), or blocks a stage",
+        _balance,
+        "cost",
+        ("cost", "parameters", "manual"),
+    ),
+    _flag("drop_last", ("pp",), "leave out a last batch that the microbatches do not divide"),
+    # checkpoints
+    StrategyOption("checkpoint_steps", TRAINED, "N", "save every N optimizer steps", _count),
+    StrategyOption(
+        "checkpoint_minutes", TRAINED, "M", "save every M minutes (default: 10, where no steps are given)", _number
+    ),
+    StrategyOption("checkpoint_keep", TRAINED, "K", "keep the last K", _count, 2),
+    # deepspeed
+    StrategyOption("config", ("deepspeed",), "JSON", "DeepSpeed's configuration, or --config ds.json", _json),
+)
+
+BY_NAME = {option.name: option for option in STRATEGY_OPTIONS}
+
+
+def chosen(plan: StrategyPlan, name: str) -> Any:
+    """The value of an option: what was set, else its default."""
+    return plan.options.get(name, BY_NAME[name].default)
+
+
+def options_of(strategy: str) -> list[StrategyOption]:
+    """The rows of one strategy or product; ``auto`` may choose any, so all but DeepSpeed's are its own."""
+    parts = strategy.split("+")
+    return [row for row in STRATEGY_OPTIONS if set(parts) & set(row.strategies) or (parts == ["auto"] and _ours(row))]
+
+
+def _ours(row: StrategyOption) -> bool:
+    return row.strategies != ("deepspeed",)
+
+
+def convert(texts: Iterable[str], strategy: str) -> dict[str, Any]:
+    """``key=value`` texts as values; the last one of a key holds.
+
+    Raises ``OptionError`` for a key that is misspelt, that belongs to another strategy, or whose value cannot be.
+    """
+    own = {row.name for row in options_of(strategy)}
+    values = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        name = name.replace("-", "_")
+        row = BY_NAME.get(name)
+        if row is None:
+            raise _unknown(name, strategy, own)
+        if name not in own:
+            raise OptionError(
+                f"-O {name} is an option of {_either(row.strategies)}, not of {strategy}", _instead(row, strategy)
+            )
+        try:
+            values[name] = row.convert(value)
+        except ValueError as error:
+            raise OptionError(f"-O {name}={value}: expected {error}", f"write -O {name}={row.metavar}") from None
+    return values
+
+
+def _unknown(name: str, strategy: str, own: Iterable[str]) -> OptionError:
+    near = difflib.get_close_matches(name, sorted(own), 1, 0.5) or difflib.get_close_matches(name, sorted(BY_NAME), 1)
+    hint = f"did you mean -O {near[0]}=…?" if near else f"`%%distribute --strategy {strategy} --help` lists them"
+    return OptionError(f"{strategy} has no option {name!r}", hint)
+
+
+def _instead(row: StrategyOption, strategy: str) -> str:
+    if strategy in ("none", "deepspeed"):
+        return f"write --strategy {row.strategies[0]}, or leave it out"
+    return f"leave it out, or write --strategy {row.strategies[0]}"
+
+
+def _either(names: Iterable[str]) -> str:
+    names = [name for name in names if name in NAMES and name != "auto"]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,308 @@
+"""Fully sharded data parallelism: PyTorch's ``fully_shard``, in place, unit by unit.
+
+Parameters become DTensors over ``dp_shard`` (and copies of them over ``dp_replicate``); the model's classes, names and
+objects stay. Every option of Hugging Face's page on FSDP is here by its name
+(https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html says what each part does).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+from torch.nn.parallel import DistributedDataParallel
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy import StrategyPlan
+from ...protocol.strategy_options import chosen
+from . import blocks, loading
+from .base import Setting
+from .gradients import average_after_backward
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+ENOUGH = 1_000_000
+"""Parameters of a unit at the least, in a model without repeated blocks."""
+
+
+def check(model: nn.Module, setting: Setting) -> None:
+    """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
+    _check_untouched(model)
+    _check_plan(setting.plan)
+    units(model, setting.plan)
+    _check_dtypes(model, setting.plan)
+
+
+def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] = ()) -> None:
+    """Shard ``model`` in place; all ranks.
+
+    ``forward_methods`` names methods beside ``forward`` that will be called on the model itself.
+    """
+    plan, group, device = setting.plan, setting.data_group, setting.device
+    weights: dict[str, Tensor] | None = None
+    if loading.someone_lacks_weights(model, group, device) or chosen(plan, "cpu_ram_efficient_loading"):
+        weights = loading.set_aside(model, group)
+    elif chosen(plan, "sync_module_states"):
+        loading.broadcast_states(model, group, device)
+    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+    sharded = _shard(model, setting, scalars)
+    if weights is not None:
+        home = torch.device("cpu") if chosen(plan, "cpu_offload") else device
+        loading.hand_out(model, weights, group, device, home)
+    _leave_scalars_whole(model, setting)
+    _settle(model)
+    _prefetch(sharded, setting)
+    for method in forward_methods:
+        register_fsdp_forward_method(model, method)
+
+
+def units(model: nn.Module, plan: StrategyPlan) -> list[list[nn.Module]]:
+    """What is gathered together, in the order of definition, without the rest that stays with the root.
+
+    A unit is a group of modules: one, or several that share a parameter. Raises ``StrategyError`` for classes that
+    the model lacks.
+    """
+    policy = chosen(plan, "auto_wrap_policy")
+    names = chosen(plan, "transformer_layer_cls_to_wrap")
+    if policy == "NO_WRAP":
+        wanted = []
+    elif policy == "SIZE_BASED_WRAP":
+        wanted = blocks.by_size(model, chosen(plan, "min_num_params"))
+    elif policy == "TRANSFORMER_BASED_WRAP" or names:
+        wanted = blocks.of_classes(model, names) if names else _named_by_the_model(model)
+    else:
+        wanted = blocks.repeated(model) or blocks.by_size(model, ENOUGH)
+    return _with_ties_together(model, wanted)
+
+
+def _named_by_the_model(model: nn.Module) -> list[nn.Module]:
+    """Classes that a Transformers model names itself, as accelerate takes them; else the repeated blocks."""
+    names = getattr(model, "_no_split_modules", None)
+    return blocks.of_classes(model, [*names]) if names else blocks.repeated(model)
+
+
+def _with_ties_together(model: nn.Module, wanted: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Units of which no two share a parameter: beside each other they are joined, one in another is dissolved."""
+    order = {module: position for position, module in enumerate(model.modules())}
+    group_of = {module: [module] for module in wanted}
+    changed = True
+    while changed:
+        changed = False
+        home = _homes(model, group_of)
+        for places in loading.slots(model).values():
+            homes = sorted({home[module] for module, _ in places}, key=order.__getitem__)
+            first = homes[0]
+            for other in homes[1:]:
+                if first is model or other in set(first.modules()):
+                    changed = bool([group_of.pop(module) for module in list(group_of[other])]) or changed
+                    break
+                if group_of[first] is not group_of[other]:
+                    group_of[first].extend(group_of[other])
+                    group_of.update(dict.fromkeys(group_of[other], group_of[first]))
+    unique = {id(group): sorted(group, key=order.__getitem__) for group in group_of.values()}
+    return sorted(unique.values(), key=lambda group: order[group[0]])
+
+
+def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Module, nn.Module]:
+    """The unit in which each module is, or the model itself."""
+    home = {model: model}
+    for module in model.modules():
+        for child in module.children():
+            home.setdefault(child, child if child in chosen_units else home[module])
+    return home
+
+
+def _shard(model: nn.Module, setting: Setting, scalars: set[nn.Parameter]) -> list[list[nn.Module]]:
+    """Apply ``fully_shard`` bottom up: inner units first, the root last."""
+    inner, last = _precision(setting.plan)
+    shared: dict[str, Any] = {"offload_policy": _offload(setting), "ignored_params": scalars}
+    _make_contiguous(model, setting)
+    found = units(model, setting.plan)
+    reshard = _reshard(setting.plan)
+    for group in reversed(found):
+        _wrap(group[0] if len(group) == 1 else group, setting, reshard, {**shared, "mp_policy": inner})
+    _wrap(model, setting, None if reshard is True else reshard, {**shared, "mp_policy": last})
+    for module in _units_of(model):
+        type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
+    return found
+
+
+def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: dict[str, Any]) -> None:
+    if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        replicate(target, mesh=_one_dimension(setting), **options)
+    else:
+        fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
+
+
+def _mesh(setting: Setting) -> DeviceMesh:
+    if setting.plan.degree("dp_replicate") > 1:
+        return setting.mesh["dp_replicate", "dp_shard"]
+    return setting.mesh["dp_shard"]
+
+
+def _one_dimension(setting: Setting) -> DeviceMesh:
+    for name, other in (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard")):
+        if setting.plan.degree(other) == 1:
+            return setting.mesh[name]
+    return setting.data_mesh
+
+
+def _reshard(plan: StrategyPlan) -> bool | int:
+    if chosen(plan, "sharding_strategy") in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"):
+        return False
+    return chosen(plan, "reshard_after_forward")  # type: ignore[no-any-return]
+
+
+def _precision(plan: StrategyPlan) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
+    """Of inner units, and of the root: gradients are summed, and the model's outputs are given, in fp32."""
+    dtype = DTYPES.get(plan.precision)
+    if dtype is None:
+        return MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    return (
+        MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32),
+    )
+
+
+def _offload(setting: Setting) -> OffloadPolicy:
+    if not chosen(setting.plan, "cpu_offload"):
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=setting.device.type != "cpu")  # without an accelerator nothing can be pinned
+
+
+def _make_contiguous(model: nn.Module, setting: Setting) -> None:
+    """``fully_shard`` takes no other layout (channels-last weights): the values are the same in this one."""
+    odd = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+    if odd:
+        setting.say(f"fsdp: {odd[0]} and {len(odd) - 1} other parameters are stored contiguously when sharded")
+
+
+def _leave_scalars_whole(model: nn.Module, setting: Setting) -> None:
+    """``fully_shard`` cannot cut a 0-dim parameter: it stays whole on every rank, its gradient is averaged."""
+    scalars = [parameter for parameter in model.parameters() if parameter.ndim == 0]
+    for parameter in scalars:
+        parameter.data = parameter.data.to(setting.device)
+    if scalars:
+        average_after_backward(model, scalars, setting.data_group)
+
+
+def _settle(model: nn.Module) -> None:
+    """Make ``model`` the root now, and keep gathered parameters from outliving what they were gathered for.
+
+    A root (and with ZeRO-2 every unit) stays gathered after a forward. If no backward follows, an optimizer's step
+    would be missed by the next forward, and writes to ``model.parameters()`` would go to copies.
+    """
+    model._get_fsdp_state()._lazy_init()  # type: ignore[operator]
+    found = _units_of(model)
+
+    def forget(*_: object) -> None:
+        for unit in found:
+            unit.reshard()
+
+    def forget_after_evaluation(*_: object) -> None:
+        if not torch.is_grad_enabled():
+            forget()
+
+    model.register_forward_pre_hook(forget, prepend=True)
+    model.register_forward_hook(forget_after_evaluation)
+
+
+def _units_of(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _prefetch(sharded: list[list[nn.Module]], setting: Setting) -> None:
+    """FSDP2 gathers ahead by itself on a GPU, one unit in backward; the options ask for it earlier, or not at all."""
+    order = [group[0] for group in sharded]
+    if chosen(setting.plan, "forward_prefetch"):
+        for module, following in itertools.pairwise(order):
+            module.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+    how = chosen(setting.plan, "backward_prefetch")
+    if how == "BACKWARD_POST":
+        setting.say("fsdp: backward_prefetch=BACKWARD_POST has no counterpart in FSDP2; runs as NO_PREFETCH")
+    if how in ("BACKWARD_POST", "NO_PREFETCH"):
+        for module in order:
+            module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # itself: nothing ahead
+
+
+def _check_untouched(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = f"{type(model).__name__}.{name}" if name else type(model).__name__
+        if isinstance(module, (FSDPModule, Fsdp1, DistributedDataParallel)):
+            raise StrategyError(
+                f"{where} is distributed already ({type(module).__name__})",
+                "leave it to --strategy, or run your own distributed code with --strategy none",
+            )
+
+
+def _check_plan(plan: StrategyPlan) -> None:
+    strategy, reshard = chosen(plan, "sharding_strategy"), plan.options.get("reshard_after_forward")
+    ranks, copies = plan.degree("dp_shard"), plan.degree("dp_replicate")
+    if strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2") and copies == 1:
+        raise StrategyError(
+            f"sharding_strategy={strategy} replicates across groups of ranks, and there is one group",
+            "use --strategy hsdp (-O dp_shard=RANKS_IN_A_GROUP), or FULL_SHARD",
+        )
+    if strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") and reshard not in (None, False):
+        raise StrategyError(
+            f"sharding_strategy={strategy} keeps parameters between forward and backward, "
+            f"reshard_after_forward={reshard} frees them",
+            "leave one of the two out",
+        )
+    if type(reshard) is int and (ranks % reshard or reshard == ranks):
+        raise StrategyError(
+            f"reshard_after_forward={reshard} with {ranks} ranks that share the parameters",
+            f"a number between 1 and {ranks} that divides {ranks}; =1 is all of them",
+        )
+
+
+def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
+    """The trained parameters of a unit travel in one buffer."""
+    home = _homes(model, {group[0] for group in units(model, plan)})
+    seen: dict[nn.Module, tuple[str, torch.dtype]] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(f"{module_name}".strip("."), recurse=False):
+            if parameter.requires_grad and parameter.ndim:
+                first, dtype = seen.setdefault(home[module], (name, parameter.dtype))
+                if dtype != parameter.dtype:
+                    raise StrategyError(
+                        f"{first} ({dtype}) and {name} ({parameter.dtype}) are trained in one unit of fsdp",
+                        "give the model one dtype (and --precision bf16), or freeze one of them, or use ddp",
+                    )
+
+
+def explain(error: BaseException) -> StrategyError | None:
+    """What torch says when a sharded model is used other than by calling it, in words; None for another error."""
+    if "got mixed torch.Tensor and DTensor" in str(error):
+        return StrategyError(
+            "parameters of a model sharded by fsdp were used outside of its forward",
+            "call the model itself (model(x)); a method other than forward reads shards: move what it does into "
+            "forward, or use --strategy ddp",
+        )
+    return None
+
+
+def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
+    name = type(module).__bases__[1].__name__
+    raise StrategyError(
+        f"copy.deepcopy of {name}, which is sharded: a copy would be without what gathers its parameters",
+        "copy the model before its first training step, or use --strategy ddp",
+    )

@@ -1,0 +1,138 @@
+"""Gradients that are averaged by no wrapper: after a backward, in buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+BUCKET_BYTES = 25 * 2**20
+"""As large as a bucket of DDP."""
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Replace each gradient by its mean over ``group``; every rank names the same parameters in the same order.
+
+    A gradient that is None on some ranks counts as zeros there; one that is None on all stays None. Averaging what
+    is the same on all ranks already changes nothing, so accumulated gradients may be averaged again.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained or group.size() == 1:
+        return
+    used = _used_somewhere(trained, group)
+    dense: list[Tensor] = []
+    with torch.no_grad():
+        for parameter, state in zip(trained, used, strict=True):
+            if state == _UNUSED:
+                continue
+            if state == _SPARSE:
+                _average_sparse(parameter, group)
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            elif parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+            dense.append(_local(parameter.grad))
+        for bucket in _buckets(dense):
+            _average(bucket, group)
+
+
+_UNUSED, _SPARSE, _DENSE = 0, 1, 2
+
+
+def _used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
+    """How each parameter's gradient is on the ranks that have one; dense where ranks differ."""
+    device = _local(parameters[0]).device
+    states = [_UNUSED if p.grad is None else _SPARSE if p.grad.is_sparse else _DENSE for p in parameters]
+    agreed = torch.tensor(states, dtype=torch.int32, device=device)
+    dist.all_reduce(agreed, dist.ReduceOp.MAX, group)
+    return agreed.tolist()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
+    """Rows of an embedding: sent with their indices, never as a whole table."""
+    mine = parameter.grad
+    if mine is None:
+        mine = torch.sparse_coo_tensor(
+            torch.empty((1, 0), dtype=torch.int64), parameter.new_empty((0, *parameter.shape[1:])), parameter.shape
+        )
+    mine = mine.coalesce()
+    parts: list[Any] = [None] * group.size()
+    dist.all_gather_object(parts, (mine.indices().cpu(), mine.values().cpu()), group=group)
+    indices = torch.cat([part[0] for part in parts], 1).to(parameter.device)
+    values = torch.cat([part[1] for part in parts]).to(parameter.device)
+    parameter.grad = torch.sparse_coo_tensor(indices, values / group.size(), parameter.shape).coalesce()
+
+
+def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one type and device, up to a bucket's size, in order."""
+    buckets: list[list[Tensor]] = []
+    open_: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        key = (tensor.dtype, tensor.device)
+        size = tensor.numel() * tensor.element_size()
+        if key not in open_ or room[key] < size:
+            open_[key], room[key] = [], BUCKET_BYTES
+            buckets.append(open_[key])
+        open_[key].append(tensor)
+        room[key] -= size
+    return buckets
+
+
+def _average(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+    flat /= group.size()  # before the sum, as DDP does: half precision would overflow
+    dist.all_reduce(flat, group=group)
+    for tensor, mean in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
+
+def average_after_backward(model: nn.Module, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Average the gradients of ``parameters`` at the end of every backward through ``model``, on all ranks alike."""
+
+    def average() -> None:
+        average_gradients(parameters, group)
+
+    at_end = AtEndOfBackward(average)
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(at_end.ask)
+    model.register_forward_hook(at_end.watch)
+
+
+class AtEndOfBackward:
+    """Does something once at the end of each backward that comes through a model's outputs or its parameters.
+
+    A rank that used none of the parameters takes part because of the outputs.
+    """
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self.do = do
+        self.asked = False
+
+    def watch(self, _model: nn.Module, _args: object, output: object) -> None:
+        """A forward hook."""
+        self.asked = False  # a backward that raised has not come to its end
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(self.ask)
+
+    def ask(self, _tensor: Tensor) -> None:
+        """A hook of a tensor."""
+        if not self.asked:
+            self.asked = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.asked = False
+        self.do()

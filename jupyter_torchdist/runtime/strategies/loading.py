@@ -1,0 +1,125 @@
+"""One set of weights for all ranks: rank 0's, before or while they are sharded.
+
+``group`` is always the ranks that hold copies of the same model (``Setting.data_group``); its first rank's weights
+hold. Parameters are sent one at a time, so that nobody holds more than one beyond what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from ...protocol.errors import StrategyError
+
+Slot = tuple[nn.Module, str]
+"""Where a parameter hangs; a tied one hangs in several."""
+
+
+def slots(model: nn.Module) -> dict[nn.Parameter, list[Slot]]:
+    """Every parameter once, with all places where it hangs, in the order of ``named_parameters``."""
+    found: dict[nn.Parameter, list[Slot]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                found.setdefault(parameter, []).append((module, name))
+    return found
+
+
+def put(places: list[Slot], parameter: nn.Parameter) -> None:
+    """Hang one parameter where another was."""
+    for module, name in places:
+        module._parameters[name] = parameter
+
+
+def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The first name of each parameter."""
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
+    """The first rank's parameters and buffers, on all ranks.
+
+    What is equal already is not written: pages that the ranks share with the notebook's bundle stay shared.
+    """
+    with torch.no_grad():
+        for tensor in _states(model):
+            own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+            theirs = own.to(device, copy=True).contiguous()
+            dist.broadcast(theirs, group=group, group_src=0)
+            theirs = theirs.to(own.device)
+            if not torch.equal(theirs, own):
+                own.copy_(theirs)
+
+
+def _states(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def someone_lacks_weights(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether a rank built its model on the meta device. Raises ``StrategyError`` on all when the first one did."""
+    lacking = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    mine = torch.tensor([len(lacking)], device=device)
+    counts = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(counts, mine, group=group)
+    if int(counts[0]):
+        raise StrategyError(
+            f"{int(counts[0])} parameters of {type(model).__name__} have no values on rank 0 (they are on the meta "
+            "device)",
+            "load or initialise the weights on rank 0: the other ranks get them from there",
+        )
+    return any(bool(int(count)) for count in counts)
+
+
+def set_aside(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Leave a model without weights (on the meta device), ready to be sharded; the first rank gets them in hand."""
+    names, kept = names_of(model), {}
+    for parameter, places in slots(model).items():
+        if dist.get_rank(group) == 0:
+            kept[names[parameter]] = parameter.detach()
+        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        put(places, empty)
+    return kept
+
+
+def hand_out(
+    model: nn.Module, weights: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device, home: torch.device
+) -> None:
+    """Fill a model that ``set_aside`` emptied and that was sharded since; a rank's shards live on ``home``."""
+    names = names_of(model)
+    for parameter, places in slots(model).items():
+        full = _received(weights.pop(names[parameter], None), parameter, group, device)
+        put(places, nn.Parameter(_share(full, parameter, home), requires_grad=parameter.requires_grad))
+    with torch.no_grad():
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = _received(
+                        buffer if dist.get_rank(group) == 0 else None, buffer, group, device
+                    )
+
+
+def _received(full: Tensor | None, like: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """The first rank's tensor; ``full`` is given there alone, the others know its shape from ``like``."""
+    if full is None:
+        full = torch.empty(like.shape, dtype=like.dtype, device=device)
+    full = full.to(device).contiguous()
+    dist.broadcast(full, group=group, group_src=0)
+    return full
+
+
+def _share(full: Tensor, parameter: Tensor, home: torch.device) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return full
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, offset = compute_local_shape_and_global_offset(full.shape, mesh, placements)
+    part = tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+    local = full[part].clone().to(home)
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )

@@ -1,0 +1,98 @@
+"""The user's optimizer, the same object, over parameters that a strategy has replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from ...protocol.errors import StrategyError
+
+
+def by_name(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters under all of their names: what to note before a strategy is applied."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def replaced(before: Mapping[str, nn.Parameter], model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
+    """Which parameter of ``model`` has taken whose place since ``by_name``; those that stayed are not in it."""
+    now = by_name(model)
+    return {old: now[name] for name, old in before.items() if now[name] is not old}
+
+
+def release(replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Free the values of parameters that were replaced. The objects stay, for ``plain.restore`` to fill."""
+    for old in replaced:
+        old.grad = None
+        old.data = torch.empty(0, dtype=old.dtype)
+
+
+def check(optimizer: torch.optim.Optimizer, sharded: bool) -> None:
+    """Raise ``StrategyError`` for an optimizer that cannot work on shards."""
+    if sharded and isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        why = (
+            "it lays all parameters end to end in one vector"
+            if isinstance(optimizer, torch.optim.LBFGS)
+            else "gradients of sharded parameters are dense"
+        )
+        raise StrategyError(
+            f"{type(optimizer).__name__} cannot train parameters that fsdp or tp has sharded: {why}",
+            "use --strategy ddp, or another optimizer",
+        )
+
+
+def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Let ``optimizer`` train the new parameters; the state it has goes with them, sharded as they are.
+
+    Groups, their order and their number stay (schedulers count them). Before the old parameters are released.
+    Raises what ``check`` raises.
+    """
+    check(optimizer, any(isinstance(new, DTensor) for new in replaced.values()))
+    for group in optimizer.param_groups:
+        group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+    for old, new in replaced.items():
+        if old in optimizer.state:
+            values = optimizer.state.pop(old)
+            optimizer.state[new] = {name: _like(value, old, new) for name, value in values.items()}
+        if old.grad is not None and new.grad is None:
+            new.grad = _like(old.grad, old, new)
+    _one_by_one_where_mixed(optimizer)
+
+
+def _like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
+    """A parameter's state, placed as the parameter: no communication, as it is the same on all ranks.
+
+    What has another shape (Adafactor's rows and columns) is whole on every rank, a number (the step) stays plain.
+    """
+    if not isinstance(value, Tensor) or not isinstance(new, DTensor) or isinstance(value, DTensor) or value.ndim == 0:
+        return value
+    mesh = new.device_mesh
+    same = value.shape == new.shape
+    placements = new.placements if same else [Replicate()] * mesh.ndim
+    home = new.to_local().device
+    placed = distribute_tensor(value.detach().to(mesh.device_type), mesh, placements, src_data_rank=None)
+    if placed.to_local().device != home:  # offloaded to the CPU
+        local = placed.to_local().to(home)
+        placed = DTensor.from_local(local, mesh, placements, run_check=False, shape=value.shape, stride=value.stride())
+    return placed
+
+
+def _one_by_one_where_mixed(optimizer: torch.optim.Optimizer) -> None:
+    """No kernel over many tensors at once for a group with DTensors of several meshes, or beside plain parameters.
+
+    Splitting the group instead would be faster and would break ``optimizer.param_groups[0]["lr"] = …``.
+    """
+    for group in optimizer.param_groups:
+        if _is_mixed(group["params"]):
+            if "foreach" in group:
+                group["foreach"] = False
+            if group.get("fused"):
+                group["fused"] = False
+                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def _is_mixed(parameters: Sequence[Tensor]) -> bool:
+    return len({p.device_mesh if isinstance(p, DTensor) else None for p in parameters}) > 1

@@ -1,0 +1,141 @@
+"""Everything plain again: what a notebook gets back is an ordinary module with ordinary parameters, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import _composable_state
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from . import loading
+
+_OURS = __name__.rpartition(".")[0]
+_FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
+"""Rooms whose hooks and classes a module gets from a strategy, never from a user."""
+
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+_NOTES = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+
+
+def restore(
+    model: nn.Module, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None, *, gradients: bool = False
+) -> None:
+    """Make ``model`` what it was before any strategy, with the weights of now; all ranks call it.
+
+    Rank 0 holds every weight and buffer in full on the CPU, gathered one parameter at a time; the other ranks hold
+    parameters of the same names and shapes on the meta device. Classes are the user's own; no hook, wrapper or state
+    of a strategy is left; ties and ``requires_grad`` stay. ``replaced`` maps the parameters of before to those of
+    now: then the former are filled and hang in the model again, so that every name of the user's means them.
+    Gradients are gathered on request, else dropped.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    for module in model.modules():
+        _strip(module)
+    originals = {new: old for old, new in (replaced or {}).items()}
+    for parameter, places in loading.slots(model).items():
+        loading.put(places, _plain_parameter(parameter, originals.get(parameter), gradients))
+    if dist.get_rank() == 0:
+        for buffer in model.buffers():
+            buffer.data = buffer.data.cpu()
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None
+) -> None:
+    """The optimizer's state whole and on the CPU on rank 0, on the meta device elsewhere; all ranks call it.
+
+    After ``restore``, with the same ``replaced``: the optimizer's parameters are then those of before. Schedulers and
+    gradient scalers hold nothing of a rank's own; they refer to the optimizer, which stays the same object.
+    """
+    originals: dict[Tensor, nn.Parameter] = {new: old for old, new in (replaced or {}).items()}
+    for group in optimizer.param_groups:
+        group["params"] = [originals.get(parameter, parameter) for parameter in group["params"]]
+    state = dict(optimizer.state)
+    optimizer.state.clear()
+    for parameter, values in state.items():
+        kept = {name: whole(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        optimizer.state[originals.get(parameter, parameter)] = kept
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor in full on the CPU of rank 0, without values elsewhere; all ranks call it."""
+    with torch.no_grad():
+        value = tensor.detach()
+        if isinstance(value, DTensor):
+            value = value.full_tensor()
+        if dist.get_rank() != 0:
+            return torch.empty_like(value, device="meta")
+        return value.cpu()
+
+
+def _plain_parameter(parameter: nn.Parameter, original: nn.Parameter | None, gradients: bool) -> nn.Parameter:
+    value = whole(parameter)
+    gradient = whole(parameter.grad) if gradients and parameter.grad is not None else None
+    wanted = parameter.requires_grad
+    if original is None and not isinstance(parameter, DTensor) and type(parameter) is nn.Parameter:
+        original = parameter
+    if original is None or original.is_meta != value.is_meta:
+        plain = nn.Parameter(value, requires_grad=wanted)
+    else:
+        plain = original
+        plain.grad = None
+        plain.data = value
+        plain.requires_grad_(wanted)
+        _clear(plain._post_accumulate_grad_hooks)
+        vars(plain).pop("_fsdp_orig_uid", None)
+    plain.grad = gradient
+    return plain
+
+
+def _strip(module: nn.Module) -> None:
+    """Give a module its own class back, and take away the hooks and marks of strategies."""
+    while len(bases := type(module).__bases__) == 2 and _is_foreign(bases[0]):
+        module.__class__ = bases[1]
+    for attribute in _HOOKS:
+        _clear(getattr(module, attribute, None), module)
+    for attribute in _MARKS:
+        vars(module).pop(attribute, None)
+    _composable_state._module_state_mapping.pop(module, None)
+    for name, value in list(vars(module).items()):
+        if isinstance(value, (FunctionType, MethodType)) and _is_foreign(value):
+            delattr(module, name)
+    module._compiled_call_impl = None
+
+
+def _clear(hooks: MutableMapping[int, Any] | None, module: nn.Module | None = None) -> None:
+    """Remove the hooks that strategies registered, with what a module notes about each."""
+    for number, hook in list((hooks or {}).items()):
+        if hooks is not None and _is_foreign(hook):
+            del hooks[number]
+            for notes in _NOTES:
+                getattr(module, notes, {}).pop(number, None)
+
+
+def _is_foreign(thing: object) -> bool:
+    """Whether a hook, method or class comes from a strategy; wrapped functions are known by what they wrap."""
+    thing = getattr(thing, "hook", thing)  # torch's own wrapper of a state dict's hook
+    made_in = getattr(thing, "__globals__", {}).get("__name__", "")  # functools.wraps changes __module__
+    return any(
+        home == room or home.startswith(f"{room}.")
+        for home in (made_in, getattr(thing, "__module__", None) or "")
+        for room in _FOREIGN
+    )

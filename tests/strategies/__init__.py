@@ -1,0 +1,1 @@
+"""What runs on the ranks in tests of strategies: models, their training on one device, checks of effects."""

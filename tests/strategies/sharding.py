@@ -1,0 +1,94 @@
+"""FSDP: every option by its effect."""
+
+from __future__ import annotations
+
+import copy
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from jupyter_torchdist.runtime.strategies import fsdp, optimizers, plain
+from jupyter_torchdist.runtime.strategies.base import Setting
+
+from . import models
+from .models import CASES, Gpt, adamw, sgd, step
+from .ranks import CLOSE, assert_close, hooks_of, local_bytes, mean, mine, setting
+
+STEPS = 4
+
+
+def sharded(model: nn.Module, setting: Setting) -> dict[nn.Parameter, nn.Parameter]:
+    before = optimizers.by_name(model)
+    fsdp.check(model, setting)
+    fsdp.apply(model, setting)
+    return optimizers.replaced(before, model)
+
+
+def trained(name: str, how: Setting, make: models.MakeOptimizer = adamw, switch: int = 0) -> nn.Module:
+    """A model trained as sharded (from step ``switch`` on), held against one device in losses and weights."""
+    case = CASES[name]
+    losses, weights = models.alone(case, STEPS, make)
+    model = case.model()
+    optimizer = make([p for p in model.parameters() if p.requires_grad])
+    for number, (inputs, targets) in enumerate(case.batches(STEPS)):
+        if number == switch:
+            optimizers.remap(optimizer, sharded(model, how))
+        own = (inputs, targets) if number < switch else (mine(inputs), mine(targets))
+        loss = mean(step(model, optimizer, *own, after=lambda: None))
+        assert abs(loss - losses[number]) < CLOSE, (name, number, loss, losses[number])
+    assert_close(model.state_dict(), weights)
+    return model
+
+
+def check_models_train_as_on_one_device() -> None:
+    for name in ("mlp", "tied", "untied", "mixture"):
+        for make in (adamw, sgd):
+            trained(name, setting(), make)
+
+
+def check_conversion_in_mid_training_takes_the_optimizers_state_along() -> None:
+    trained("tied", setting(), adamw, switch=2)
+    trained("mixture", setting(), sgd, switch=2)
+
+
+def check_a_rank_holds_its_share_and_classes_and_names_stay() -> None:
+    model = Gpt(tied=False, width=16)
+    names, full = list(model.state_dict()), local_bytes(list(model.parameters()))
+    sharded(model, setting())
+    assert isinstance(model, Gpt)
+    assert list(model.state_dict()) == names
+    assert abs(local_bytes(list(model.parameters())) - full / dist.get_world_size()) < 0.1 * full
+    assert all(isinstance(p, DTensor) and p.placements == (Shard(0),) for p in model.parameters())
+
+
+def check_restored_models_are_plain_whole_and_tied() -> None:
+    model, handle_ran = CASES["tied"].model(), []
+    assert isinstance(model, Gpt)
+    model.layers[1].register_forward_hook(lambda *_: handle_ran.append(1))
+    hooks, originals = hooks_of(model), dict(model.named_parameters())
+    optimizer = adamw(list(model.parameters()))
+    before = sharded(model, setting())
+    optimizers.remap(optimizer, before)
+    optimizers.release(before)
+    for inputs, targets in CASES["tied"].batches(STEPS):
+        step(model, optimizer, mine(inputs), mine(targets), after=lambda: None)
+    plain.restore(model, before)
+    plain.restore_optimizer(optimizer, before)
+    assert type(model) is Gpt and type(model.layers[0]) is models.Block
+    assert hooks_of(model) == hooks and handle_ran
+    assert model.head.weight is model.tokens.weight
+    assert not any(name.startswith("_fsdp") or "-" in name for module in model.modules() for name in vars(module))
+    if dist.get_rank() == 0:
+        _, weights = models.alone(CASES["tied"], STEPS)
+        assert_close(model.state_dict(), weights)
+        assert all(type(p) is nn.Parameter and not isinstance(p, DTensor) for p in model.parameters())
+        assert all(model.get_parameter(name) is parameter for name, parameter in originals.items())
+        assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
+        for parameter, state in optimizer.state.items():
+            assert state["exp_avg"].shape == parameter.shape and type(state["exp_avg"]) is Tensor
+        step(model, optimizer, *CASES["tied"].batches(1)[0], after=lambda: None)
+        copy.deepcopy(model)
+    else:
+        assert all(parameter.is_meta for parameter in model.parameters())
+        assert model.head.weight.shape == (11, 16)

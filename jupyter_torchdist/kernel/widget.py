@@ -7,7 +7,9 @@ This file alone imports anywidget, which is optional. A widget is shown only to 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,6 +34,8 @@ STYLE = SCRIPT.with_suffix(".css")
 VIEW_TYPE = "application/vnd.jupyter.widget-view+json"
 LARGE = 16 * 1024
 """Characters of JSON from which on a message travels as a binary buffer, where the front end can take one."""
+STRAYS = 2.0
+"""Seconds for which a message may still be on its way to the main shell once there is a subshell of ours."""
 KEPT = 8
 """Widgets of ended jobs that stay alive with their views; earlier ones become still pictures."""
 
@@ -58,6 +62,7 @@ class Live:
         self._widget: JobWidget | None = JobWidget(snapshot=first)
         self._comm: Any = self._widget.comm
         self._routed = self._subshells.route(self._comm)
+        self._heard_elsewhere = math.inf
         self._widget.on_msg(lambda _widget, content, _buffers: self._hear(content))
         _remember(self)
 
@@ -76,8 +81,12 @@ class Live:
         return self._widget is None or self.ended()
 
     def tick(self) -> None:
-        """From the waiting cell: where no subshell of ours hears, it does."""
-        if self._main and self._widget and not (self._routed and self._subshells.name):
+        """From the waiting cell: what came while no subshell of ours heard is in the main shell's queue."""
+        if not (self._routed and self._subshells.name):
+            self._heard_elsewhere = math.inf
+        elif self._heard_elsewhere == math.inf:
+            self._heard_elsewhere = time.monotonic()
+        if self._main and self._widget and time.monotonic() - self._heard_elsewhere < STRAYS:
             self._main.poll({self._comm.comm_id: self._comm.handle_msg})
 
     def show(self, snapshot: dict[str, Any]) -> None:

@@ -106,9 +106,14 @@ def notebook(new_notebook: Callable[[], Notebook]) -> Notebook:
     notebook.run(
         "import jupyter_torchdist.kernel.widget as w, pathlib\n"
         "w.SCRIPT, w.JobWidget._esm = pathlib.Path(w.__file__), 'export default {}'\n"
-        "w.pump.LINGER = w.pump.QUIET = 0.5"
+        "w.pump.LINGER, w.pump.QUIET = 60, 0.5"
     )
     return notebook
+
+
+def waits_for_nobody(notebook: Notebook) -> None:
+    """Widgets go soon after their job's end, unless a view is there."""
+    assert notebook.value("setattr(w.pump, 'LINGER', 0.5)") is None  # no cell: its messages are the browser's
 
 
 def test_a_view_lives_while_the_cell_blocks(notebook: Notebook) -> None:
@@ -143,12 +148,31 @@ def test_a_view_lives_while_the_cell_blocks(notebook: Notebook) -> None:
     browser.until(lambda: any(e["kind"] == "job.ended" for m in browser.of("one", "events") for e in m["events"]))
 
 
+def test_what_came_before_the_subshell_was_there_is_heard(notebook: Notebook) -> None:
+    """A kernel that is busy makes its subshell late, and the cell looks for messages once it is there."""
+    notebook.run(
+        "import time, jupyter_torchdist.kernel.subshell as s\n"
+        "ask, tick = s.Subshells._ask, w.Live.tick\n"
+        "s.Subshells._ask = lambda self, *args, **more: (time.sleep(1), ask(self, *args, **more))[1]\n"
+        "w.Live.tick = lambda self: self._subshells.name and tick(self)"
+    )
+    browser = Browser(notebook)
+    cell = browser.execute(COUNTING.format(options=""))
+    model = browser.model()
+    browser.say(model, "one", {"type": "open", "logs": {}})
+    browser.until(lambda: browser.of("one", "hello"))
+    assert cell not in browser.idle
+    browser.say(model, "one", {"type": "ask", "id": 1, "what": "cancel", "kill": False})
+    browser.until(lambda: cell in browser.idle)
+
+
 def test_nothing_is_left_when_the_views_have_closed(notebook: Notebook) -> None:
     browser = Browser(notebook)
     cell = browser.execute(SHORT)
     model = browser.model()
     browser.say(model, "one", {"type": "open", "logs": {}})
     browser.until(lambda: browser.of("one", "hello") and cell in browser.idle)
+    waits_for_nobody(notebook)
     browser.say(model, "one", None, bye=True)
     browser.until(lambda: model in browser.closed)
     assert all(WIDGET not in bundle for bundle in browser.bundles.values())
@@ -167,6 +191,7 @@ def test_a_program_that_runs_notebooks_gets_no_widget(notebook: Notebook) -> Non
 
 
 def test_a_widget_nobody_looks_at_becomes_a_picture(notebook: Notebook) -> None:
+    waits_for_nobody(notebook)
     browser = Browser(notebook)
     cell = browser.execute(SHORT)
     model = browser.model()
@@ -175,7 +200,6 @@ def test_a_widget_nobody_looks_at_becomes_a_picture(notebook: Notebook) -> None:
 
 
 def test_a_view_that_opens_late_has_everything(notebook: Notebook) -> None:
-    notebook.run("w.pump.LINGER = 20")
     browser = Browser(notebook)
     cell = browser.execute(SHORT)
     model = browser.model()

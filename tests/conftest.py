@@ -6,14 +6,38 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import pytest
 
+from jupyter_torchdist.protocol.process import processes_of_job
 from tests.leaks import Snapshot, command_of, processes_of_runtime, wait_until
 from tests.notebook import Notebook
+
+FAILED = pytest.StashKey[bool]()
+"""Whether a test has failed by itself, before any fixture looked at what it left."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+def end_jobs(home: Path) -> None:
+    """Kill what runs of the jobs there: a test that failed half way has not ended them, which is no second failure."""
+
+    def ended() -> bool:
+        running = [process for job in home.glob("jobs/[!.]*") for process in processes_of_job(job.name)]
+        for process in running:
+            process.signal(signal.SIGKILL)
+        return not running
+
+    wait_until(ended, timeout=20)
 
 
 def _private_runtime() -> Iterator[Path]:
@@ -37,20 +61,28 @@ def shared_runtime() -> Iterator[Path]:
             module.pool().close()  # the driver zygote of this process, for tests that submit without a kernel
 
 
+@pytest.fixture(scope="session")
+def lasting() -> set[int]:
+    """Processes that stay until the session's end, and whose own come and go."""
+    return set()
+
+
 @pytest.fixture(autouse=True)
-def home(shared_runtime: Path, tmp_path: Path) -> Iterator[Path]:
+def home(request: pytest.FixtureRequest, shared_runtime: Path, lasting: set[int], tmp_path: Path) -> Iterator[Path]:
     """``TORCHDIST_HOME`` of this test. Fails the test that leaves a process, thread, socket or variable behind."""
-    before = Snapshot.take(shared_runtime)
+    before = Snapshot.take(shared_runtime, lasting)
     directory = tmp_path / "torchdist-home"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHDIST_HOME", str(directory))
         patch.setenv("TORCHDIST_RUNTIME_DIR", str(shared_runtime))
         patch.setenv("TORCHDIST_SCRATCH", str(shared_runtime / "scratch"))
         yield directory
+    if request.node.stash.get(FAILED, False):
+        end_jobs(directory)
     left: list[str] = []
 
     def nothing_left() -> bool:
-        left[:] = Snapshot.take(shared_runtime).left_since(before)
+        left[:] = Snapshot.take(shared_runtime, lasting).left_since(before)
         return not left
 
     wait_until(nothing_left, timeout=5)
@@ -59,10 +91,14 @@ def home(shared_runtime: Path, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def own_runtime(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A ``TORCHDIST_RUNTIME_DIR`` for this test alone, for tests that kill agents; empty of processes afterwards."""
+    """A ``TORCHDIST_RUNTIME_DIR`` for this test alone, for tests that kill agents; empty of processes afterwards.
+
+    Its zygotes live shortly: they import what every rank needs and no more.
+    """
     for directory in _private_runtime():
         with monkeypatch.context() as patch:
             patch.setenv("TORCHDIST_RUNTIME_DIR", str(directory))
+            patch.setenv("TORCHDIST_SUCCESSORS", "0")
             yield directory
 
 

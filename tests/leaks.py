@@ -101,8 +101,9 @@ class Snapshot:
     environ: tuple[tuple[str, str], ...]
 
     @staticmethod
-    def take(runtime: Path) -> Snapshot:
-        pids = {*descendants(os.getpid()), *processes_of_runtime(runtime)}
+    def take(runtime: Path, lasting: Iterable[int] = ()) -> Snapshot:
+        """``lasting``: processes whose descendants come and go as they like, such as a browser's."""
+        pids = {*descendants(os.getpid()), *processes_of_runtime(runtime)}.difference(*map(descendants, lasting))
         return Snapshot(
             processes=frozenset((pid, ticks) for pid in pids if (ticks := start_ticks(pid))),
             threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not thread.daemon),

@@ -53,7 +53,7 @@ class Zygote:
 
 def base_environment(environ: dict[str, str]) -> dict[str, str]:
     """Enough to start an interpreter; everything else comes with each job."""
-    ours = ("TORCHDIST_HOME", "TORCHDIST_RUNTIME_DIR", "TORCHDIST_SCRATCH")
+    ours = ("TORCHDIST_HOME", "TORCHDIST_RUNTIME_DIR", "TORCHDIST_SCRATCH", "TORCHDIST_SUCCESSORS")
     kept = {name: environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", *ours) if name in environ}
     return {
         **kept,

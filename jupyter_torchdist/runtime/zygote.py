@@ -49,6 +49,10 @@ then takes the zygote's place; no job waits for it. Libraries that jobs ask for 
 OPENBLAS = ("numpy", "scipy.linalg")
 """Imports whose threads are OpenBLAS's, which stops and restarts them around a fork (pthread_atfork)."""
 
+SUCCESSORS = "TORCHDIST_SUCCESSORS"
+"""``0`` in the environment of a kernel: its zygote has none, and imports ``PRELOAD`` alone. Saves two thirds of a cold
+start's work where nothing follows, as in tests that kill zygotes."""
+
 IMPORTED_BY = {"scipy": "scipy.linalg", "sklearn": "scipy.linalg"}
 """What parts of a package import first, for its threads to be seen where they come from."""
 
@@ -135,8 +139,10 @@ class _Server:
         self._selector.register(channel.read_fd, selectors.EVENT_READ)
 
     def prepare(self, names: tuple[str, ...]) -> None:
-        """Fork a successor that imports ``names``."""
+        """Fork a successor that imports ``names``, unless the environment forbids it."""
         self._prepare_at = float("inf")
+        if os.environ.get(SUCCESSORS) == "0":
+            return
         self._seen.update(names)
         self._successor = _Successor(self._channel, self._unsafe, names)
         if self._successor.pid == 0:

@@ -1,4 +1,4 @@
-"""A browser for the session, a page and a server for each test."""
+"""A browser and a server for the session; for each test a context of the one and a fresh start of the other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
@@ -18,19 +19,25 @@ EXTENSION = "share/jupyter/labextensions/jupyter-torchdist/package.json"
 
 
 @pytest.fixture(scope="session")
-def playwright() -> Iterator[Playwright]:
+def playwright(lasting: set[int]) -> Iterator[Playwright]:
     """Skips the tests where there is no browser, or no front end was built."""
     if find_browser() is None:
         pytest.skip("no Chromium here: apt-get install chromium")
     if not (Path(sys.prefix) / EXTENSION).exists():
         pytest.skip("the front end is not built: make front (it needs npm)")
+    before = _children()
     with sync_playwright() as started:
+        lasting |= _children() - before  # the browser and its helpers are below Playwright's own process
         yield started
 
 
-@pytest.fixture
-def browser(playwright: Playwright, home: Path) -> Iterator[Browser]:
-    """Debian's Chromium, without a head. One a test: its helpers come and go, and none may be left."""
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """Debian's Chromium, without a head."""
     # Chromium refuses its sandbox to root, as in most containers.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     browser = playwright.chromium.launch(executable_path=find_browser(), args=arguments)
@@ -38,21 +45,57 @@ def browser(playwright: Playwright, home: Path) -> Iterator[Browser]:
     browser.close()
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A link to the data directory of the test that runs: what a server of the session has for its own."""
+    return tmp_path_factory.mktemp("homes") / "now"
+
+
+@pytest.fixture(autouse=True)
+def home(home: Path, homes: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """``TORCHDIST_HOME`` of this test, under the name by which the server knows it."""
+    home.mkdir(mode=0o700)
+    homes.symlink_to(home)
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHDIST_HOME", str(homes))
+        yield homes
+    homes.unlink()
+
+
+@pytest.fixture(scope="session")
+def lasting_environment(homes: Path, shared_runtime: Path) -> Iterator[None]:
+    """Where a server looks that outlives a test, while it is started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHDIST_HOME", str(homes))
+        patch.setenv("TORCHDIST_RUNTIME_DIR", str(shared_runtime))
+        patch.setenv("TORCHDIST_SCRATCH", str(shared_runtime / "scratch"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def lasting_server(
+    browser: Browser, lasting_environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Jupyter]:
+    """The Jupyter server of all tests that need none of their own: it takes seconds to start."""
+    with jupyter(tmp_path_factory.mktemp("jupyter")) as started:
+        yield started
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def server(lasting_server: Jupyter, home: Path, tmp_path: Path) -> Iterator[Jupyter]:
+    """A Jupyter server over this test's jobs, in which nobody has worked before."""
+    with lasting_server.of_one_test(tmp_path.name) as fresh:
+        yield fresh
+
+
+@pytest.fixture
+def page(browser: Browser, home: Path) -> Iterator[Page]:
     """A page with nothing remembered from other tests."""
     context = browser.new_context(
         viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
     )
     yield context.new_page()
     context.close()
-
-
-@pytest.fixture
-def server(browser: Browser, home: Path, tmp_path: Path) -> Iterator[Jupyter]:
-    """A Jupyter server over this test's jobs."""
-    with jupyter(tmp_path / "jupyter") as started:
-        yield started
 
 
 @pytest.fixture

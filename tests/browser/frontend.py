@@ -1,4 +1,4 @@
-"""A Jupyter server of a test's own, and a browser's page as the tests use it."""
+"""A Jupyter server, and a browser's page as the tests use it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,34 @@ def find_browser() -> str | None:
 
 @dataclass
 class Jupyter:
-    """A running server. ``root`` has its notebooks."""
+    """A running server, with all that is its own below ``directory``."""
 
-    root: Path
+    directory: Path
     url: str
     token: str
     process: subprocess.Popen[bytes]
-    log: Path
+    folder: str = ""
+    """Where this user's notebooks are, seen from the server; empty, or with a slash at its end."""
+
+    @property
+    def root(self) -> Path:
+        """The directory of the notebooks."""
+        return self.directory / "notebooks" / self.folder
+
+    @property
+    def settings(self) -> Path:
+        """Of JupyterLab, as this user has made them."""
+        return self.directory / "settings"
+
+    @property
+    def workspaces(self) -> Path:
+        """What JupyterLab remembers of its layout."""
+        return self.directory / "workspaces"
 
     def address(self, front_end: str, path: str) -> str:
         """Where a browser shows the notebook ``path``; ``front_end`` is ``lab`` or ``notebook``."""
-        place = {"lab": f"lab/tree/{path}", "notebook": f"notebooks/{path}"}[front_end]
-        return f"{self.url}{place}?token={self.token}"
+        place = {"lab": "lab/tree/", "notebook": "notebooks/"}[front_end]
+        return f"{self.url}{place}{self.folder}{path}?token={self.token}"
 
     def write(self, path: str, *sources: str, outputs: dict[int, list[dict[str, Any]]] | None = None) -> str:
         """A notebook of these cells; ``outputs`` of some of them."""
@@ -59,6 +76,30 @@ class Jupyter:
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(notebook, self.root / path)
         return path
+
+    @contextlib.contextmanager
+    def of_one_test(self, folder: str) -> Iterator[Jupyter]:
+        """The server as if it were new: an empty folder, no settings and no layout; its kernels end with the block."""
+        for kept in (self.settings, self.workspaces):
+            shutil.rmtree(kept, ignore_errors=True)
+        write_first_settings(self.settings)
+        own = replace(self, folder=f"{folder}/")
+        own.root.mkdir()
+        try:
+            yield own
+        finally:
+            self._end_kernels()
+
+    def _end_kernels(self) -> None:
+        for session in self._ask("GET", "api/sessions"):
+            self._ask("DELETE", f"api/sessions/{session['id']}")
+        for kernel in self._ask("GET", "api/kernels"):  # those that have no notebook
+            self._ask("DELETE", f"api/kernels/{kernel['id']}")
+
+    def _ask(self, method: str, path: str) -> Any:
+        headers = {"Authorization": f"token {self.token}"}
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, None, headers, method=method)) as answer:
+            return json.loads(answer.read() or "null")
 
 
 @contextlib.contextmanager
@@ -71,7 +112,7 @@ def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) 
     runtime, log = directory / "runtime", directory / "server.log"
     for made in (root, runtime, directory / "home"):
         made.mkdir(parents=True, exist_ok=True)
-    write_settings(directory / "settings", "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
+    write_first_settings(directory / "settings")
     environment = {
         **os.environ,
         "HOME": str(directory / "home"),
@@ -93,7 +134,7 @@ def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) 
             command, env=environment, cwd=root, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
     try:
-        yield Jupyter(root, _address_of(process, runtime, log), token, process, log)
+        yield Jupyter(directory, _address_of(process, runtime, log), token, process)
     finally:
         _stop(process)
 
@@ -113,6 +154,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _children(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def write_first_settings(settings: Path) -> None:
+    """No news, and nothing else from the network."""
+    write_settings(settings, "apputils-extension/notification", fetchNews="false", checkForUpdates=False)
 
 
 def write_settings(settings: Path, of: str, **values: Any) -> None:
@@ -180,6 +226,12 @@ class Notebook:
     def view(self, number: int) -> Locator:
         """The view of a job under a cell."""
         return self.cell(number).locator(".td-view")
+
+    def in_theme(self, theme: str) -> None:
+        """Change JupyterLab's theme, from now on."""
+        change = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+        self.page.evaluate(change, theme)
+        expect(self.page.locator(f"body[data-jp-theme-name='{theme}']")).to_be_attached()
 
     def dismiss(self, title: str) -> None:
         """Whenever JupyterLab shows a dialog of that title, press its last button and go on."""

@@ -131,11 +131,6 @@ def a_log(step: int, **values: Any) -> dict[str, Any]:
     return {"t": 1.0 + step, "k": "log", "step": step, "v": values}
 
 
-def in_theme(page: Page, theme: str) -> None:
-    page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme)
-    expect(page.locator(f"body[data-jp-theme-name='{theme}']")).to_be_attached()
-
-
 def a_failed_job(label: str) -> FakeJob:
     job = FakeJob(now=time.time() - 30, label=label, source="a = 1\nraise ValueError('no good')\n")
     with job:
@@ -161,7 +156,7 @@ def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: 
     expect(page.locator(".td-row")).to_have_count(3)
     for theme in THEMES:
         colours = theme != THEMES[0]  # nothing else is another theme's
-        in_theme(page, theme)
+        notebook.in_theme(theme)
         page.locator(".td-row").first.hover()
         check(page, f"{theme}: panel", ".lm-Widget.td-panel", ".td-status-button", colours=colours)
         for number, words in enumerate(("running", "failed", "succeeded")):

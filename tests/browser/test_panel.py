@@ -87,21 +87,24 @@ def test_the_cell_of_a_job_is_shown(server: Jupyter, page: Page, home: Path) -> 
     assert not notebook.errors
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
-def test_panel_and_tab_in_each_theme(theme: str, server: Jupyter, page: Page, running_job: FakeJob) -> None:
-    write_settings(server.root.parent / "settings", "apputils-extension/themes", theme=theme)
+def test_panel_and_tab_in_each_theme(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    dark, *others = ["JupyterLab Dark", "JupyterLab Light", "JupyterLab Dark High Contrast"]
+    write_settings(server.settings, "apputils-extension/themes", theme=dark)
     running_job.rank(0).prints("a line of rank 0\n")
     notebook = Notebook.open(page, server, "lab", server.write("theme.ipynb", "pass"))
-    expect(page.locator(f"body[data-jp-theme-name='{theme}']")).to_be_attached()
+    expect(page.locator(f"body[data-jp-theme-name='{dark}']")).to_be_attached()
     open_panel(page)
     page.locator(".td-row-open").click()
     tab = page.locator(".td-main")
     expect(tab).to_contain_text("a line of rank 0")
-    view, area = tab.locator(".td-view").bounding_box(), tab.bounding_box()
-    assert view is not None
-    assert area is not None
-    assert view["height"] == pytest.approx(area["height"], abs=4)
-    notebook.picture(theme.removeprefix("JupyterLab ").lower().replace(" ", "-"))
+    for theme in [dark, *others]:
+        if theme != dark:
+            notebook.in_theme(theme)
+        view, area = tab.locator(".td-view").bounding_box(), tab.bounding_box()
+        assert view is not None
+        assert area is not None
+        assert view["height"] == pytest.approx(area["height"], abs=4)
+        notebook.picture(theme.removeprefix("JupyterLab ").lower().replace(" ", "-"))
     assert not notebook.errors
 
 

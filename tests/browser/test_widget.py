@@ -41,15 +41,16 @@ STEP = re.compile(r"step \d+ of rank 1")
 LONG, SHORT = CELL.format(bulk=BULK, steps=3000), CELL.format(bulk=BULK, steps=5)
 
 
-@pytest.fixture
-def server(browser: Browser, home: Path, tmp_path: Path) -> Iterator[Jupyter]:
+@pytest.fixture(scope="module")
+def lasting_server(
+    browser: Browser, lasting_environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Jupyter]:
     """A server whose JupyterLab has not our extension, and which has the page that stands for VS Code."""
-    static = tmp_path / "static"
-    static.mkdir()
-    config = tmp_path / "jupyter" / "config" / "labconfig"
+    directory, static = tmp_path_factory.mktemp("jupyter"), tmp_path_factory.mktemp("static")
+    config = directory / "config" / "labconfig"
     config.mkdir(parents=True)
     (config / "page_config.json").write_text(json.dumps({"disabledExtensions": {"jupyter-torchdist": True}}))
-    with jupyter(tmp_path / "jupyter", webview.build(static)) as started:
+    with jupyter(directory, webview.build(static)) as started:
         yield started
 
 

@@ -1,13 +1,34 @@
-"""One kernel for the tests of a module that leave it as they found it: a kernel takes a second to start."""
+"""What takes seconds to start and is shared: the agent with its warm processes, a kernel for the tests of a module."""
 
 from __future__ import annotations
 
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.protocol.connect import connect_agent
 from tests.notebook import Notebook
+
+
+@pytest.fixture(scope="session")
+def connections(shared_runtime: Path) -> Iterator[list[socket.socket]]:
+    """The connection that keeps the agent of this session, in a list of one."""
+    held: list[socket.socket] = []
+    yield held
+    for connection in held:
+        connection.close()
+
+
+@pytest.fixture(autouse=True)
+def agent_stays(home: Path, connections: list[socket.socket]) -> None:
+    """Between two tests on a busy machine an idle agent would end, and the next one would import torch anew."""
+    held = connections[:]
+    connections[:] = [connect_agent(sys.executable)]
+    for connection in held:
+        connection.close()
 
 
 @pytest.fixture(scope="module")

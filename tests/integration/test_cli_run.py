@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.protocol.connect import connect_agent
 from jupyter_torchdist.protocol.process import processes_of_job
 from jupyter_torchdist.store import catalog
 from tests.leaks import wait_until
@@ -122,13 +122,11 @@ def test_doctor_finds_this_machine_well(torchdist: Run) -> None:
 
 
 def test_stop_ends_the_warm_processes(own_runtime: Path, torchdist: Run) -> None:
-    assert torchdist("run", "--ranks", "1", "script.py").returncode == 0
-    nodes = torchdist("nodes").stdout
-    assert "warm process" in nodes
-    assert "ended 1 warm process" in torchdist("stop").stdout
-    began = time.monotonic()
-    assert wait_until(lambda: "no warm processes" in torchdist("nodes").stdout, 10)
-    assert time.monotonic() - began < 10
+    with connect_agent(sys.executable):  # an idle agent ends by itself, on a busy machine between two commands
+        assert torchdist("run", "--ranks", "1", "script.py").returncode == 0
+        assert "warm process" in torchdist("nodes").stdout
+        assert "ended 1 warm process" in torchdist("stop").stdout
+        assert wait_until(lambda: "no warm processes" in torchdist("nodes").stdout, 60)
 
 
 def test_output_that_nobody_reads_on_is_no_error(torchdist: Run, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from ..protocol.spec import BY_FLAG, Options, parse_options
+from ..planning.configuration import configured
+from ..protocol.spec import BY_FLAG, Options
 from .job import Job
 from .submit import Request, submit
 
@@ -29,7 +31,7 @@ def options_of(**chosen: Any) -> Options:
             words += [flag] if value else []
         elif value is not None:
             words += [f"{flag}={text}" for text in _texts(value, option.repeatable)]
-    return parse_options(words)
+    return configured(words, Path.cwd())
 
 
 def _texts(value: Any, repeatable: bool) -> Iterable[str]:

@@ -7,7 +7,8 @@ import shlex
 from ..protocol.spec import OPTIONS, JobSpec, Option, Options
 
 _SHELL = "torchdist"
-_NOT_AGAIN = ("plan", "watch", "background")
+_NOT_AGAIN = ("plan", "watch", "background", "config")
+"""A configuration file too: what it set stands in the other options."""
 
 
 def command(spec: JobSpec) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.errors import OptionError
@@ -12,6 +12,7 @@ from ..protocol.plan import Gpu, NodePlan
 from ..protocol.spec import Options
 from ..protocol.strategy import DIMENSIONS, StrategyPlan
 from ..protocol.strategy_options import BY_NAME, convert
+from . import deepspeed_config, strategy_checks
 
 DATA = ("ddp", "fsdp", "hsdp")
 """Strategies that divide the batch; one of them at the most."""
@@ -54,28 +55,49 @@ def plan_strategy(
     if options.resume and not options.checkpoint:
         raise OptionError("--resume: from which checkpoint?", "add --checkpoint DIR")
     values = convert(options.option, name)
-    notes: tuple[str, ...] = ()
+    notes = list(options.remarks)
     if name == "auto":
         choice = _choose(values, world_size, nodes, gpus, fits)
-        name, notes = choice.name, (f"auto chose {choice.name}: {choice.why}",)
+        name = choice.name
+        notes.append(f"auto chose {name}: {choice.why}")
         values = convert(options.option, name)
     if name == "deepspeed":
-        degrees = {"dp_replicate": world_size}
-    else:
-        degrees = _degrees(name, values, world_size, nodes)
+        return _deepspeed(options, values, world_size, notes)
     _check_size(name, world_size)
+    degrees = _degrees(name, values, world_size, nodes, notes)
+    values = {key: value for key, value in values.items() if key not in DIMENSIONS}
+    nccl = bool(gpus) and options.backend != "gloo"
+    strategy_checks.check(name, values, degrees, nccl=nccl, checkpoint=options.checkpoint is not None)
+    notes += strategy_checks.notes(values)
+    if world_size == 1:
+        notes.append("one rank: nothing is divided")
+    return _plan(options, name, degrees, strategy_checks.implied(values), notes)
+
+
+def _plan(
+    options: Options, name: str, degrees: dict[str, int], values: dict[str, Any], notes: Sequence[str]
+) -> StrategyPlan:
     return StrategyPlan(
         name=name,
         degrees={dimension: degree for dimension, degree in degrees.items() if degree > 1},
-        options={key: value for key, value in values.items() if key not in DIMENSIONS},
+        options=values,
         precision=options.precision,
         compile=options.compile,
         activation_checkpointing=options.activation_checkpointing,
         grad_accumulation=options.grad_accumulation,
         checkpoint=options.checkpoint,
         resume=options.resume,
-        notes=notes,
+        notes=tuple(notes),
     )
+
+
+def _deepspeed(options: Options, values: dict[str, Any], world_size: int, notes: Sequence[str]) -> StrategyPlan:
+    """DeepSpeed's configuration is kept whole; what it says of precision and accumulation holds."""
+    if "config" not in values:
+        raise OptionError("deepspeed: with which configuration?", "add --config ds.json")
+    settled = deepspeed_config.settle(values["config"], options, world_size)
+    plan = _plan(options, "deepspeed", {"dp_replicate": world_size}, values, (*notes, *settled.notes))
+    return replace(plan, precision=settled.precision, grad_accumulation=settled.grad_accumulation)
 
 
 def _none(options: Options) -> StrategyPlan:
@@ -95,7 +117,7 @@ def _none(options: Options) -> StrategyPlan:
             f"{words}: without a strategy the cell is left as it is",
             "add --strategy auto (or ddp, fsdp, …), or write it in the cell",
         )
-    return StrategyPlan()
+    return StrategyPlan(notes=options.remarks)
 
 
 def _choose(
@@ -122,16 +144,31 @@ def _choose(
     return _Choice("fsdp", large)
 
 
-def _degrees(name: str, values: dict[str, Any], world_size: int, nodes: Sequence[NodePlan]) -> dict[str, int]:
+def _degrees(
+    name: str, values: dict[str, Any], world_size: int, nodes: Sequence[NodePlan], notes: list[str]
+) -> dict[str, int]:
     """The ranks along each dimension of the mesh, from what is given, the ranks and the topology."""
     parts = name.split("+")
     data = [part for part in parts if part in DATA]
     if len(data) > 1:
         raise OptionError(f"{name}: {' and '.join(data)} both divide the batch", "hsdp shards and replicates")
-    dimensions = [dimension for part in parts for dimension in OWN_DIMENSIONS[part]]
+    sharding = values.get("sharding_strategy") if "fsdp" in parts else None
+    own = {**OWN_DIMENSIONS, "fsdp": _of_sharding(sharding)}
+    dimensions = [dimension for part in parts for dimension in own[part]]
+    if strange := [dimension for dimension in DIMENSIONS if dimension in values and dimension not in dimensions]:
+        shards = f"-O sharding_strategy={sharding}" if sharding else "fsdp, which shards over all ranks,"
+        raise OptionError(
+            f"{shards} and -O {strange[0]} contradict each other", "--strategy hsdp both shards and replicates"
+        )
     degrees = {dimension: values[dimension] for dimension in dimensions if dimension in values}
     if "hsdp" in parts and not {"dp_replicate", "dp_shard"} & degrees.keys():
         degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
+    if sharding in strategy_checks.HYBRID and not {"dp_replicate", "dp_shard"} & degrees.keys():
+        if len(nodes) > 1:
+            degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
+        else:  # as FSDP1: one node's ranks share one copy
+            degrees["dp_replicate"] = 1
+            notes.append(f"{sharding} on one node: one copy, sharded over its ranks; -O dp_shard=k makes several")
     free = [dimension for dimension in dimensions if dimension not in degrees]
     given = math.prod(degrees.values())
     if len(free) > 1:
@@ -149,6 +186,13 @@ def _degrees(name: str, values: dict[str, Any], world_size: int, nodes: Sequence
     for dimension in free:
         degrees[dimension] = world_size // given
     return degrees
+
+
+def _of_sharding(sharding: str | None) -> tuple[str, ...]:
+    """fsdp's own dimensions under the names of FSDP1."""
+    if sharding == strategy_checks.REPLICATED:
+        return ("dp_replicate",)
+    return ("dp_replicate", "dp_shard") if sharding in strategy_checks.HYBRID else ("dp_shard",)
 
 
 def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[NodePlan]) -> int:

@@ -32,6 +32,8 @@ class Options:
     grad_accumulation: int = 1
     checkpoint: str | None = None
     resume: bool = False
+    remarks: tuple[str, ...] = ()
+    """What a configuration file said that needs a word."""
     out: tuple[str, ...] = ("auto",)
     collect: str = "rank0"
     exclude: tuple[str, ...] = ()

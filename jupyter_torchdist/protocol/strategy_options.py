@@ -156,7 +156,7 @@ def _degree(name: str, strategies: tuple[str, ...], text: str) -> StrategyOption
 
 STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     # degrees
-    _degree("dp_replicate", ("ddp", "hsdp"), "ranks that hold a copy each (default: what the others leave)"),
+    _degree("dp_replicate", ("ddp", "fsdp", "hsdp"), "ranks that hold a copy each (default: what the others leave)"),
     _degree("dp_shard", SHARDED, "ranks that share one copy (default: what the others leave; hsdp: those of a node)"),
     _degree("cp", ("cp",), "ranks that share a sequence"),
     _degree("tp", ("tp",), "ranks that share a layer"),

@@ -117,6 +117,8 @@ export interface Options {
   grad_accumulation: number;
   checkpoint: string | null;
   resume: boolean;
+  /** What a configuration file said that needs a word. */
+  remarks: string[];
   out: string[];
   collect: string;
   exclude: string[];

@@ -108,7 +108,19 @@ export const PLAN: Plan = {
   grace: 5,
   collect: 'rank0',
   out: ['auto'],
-  env_names: []
+  env_names: [],
+  strategy: {
+    name: 'none',
+    degrees: {},
+    options: {},
+    precision: 'fp32',
+    compile: false,
+    activation_checkpointing: false,
+    grad_accumulation: 1,
+    checkpoint: null,
+    resume: false,
+    notes: []
+  }
 };
 
 export function hello(state: JobState, more: Record<string, unknown> = {}): Record<string, unknown> {

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jupyter_torchdist.planning.strategy import plan_strategy
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.plan import Gpu, NodePlan
 from jupyter_torchdist.protocol.spec import parse_options
-from jupyter_torchdist.protocol.strategy import StrategyPlan
+from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
+from jupyter_torchdist.protocol.strategy_options import STRATEGY_OPTIONS, StrategyOption
 
 GPUS = (Gpu("GPU-0", 0, "NVIDIA H100", 80 * 1024**3, 0),)
 
@@ -41,7 +46,11 @@ def planned(line: str, *sizes: int, gpus: tuple[Gpu, ...] = (), fits: bool | Non
         ("--strategy fsdp+tp -O dp_shard=2", (8,), {"dp_shard": 2, "tp": 4}),
         ("--strategy pp+ddp -O pp=2", (4,), {"pp": 2, "dp_replicate": 2}),
         ("--strategy fsdp+tp+pp -O tp=2 -O pp=2", (8,), {"dp_shard": 2, "tp": 2, "pp": 2}),
-        ("--strategy deepspeed", (2,), {"dp_replicate": 2}),
+        ("--strategy fsdp -O sharding_strategy=3", (4,), {"dp_replicate": 4}),
+        ("--strategy fsdp -O sharding_strategy=HYBRID_SHARD", (2, 2), {"dp_replicate": 2, "dp_shard": 2}),
+        ("--strategy fsdp -O sharding_strategy=5", (4,), {"dp_shard": 4}),
+        ("--strategy fsdp -O sharding_strategy=4 -O dp_shard=2", (4,), {"dp_replicate": 2, "dp_shard": 2}),
+        ("--strategy deepspeed -O config={}", (2,), {"dp_replicate": 2}),
     ],
 )
 def test_degrees(line: str, sizes: tuple[int, ...], degrees: dict[str, int]) -> None:
@@ -73,6 +82,51 @@ def test_without_a_strategy_nothing_is_planned() -> None:
         ("--strategy ddp -O cpu_offload=1", (2,), "an option of fsdp and hsdp, not of ddp", "--strategy fsdp"),
         ("--strategy fsdp -O sharding_strategy=6", (2,), "expected one of FULL_SHARD", "|1-5"),
         ("--strategy ddp --resume", (2,), "from which checkpoint?", "--checkpoint DIR"),
+        (
+            "--strategy hsdp -O sharding_strategy=1 -O dp_shard=2",
+            (4,),
+            "--strategy hsdp and -O sharding_strategy=FULL_SHARD contradict",
+            "HYBRID_SHARD",
+        ),
+        ("--strategy fsdp -O dp_replicate=2", (4,), "-O dp_replicate contradict each other", "--strategy hsdp"),
+        ("--strategy fsdp -O sharding_strategy=3 -O dp_shard=2", (4,), "NO_SHARD and -O dp_shard contradict", "hsdp"),
+        (
+            "--strategy fsdp -O sharding_strategy=2 -O reshard_after_forward=1",
+            (2,),
+            "SHARD_GRAD_OP and -O reshard_after_forward=1 contradict",
+            "keep one",
+        ),
+        ("--strategy fsdp -O reshard_after_forward=4", (4,), "groups of 4 do not divide the 4 ranks", "divisor of 4"),
+        ("--strategy fsdp -O reshard_after_forward=3", (4,), "groups of 3 do not divide the 4 ranks", "divisor of 4"),
+        (
+            "--strategy fsdp -O cpu_ram_efficient_loading=1 -O sync_module_states=0",
+            (2,),
+            "needs rank 0's weights",
+            "sync_module_states=0 out",
+        ),
+        (
+            "--strategy fsdp -O auto_wrap_policy=SIZE_BASED_WRAP -O transformer_layer_cls_to_wrap=Block",
+            (2,),
+            "-O transformer_layer_cls_to_wrap and -O auto_wrap_policy=SIZE_BASED_WRAP contradict",
+            "TRANSFORMER_BASED_WRAP",
+        ),
+        (
+            "--strategy fsdp -O min_num_params=100 -O transformer_layer_cls_to_wrap=Block",
+            (2,),
+            "-O transformer_layer_cls_to_wrap and -O min_num_params contradict",
+            "keep one",
+        ),
+        ("--strategy ddp -O comm_hook=bf16", (2,), "needs NCCL", "-O comm_hook=fp16"),
+        ("--strategy ddp -O uneven_inputs=1 -O static_graph=1", (2,), "uneven_inputs and -O static_graph", "keep one"),
+        ("--strategy ddp -O trust_loss=1 -O loss=sum", (2,), "for a mean", "trust_loss out"),
+        ("--strategy ddp -O checkpoint_steps=5", (2,), "into which directory?", "--checkpoint DIR"),
+        ("--strategy pp -O microbatches=2", (4,), "as many microbatches as stages: 2 of 4", "-O microbatches=4"),
+        ("--strategy pp -O balance=1,2,3", (2,), "3 parts for 2 ranks along pp", "2 numbers"),
+        ("--strategy pp -O balance=fast", (2,), "one of cost, parameters, manual", "-O balance="),
+        ("--strategy tp -O tp_plan=a:sideways", (2,), "STYLE is one of colwise", "-O tp_plan="),
+        ("--strategy deepspeed", (2,), "with which configuration?", "--config ds.json"),
+        ("--strategy deepspeed -O config=3", (2,), "expected a JSON object", "-O config=JSON"),
+        ("--strategy deepspeed -O tp=2", (2,), "an option of tp, not of deepspeed", "--strategy tp"),
         ("--precision bf16 --compile", (2,), "--precision, --compile: without a strategy", "--strategy auto"),
     ],
 )
@@ -107,5 +161,49 @@ def test_auto_says_why(
 
 def test_what_is_set_is_converted_and_what_is_not_is_absent() -> None:
     plan = planned("--strategy fsdp -O sharding-strategy=2 -O min_num_params=1e6 -O cpu_offload=1 --precision bf16", 2)
-    assert plan.options == {"sharding_strategy": "SHARD_GRAD_OP", "min_num_params": 1_000_000, "cpu_offload": True}
+    assert plan.options == {
+        "sharding_strategy": "SHARD_GRAD_OP",
+        "reshard_after_forward": False,  # implied, as the next one
+        "auto_wrap_policy": "SIZE_BASED_WRAP",
+        "min_num_params": 1_000_000,
+        "cpu_offload": True,
+    }
     assert plan.precision == "bf16"
+
+
+def test_what_means_the_same_in_fsdp2_is_said() -> None:
+    plan = planned("--strategy fsdp -O version=1 -O use_orig_params=0", 2)
+    assert "version 1: run as FSDP2" in plan.notes[0] and "use_orig_params=0" in plan.notes[1]
+
+
+def test_one_rank_is_a_rehearsal() -> None:
+    assert planned("--strategy fsdp", 1).notes == ("one rank: nothing is divided",)
+
+
+@pytest.mark.parametrize("option", STRATEGY_OPTIONS, ids=lambda option: option.name)
+def test_every_option_takes_the_values_that_it_names(option: StrategyOption) -> None:
+    for choice in option.choices:
+        assert option.convert(choice) is not None
+    default = option.default
+    if default is not None and not isinstance(default, bool):
+        assert option.convert(f"{default:g}" if isinstance(default, float) else str(default)) == default
+    assert set(option.strategies) <= set(NAMES)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.sampled_from(["ddp", "fsdp", "hsdp", "tp", "cp", "pp"]), min_size=1, max_size=3, unique=True),
+    st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(1, 5), max_size=3),
+    st.sampled_from([(1,), (2,), (4,), (6,), (8,), (2, 2), (4, 2), (4, 4)]),
+)
+def test_degrees_multiply_to_the_ranks_or_are_refused_with_a_remedy(
+    names: list[str], degrees: dict[str, int], sizes: tuple[int, ...]
+) -> None:
+    line = " ".join([f"--strategy {'+'.join(names)}", *(f"-O {name}={degree}" for name, degree in degrees.items())])
+    try:
+        plan = planned(line, *sizes)
+    except OptionError as error:
+        assert error.hint
+    else:
+        assert math.prod(plan.degree(dimension) for dimension in DIMENSIONS) == sum(sizes)
+        assert all(plan.degree(name) == degree for name, degree in degrees.items())

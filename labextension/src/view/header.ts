@@ -1,4 +1,5 @@
 /** The top of a view: what job, how it stands, where, since when, how far, and the way to end it. */
+import type { Plan } from '../protocol';
 import type { JobSession } from '../session';
 import type { Progress } from '../source';
 import { isFinal } from '../state';
@@ -64,7 +65,7 @@ export class Header {
     setAttribute(this.name, 'title', [state.name, state.label, this.session.job].filter(Boolean).join(' · '));
     setText(this.where, hello ? where(state) : '');
     setAttribute(this.where, 'title', hosts(state).slice(0, 32).join(', '));
-    setText(this.how, how(hello?.spec?.options, hello?.plan?.backend));
+    setText(this.how, how(hello?.plan));
     this.says(effective);
     this.drawNotes(notesOf(state, hello?.notes ?? []));
     this.progress.draw(status?.progress ?? null, isFinal(state));
@@ -126,9 +127,9 @@ export class Header {
 }
 
 /** Strategy and backend, as far as they are known. */
-export function how(options: object | undefined, backend: string | undefined): string {
-  const strategy = options && 'strategy' in options ? options.strategy : null;
-  return [typeof strategy === 'string' ? strategy : '', backend ?? ''].filter(Boolean).join(' · ');
+export function how(plan: Partial<Plan> | null | undefined): string {
+  const strategy = plan?.strategy?.name ?? 'none'; // the plan of an earlier version has none
+  return [strategy === 'none' ? '' : strategy, plan?.backend ?? ''].filter(Boolean).join(' · ');
 }
 
 /** The job's own bar (`td.progress`). */

@@ -1,0 +1,179 @@
+"""DeepSpeed's JSON beside our options: what it settles, and what contradicts it. The rest is DeepSpeed's to judge."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import OptionError
+from ..protocol.spec import Options
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a configuration and the options come to together."""
+
+    precision: str
+    grad_accumulation: int
+    notes: tuple[str, ...]
+
+
+def settle(config: Mapping[str, Any], options: Options, world_size: int) -> Settled:
+    """Raises ``OptionError`` for a ZeRO stage that is none, and for two that contradict each other."""
+    stage = _table(config, "zero_optimization").get("stage", 0)
+    if stage not in (0, 1, 2, 3, "auto"):
+        raise OptionError(f"DeepSpeed's zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}", "correct the file")
+    precision = _precision(config, options)
+    accumulation = _accumulation(config, options)
+    _check_batch(config, world_size, accumulation)
+    auto = sorted(_autos(config))
+    notes = [f"ZeRO stage {stage}"]
+    if auto:
+        notes.append(f"DeepSpeed's {', '.join(auto)}: filled in from the model, the optimizer and the options")
+    return Settled(precision, accumulation, tuple(notes))
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name, {})
+    return value if isinstance(value, Mapping) else {}
+
+
+def _precision(config: Mapping[str, Any], options: Options) -> str:
+    enabled = [name for name in ("bf16", "fp16") if _table(config, name).get("enabled") is True]
+    if len(enabled) > 1:
+        raise OptionError("DeepSpeed's fp16 and bf16 are both enabled", "enable one of them")
+    chosen = enabled[0] if enabled else "fp32"
+    if options.precision not in ("fp32", chosen) and (enabled or _is_off(config, options.precision)):
+        raise OptionError(
+            f"--precision {options.precision} and the DeepSpeed configuration ({chosen}) contradict each other",
+            f'write "{options.precision}": {{"enabled": "auto"}} there, or leave --precision out',
+        )
+    return chosen if enabled else options.precision
+
+
+def _is_off(config: Mapping[str, Any], name: str) -> bool:
+    return _table(config, name).get("enabled") is False
+
+
+def _accumulation(config: Mapping[str, Any], options: Options) -> int:
+    steps = config.get("gradient_accumulation_steps", "auto")
+    if steps == "auto" or steps == options.grad_accumulation:
+        return options.grad_accumulation
+    if not isinstance(steps, int) or steps < 1:
+        raise OptionError(f"DeepSpeed's gradient_accumulation_steps: {steps!r}", 'a whole number, or "auto"')
+    if options.grad_accumulation != 1:
+        raise OptionError(
+            f"--grad-accumulation {options.grad_accumulation} and DeepSpeed's gradient_accumulation_steps {steps} "
+            "contradict each other",
+            'write "auto" there, or leave --grad-accumulation out',
+        )
+    return steps
+
+
+def _check_batch(config: Mapping[str, Any], world_size: int, accumulation: int) -> None:
+    """DeepSpeed's own rule: a global batch is micro-batch x accumulation x ranks."""
+    whole, part = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
+    if isinstance(whole, int) and isinstance(part, int) and whole != part * accumulation * world_size:
+        raise OptionError(
+            f"DeepSpeed's train_batch_size {whole} is not {part} a micro-batch x {accumulation} accumulated "
+            f"x {world_size} ranks = {part * accumulation * world_size}",
+            'write "auto" for train_batch_size',
+        )
+
+
+def _autos(value: Any, name: str = "") -> list[str]:
+    """Where ``auto`` stands, with dots."""
+    if isinstance(value, Mapping):
+        return [found for key, item in value.items() for found in _autos(item, f"{name}.{key}" if name else str(key))]
+    return [name] if value == "auto" else []
+
+
+_KEYS = (
+    "deepspeed_config_file",
+    "zero_stage",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "offload_optimizer_device",
+    "offload_optimizer_nvme_path",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "zero3_init_flag",
+    "zero3_save_16bit_model",
+    "deepspeed_moe_layer_cls_names",
+    "deepspeed_multinode_launcher",
+    "deepspeed_hostfile",
+    "deepspeed_exclusion_filter",
+    "deepspeed_inclusion_filter",
+)
+_REFUSED = {
+    "deepspeed_moe_layer_cls_names": "mixtures with parameters on some ranks only are not trained here",
+    "deepspeed_hostfile": "this version runs on one machine",
+    "deepspeed_exclusion_filter": "this version runs on one machine",
+    "deepspeed_inclusion_filter": "this version runs on one machine",
+}
+
+
+def of_accelerate(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
+    """accelerate's ``deepspeed_config`` as DeepSpeed's own: the file it names, or what its keys say.
+
+    Raises ``OptionError`` for a key that is unknown, refused, or stands beside a file.
+    """
+    for key, value in section.items():
+        if key not in _KEYS:
+            near = difflib.get_close_matches(key, _KEYS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KEYS)}"
+            raise OptionError(f"{path}: accelerate's deepspeed_config has no key {key!r}", hint)
+        if key in _REFUSED and value not in (None, "", "none"):
+            raise OptionError(f"{path}: {key}: {value}: {_REFUSED[key]}", f"leave {key} out")
+    if "deepspeed_config_file" in section:
+        return _file(path, section)
+    return _from_keys(path, section)
+
+
+def _file(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
+    beside = [key for key in section if key not in ("deepspeed_config_file", "zero3_init_flag", *_LAUNCHERS)]
+    if beside:
+        raise OptionError(
+            f"{path}: {', '.join(beside)} and deepspeed_config_file contradict each other", "keep it in the JSON alone"
+        )
+    file = path.parent / Path(str(section["deepspeed_config_file"])).expanduser()
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise OptionError(f"{path}: deepspeed_config_file: {file} cannot be read: {error}", "correct it") from error
+    if not isinstance(config, dict):
+        raise OptionError(f"{file} holds no JSON object", 'it begins with {"zero_optimization": …}')
+    return config
+
+
+_LAUNCHERS = ("deepspeed_multinode_launcher",)
+"""Of accelerate's launcher, which has nothing to do on one machine."""
+
+
+def _from_keys(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": section.get("zero_stage", 2)}
+    for part in ("optimizer", "param"):
+        device = section.get(f"offload_{part}_device", "none")
+        if device in ("cpu", "nvme"):
+            zero[f"offload_{part}"] = {"device": device}
+            if device == "nvme":
+                zero[f"offload_{part}"]["nvme_path"] = section.get(f"offload_{part}_nvme_path", "auto")
+        elif device not in (None, "none"):
+            raise OptionError(f"{path}: offload_{part}_device: {device!r}: expected none, cpu or nvme", "correct it")
+    if "zero3_save_16bit_model" in section:
+        zero["stage3_gather_16bit_weights_on_model_save"] = section["zero3_save_16bit_model"]
+    config: dict[str, Any] = {
+        "zero_optimization": zero,
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": section.get("gradient_accumulation_steps", "auto"),
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+    }
+    if "gradient_clipping" in section:
+        config["gradient_clipping"] = section["gradient_clipping"]
+    return config

@@ -1,0 +1,119 @@
+"""Options of a strategy beside each other: what one implies of another, what contradicts, what needs a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..protocol.errors import OptionError
+
+Values = Mapping[str, Any]
+"""Options by name, converted; the defaults are not in it."""
+
+REPLICATED, HYBRID = "NO_SHARD", ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+RESHARDED = {"FULL_SHARD": True, "HYBRID_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD_ZERO2": False}
+"""Whether parameters are freed between forward and backward, by the names of FSDP1."""
+
+
+def check(name: str, values: Values, degrees: Mapping[str, int], *, nccl: bool, checkpoint: bool) -> None:
+    """Raises ``OptionError`` for options that cannot stand together on this mesh."""
+    _check_ddp(values, nccl)
+    _check_sharding(name, values, degrees)
+    _check_units(values)
+    _check_pipeline(values, degrees)
+    if values.get("trust_loss") and values.get("loss") == "sum":
+        raise OptionError(
+            "-O trust_loss takes the loss for a mean, -O loss=sum for a sum", "leave -O trust_loss out: sums are known"
+        )
+    periodic = [option for option in values if option.startswith("checkpoint_")]
+    if periodic and not checkpoint:
+        raise OptionError(f"-O {periodic[0]}: into which directory?", "add --checkpoint DIR")
+
+
+def _check_ddp(values: Values, nccl: bool) -> None:
+    if values.get("comm_hook") == "bf16" and not nccl:
+        raise OptionError("-O comm_hook=bf16: torch's hook needs NCCL; these ranks use Gloo", "-O comm_hook=fp16")
+    if values.get("uneven_inputs") and values.get("static_graph"):
+        raise OptionError(
+            "-O uneven_inputs and -O static_graph contradict each other: ranks without a batch repeat no graph",
+            "keep one of the two",
+        )
+
+
+def _check_sharding(name: str, values: Values, degrees: Mapping[str, int]) -> None:
+    sharding, reshard = values.get("sharding_strategy"), values.get("reshard_after_forward")
+    if "hsdp" in name.split("+") and sharding not in (None, *HYBRID):
+        raise OptionError(
+            f"--strategy {name} and -O sharding_strategy={sharding} contradict each other", f"{HYBRID[0]}"
+        )
+    if sharding in RESHARDED and reshard is not None and bool(reshard) != RESHARDED[sharding]:
+        raise OptionError(
+            f"-O sharding_strategy={sharding} and -O reshard_after_forward={int(reshard)} contradict each other",
+            "keep one of the two",
+        )
+    # True is 1: an int here is a group's size. torch takes one as large as the mesh without a word (facts).
+    shards = degrees.get("dp_shard", 1)
+    if type(reshard) is int and (reshard >= shards or shards % reshard):
+        raise OptionError(
+            f"-O reshard_after_forward={reshard}: groups of {reshard} do not divide the {shards} ranks of a copy",
+            f"a divisor of {shards} below it, or 1 or 0",
+        )
+    if values.get("cpu_ram_efficient_loading") and values.get("sync_module_states") is False:
+        raise OptionError(
+            "-O cpu_ram_efficient_loading needs rank 0's weights to reach the others",
+            "leave -O sync_module_states=0 out",
+        )
+
+
+def _check_units(values: Values) -> None:
+    policy = values.get("auto_wrap_policy")
+    owners = {"transformer_layer_cls_to_wrap": "TRANSFORMER_BASED_WRAP", "min_num_params": "SIZE_BASED_WRAP"}
+    given = [option for option in owners if option in values]
+    for option in given:
+        if policy not in (None, owners[option]):
+            raise OptionError(
+                f"-O {option} and -O auto_wrap_policy={policy} contradict each other",
+                f"-O auto_wrap_policy={owners[option]}, or leave -O {option} out",
+            )
+    if policy is None and len(given) > 1:
+        raise OptionError(f"-O {given[0]} and -O {given[1]} contradict each other", "keep one of the two")
+
+
+def _check_pipeline(values: Values, degrees: Mapping[str, int]) -> None:
+    stages = degrees.get("pp", 1)
+    microbatches, balance = values.get("microbatches"), values.get("balance")
+    if stages == 1:
+        return
+    if microbatches is not None and microbatches < stages and values.get("schedule", "1f1b") == "1f1b":
+        raise OptionError(
+            f"1F1B needs as many microbatches as stages: {microbatches} of {stages}",
+            f"-O microbatches={stages}, or -O schedule=gpipe",
+        )
+    if isinstance(balance, tuple) and len(balance) % stages:
+        raise OptionError(
+            f"-O balance={','.join(map(str, balance))} has {len(balance)} parts for {stages} ranks along pp",
+            f"{stages} numbers, or a multiple for interleaved schedules",
+        )
+
+
+def implied(values: Values) -> dict[str, Any]:
+    """With what the given options leave no choice about."""
+    whole = dict(values)
+    if "transformer_layer_cls_to_wrap" in values:
+        whole["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
+    elif "min_num_params" in values:
+        whole["auto_wrap_policy"] = "SIZE_BASED_WRAP"
+    sharding = values.get("sharding_strategy")
+    if sharding in RESHARDED:
+        whole.setdefault("reshard_after_forward", RESHARDED[sharding])
+    return whole
+
+
+def notes(values: Values) -> Iterator[str]:
+    """What is run in another way than its name says, with the same result."""
+    if values.get("version") == 1:
+        yield "version 1: run as FSDP2, which shards each parameter by itself; losses and weights are the same"
+    if values.get("use_orig_params") is False:
+        yield "use_orig_params=0: FSDP2 has no flat parameters, names stay as they are"
+    if values.get("backward_prefetch") == "NO_PREFETCH":
+        yield "backward_prefetch=NO_PREFETCH: less memory, more waiting"

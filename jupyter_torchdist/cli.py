@@ -19,7 +19,8 @@ from .client.drivers import pool
 from .client.job import Job, attach
 from .client.submit import Request, prepare, rerun, submit
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
-from .protocol.spec import BY_FLAG, options_help
+from .protocol.help import help_text
+from .protocol.spec import BY_FLAG
 from .protocol.state import JobState
 from .verbs import defaults, parse
 from .verbs.perform import perform
@@ -78,7 +79,7 @@ def _run(words: list[str]) -> int:
     options, program = split(words)
     if {"-h", "--help"} & set(options):
         usage = f"{PROGRAM} run [options] script.py -- args   run it"
-        print(options_help().replace("%%distribute [options]   run this cell", usage))
+        print(help_text(options).replace("%%distribute [options]   run this cell", usage))
         return 0
     request = request_of(options, program)
     if request.options.plan:

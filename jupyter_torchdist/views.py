@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from .protocol.bundle import Captured, Manifest
 from .protocol.errors import TorchDistError
@@ -13,6 +13,7 @@ from .protocol.events import ErrorRecord
 from .protocol.plan import Inventory, Plan
 from .protocol.spec import JobSpec
 from .protocol.state import JobState, RankState, Waiting
+from .protocol.strategy import DIMENSIONS, StrategyPlan
 
 
 class Row(Protocol):
@@ -255,7 +256,45 @@ def plan_table(plan: Plan) -> str:
         facts.append(f"timeout: {duration(plan.timeout)}")
     if plan.env_names:
         facts.append(f"environment: {', '.join(plan.env_names)}")
+    facts[1:1] = strategy_lines(plan.strategy)
     return "\n".join([*facts, table(("NODE", "RANKS", "ADDRESS", "DEVICES"), rows)])
+
+
+def strategy_lines(strategy: StrategyPlan) -> list[str]:
+    """A strategy, its mesh, its options and what was decided about it; none where the cell is left alone."""
+    notes = [f"  note: {note}" for note in strategy.notes]
+    if strategy.name == "none":
+        return notes
+    lines = [f"strategy: {strategy.name}, {mesh(strategy)}, {strategy.precision}"]
+    if strategy.options:
+        lines.append("  options: " + ", ".join(f"{name}={_value(item)}" for name, item in strategy.options.items()))
+    done = [
+        "each repeated block compiled" if strategy.compile else "",
+        "activations computed again in backward()" if strategy.activation_checkpointing else "",
+        f"an optimizer step every {strategy.grad_accumulation} backward passes" * (strategy.grad_accumulation > 1),
+        f"checkpoints in {strategy.checkpoint}" if strategy.checkpoint else "",
+        "begins at the last of them" if strategy.resume else "",
+    ]
+    lines += [f"  {words}" for words in done if words]
+    return lines + notes
+
+
+def mesh(strategy: StrategyPlan) -> str:
+    """``dp_shard=4 × tp=2``, the outermost dimension first."""
+    degrees = [f"{name}={strategy.degree(name)}" for name in DIMENSIONS if strategy.degree(name) > 1]
+    return " × ".join(degrees) or "one rank"
+
+
+def _value(value: Any) -> str:
+    """As one would write it in the line; a configuration only as what it is."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):  # tp_plan, or a configuration of which the keys have to do
+        flat = all(isinstance(item, str) for item in value.values())
+        return ",".join(f"{key}:{item}" for key, item in value.items()) if flat else f"{{{', '.join(value)}}}"
+    return str(value)
 
 
 def runs(ranks: Sequence[int], dash: str = "-", least: int = 3) -> list[str]:

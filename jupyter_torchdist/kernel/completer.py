@@ -11,6 +11,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from ..protocol.errors import TorchDistError
 from ..protocol.spec import BY_FLAG, OPTIONS, Option
+from ..protocol.strategy_options import BY_NAME, options_of, strategy_of
 from ..verbs import parse
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ EXCLUDING = {"--gpus": ("--ranks",), "--ranks": ("--gpus",)}
 EXAMPLES = {
     "timeout": ("30s", "10m", "2h", "1d"),
     "grace": ("5s", "30s", "2m"),
+    "grad_accumulation": ("2", "4", "8"),
 }
 """Values that show the form where there is no list of all."""
 STREAMS = ("out", "err")
@@ -31,7 +33,7 @@ STREAMS = ("out", "err")
 def options(words: list[str], names: Names = tuple) -> list[str]:
     """What may follow ``words`` of the option line (the last one is being typed)."""
     if option := being_valued(words):
-        return _values(option, names)
+        return _settings(words) if option.field == "option" else _values(option, names)
     given = [word.partition("=")[0] for word in words[:-1]]
     left = [option.flag for option in OPTIONS if option.repeatable or option.flag not in given]
     barred = {other for flag in given for other in EXCLUDING.get(flag, ())}
@@ -47,6 +49,24 @@ def being_valued(words: list[str]) -> Option | None:
     return BY_FLAG.get(flag) if given else None
 
 
+def setting(words: list[str]) -> tuple[str, bool]:
+    """The key that stands behind ``-O``, and whether its value is being typed."""
+    text = words[-1]
+    if text.startswith(("-O=", "--option=")):
+        text = text.partition("=")[2]
+    key, given, _ = text.partition("=")
+    return key.replace("-", "_"), bool(given)
+
+
+def _settings(words: list[str]) -> list[str]:
+    """Options of the line's strategy, or the values of the one that stands there."""
+    key, valued = setting(words)
+    if not valued:
+        return [f"{row.name}=" for row in options_of(strategy_of(words))]
+    row = BY_NAME.get(key)
+    return list(row.choices) if row else []
+
+
 def _values(option: Option, names: Names) -> list[str]:
     if option.choices:
         return list(option.choices)
@@ -56,6 +76,8 @@ def _values(option: Option, names: Names) -> list[str]:
         return list(names())
     if option.field == "env":
         return sorted(os.environ)
+    if option.field == "config":
+        return sorted(name for name in os.listdir() if name.endswith((".toml", ".yaml", ".yml", ".json")))
     return list(EXAMPLES.get(option.field, ()))
 
 

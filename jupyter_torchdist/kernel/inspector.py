@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.spec import BY_FLAG, Option, Options, options_help
+from ..protocol.strategy_options import BY_NAME, explained, strategy_help, strategy_of
 from ..verbs import parse
-from .completer import being_valued
+from .completer import being_valued, setting
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -41,7 +42,15 @@ def _until(line: str, column: int) -> list[str]:
 def _of_options(words: list[str]) -> str:
     word = words[-1].partition("=")[0] if words else ""
     option = BY_FLAG.get(word) or being_valued(words)
+    if option is not None and option.field == "option":
+        row = BY_NAME.get(setting(words)[0])
+        return f"-O {row.name}={row.metavar}\n\n{explained(row)}" if row else _settings(option, words)
     return _of_option(option) if option else options_help()
+
+
+def _settings(option: Option, words: list[str]) -> str:
+    """``-O`` itself, and what may stand behind it."""
+    return f"{_of_option(option)}\n\n{strategy_help(strategy_of(words))}"
 
 
 def _of_option(option: Option) -> str:

@@ -16,7 +16,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ..protocol.errors import TorchDistError, UserError
-from ..protocol.spec import options_help
+from ..protocol.help import help_text
 from . import cell as cells
 from . import failure
 
@@ -45,7 +45,7 @@ class TorchDistMagics(Magics):
     def distribute(self, line: str, cell: str) -> Any:
         """Run this cell on every rank; ``%%distribute --help`` lists the options."""
         if {"--help", "-h"} & set(line.split()):
-            print(options_help())
+            print(help_text(line.split()))
             return None
         with in_words(self.shell):
             from ..client.submit import Request

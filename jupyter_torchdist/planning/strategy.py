@@ -71,7 +71,7 @@ def plan_strategy(
     notes += strategy_checks.notes(values)
     if world_size == 1:
         notes.append("one rank: nothing is divided")
-    return _plan(options, name, degrees, strategy_checks.implied(values), notes)
+    return _plan(options, name, degrees, strategy_checks.implied(values, degrees), notes)
 
 
 def _plan(

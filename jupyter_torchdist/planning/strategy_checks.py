@@ -96,8 +96,8 @@ def _check_pipeline(values: Values, degrees: Mapping[str, int]) -> None:
         )
 
 
-def implied(values: Values) -> dict[str, Any]:
-    """With what the given options leave no choice about."""
+def implied(values: Values, degrees: Mapping[str, int]) -> dict[str, Any]:
+    """With what the given options and the mesh leave no choice about."""
     whole = dict(values)
     if "transformer_layer_cls_to_wrap" in values:
         whole["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
@@ -106,6 +106,8 @@ def implied(values: Values) -> dict[str, Any]:
     sharding = values.get("sharding_strategy")
     if sharding in RESHARDED:
         whole.setdefault("reshard_after_forward", RESHARDED[sharding])
+    if sharding in HYBRID and degrees.get("dp_replicate", 1) == 1:  # one copy: nothing is hybrid about it
+        whole["sharding_strategy"] = "FULL_SHARD" if RESHARDED[sharding] else "SHARD_GRAD_OP"
     return whole
 
 

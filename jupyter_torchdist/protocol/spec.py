@@ -196,8 +196,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("--compile", "how", "", "torch.compile each repeated block of the model"),
     Option("--activation-checkpointing", "how", "", "compute activations again in backward() instead of keeping them"),
     Option("--grad-accumulation", "how", "N", "optimizer steps every N backward passes (default: 1)", _count),
-    Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
-    Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),
     Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
@@ -207,6 +205,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
     Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
     Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
+    Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
+    Option("--resume", "life", "", "begin at the last checkpoint in --checkpoint DIR, if there is one"),
     Option("--plan", "look", "", "print what would run, and run nothing"),
     _choice("--watch", "look", ("full", "compact", "text", "off"), "how the job is shown (default: full)"),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import OptionError
-from .strategy import NAMES, StrategyPlan
+from .strategy import DIMENSIONS, NAMES, StrategyPlan
 
 SHARDED = ("fsdp", "hsdp")
 TRAINED = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "auto")
@@ -163,6 +163,7 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     _degree("pp", ("pp",), "stages of the pipeline"),
     # the automatic way
     _choice("batch", TRAINED, ("auto", "whole", "slices"), "what a rank's loop sees of a batch (slices: proved first)"),
+    _choice("model", TRAINED, ("divided", "whole"), "whether each rank computes its part of a batch, or all of it"),
     _choice("loss", TRAINED, ("auto", "mean", "sum"), "how the loss joins the samples of a batch"),
     _flag("trust_loss", TRAINED, "the loss is a mean over samples: do not check it"),
     _flag("trust_model", TRAINED, "no sample of a batch influences another in the model: do not check it"),
@@ -272,6 +273,50 @@ def options_of(strategy: str) -> list[StrategyOption]:
     """The rows of one strategy or product; ``auto`` may choose any, so all but DeepSpeed's are its own."""
     parts = strategy.split("+")
     return [row for row in STRATEGY_OPTIONS if set(parts) & set(row.strategies) or (parts == ["auto"] and _ours(row))]
+
+
+def strategy_of(words: Sequence[str]) -> str:
+    """The strategy that stands among the words of an option line; ``auto`` where none of ours does."""
+    for before, word in zip(("", *words), (*words, ""), strict=True):
+        text = word.partition("=")[2] if word.startswith("--strategy=") else word if before == "--strategy" else ""
+        if text and all(part in NAMES for part in text.split("+")):
+            return text
+    return "auto"
+
+
+def strategy_help(strategy: str) -> str:
+    """The options of one strategy, one line each, grouped."""
+    groups: dict[str, list[StrategyOption]] = {}
+    for row in options_of(strategy):
+        groups.setdefault(_group(row), []).append(row)
+    lines = [f"--strategy {strategy} [-O KEY=VALUE …]", *([] if groups else ["", "takes no options"])]
+    for group, rows in groups.items():
+        lines += ["", f"{group}:", *(line for row in rows for line in _lines(row))]
+    return "\n".join(lines)
+
+
+def _lines(row: StrategyOption) -> list[str]:
+    written, width = f"-O {row.name}={row.metavar}", 36
+    if len(written) <= width:
+        return [f"  {written:<{width}} {explained(row)}"]
+    return [f"  {written}", f"  {'':<{width}} {explained(row)}"]
+
+
+def explained(row: StrategyOption) -> str:
+    """What an option is for, and what it is when nothing is said."""
+    if row.default is None or "default" in row.help:
+        return row.help
+    default = int(row.default) if isinstance(row.default, bool) else row.default
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f"{row.help} (default: {shown})"
+
+
+def _group(row: StrategyOption) -> str:
+    if row.name in DIMENSIONS:
+        return "ranks along each dimension of the mesh"
+    if row.strategies == TRAINED:
+        return "checkpoints" if row.name.startswith("checkpoint_") else "what is taken for granted of the cell"
+    return " and ".join(row.strategies)
 
 
 def _ours(row: StrategyOption) -> bool:

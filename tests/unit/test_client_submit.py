@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,14 @@ def test_nothing_runs_and_nothing_is_written_for_a_plan(home: Path, notebook: di
     assert (prepared.plan.world_size, prepared.plan.backend) == (2, "gloo")
     assert [item.name for item in prepared.capture.receipt] == ["lr"]
     assert not home.exists()
+
+
+def test_a_directory_for_checkpoints_is_the_cells_own(home: Path, tmp_path: Path) -> None:
+    """A rerun comes from another directory and means the same one."""
+    for given, meant in (("ckpt", str(tmp_path / "ckpt")), ("/elsewhere", "/elsewhere")):
+        options = Options(ranks=2, strategy="ddp", checkpoint=given)
+        prepared = prepare(replace(cell("pass\n", options=options), cwd=tmp_path))
+        assert prepared.plan.strategy.checkpoint == prepared.spec.options.checkpoint == meant
 
 
 @pytest.mark.parametrize(

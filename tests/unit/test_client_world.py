@@ -123,3 +123,11 @@ def test_one_kernel_chooses_at_a_time(home: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with leases.choosing():
         pass
+
+
+def test_a_strategy_from_keywords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text("distributed_type: FSDP\nfsdp_offload_params: true\n")
+    options = options_of(ranks=4, config="c.yaml", strategy="fsdp+tp", option={"tp": 2}, compile=True)
+    assert (options.strategy, options.compile, options.ranks) == ("fsdp+tp", True, 4)
+    assert options.option == ("cpu_offload=True", "tp=2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jupyter_torchdist.kernel import completer, inspector
@@ -34,6 +36,15 @@ def tab(line: str, *names: str) -> list[str]:
         ("%%distribute --fresh --fr", []),
         ("%%distribute --exclude a --excl", ["--exclude"]),
         ("%%distribute --timeout 1", ["10m", "1d"]),
+        ("%%distribute --strategy f", ["fsdp"]),
+        ("%%distribute --strategy fsdp -O cpu", ["cpu_offload=", "cpu_ram_efficient_loading="]),
+        ("%%distribute --strategy=fsdp+tp --option=seq", ["sequence_parallel="]),
+        ("%%distribute --strategy ddp -O cpu", []),
+        ("%%distribute -O static", ["static_graph="]),
+        ("%%distribute --strategy fsdp -O auto_wrap_policy=S", ["SIZE_BASED_WRAP"]),
+        ("%%distribute --strategy fsdp --option=auto-wrap-policy=S", ["SIZE_BASED_WRAP"]),
+        ("%%distribute --strategy fsdp -O nonsense=", []),
+        ("%%distribute -O tp=2 --opt", ["--option"]),
         ("%dist lo", ["logs"]),
         ("%dist logs job --stream ", ["out", "err"]),
         ("%dist logs job --ta", ["--tail"]),
@@ -55,6 +66,13 @@ def test_the_environment_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tab("%%distribute --env TD_TEST") == ["TD_TEST_VARIABLE"]
 
 
+def test_configuration_files_here_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.yaml", "b.toml", "ds.json", "notes.txt"):
+        (tmp_path / name).touch()
+    assert tab("%%distribute --config ") == ["a.yaml", "b.toml", "ds.json"]
+
+
 @pytest.mark.parametrize("flag", list(BY_FLAG))
 def test_every_option_is_explained_by_its_own_words(flag: str) -> None:
     said = inspector.explain(f"%%distribute {flag} x\nbody", len(f"%%distribute {flag}") - 1)
@@ -69,6 +87,9 @@ def test_every_option_is_explained_by_its_own_words(flag: str) -> None:
         ("%%distribute --collect=all\nx", "=al", "--collect"),
         ("%%time\n%%distribute --grace 3s\nx", "--gra", "default: 5"),
         ("%%distribute --ranks 2", "%%dis", OPTIONS[0].help),
+        ("%%distribute --strategy fsdp -O cpu_offload=1\nx", "-O cpu_off", "wait in host memory (default: 0)"),
+        ("%%distribute --strategy tp -O tp=2\nx", "-O", "-O, --option KEY=VALUE"),
+        ("%%distribute --strategy tp -O tp=2\nx", "-O", "-O loss_parallel=1|0"),
         ("x = 1\n%dist logs job", "logs", "--tail"),
         ("%dist", "%di", "what its ranks printed"),
         ("%dist plan --ranks 2", "--ra", "--ranks"),

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.planning.strategy import plan_strategy
 from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.help import help_text
 from jupyter_torchdist.protocol.plan import Gpu, NodePlan
-from jupyter_torchdist.protocol.spec import parse_options
+from jupyter_torchdist.protocol.spec import options_help, parse_options
 from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
-from jupyter_torchdist.protocol.strategy_options import STRATEGY_OPTIONS, StrategyOption
+from jupyter_torchdist.protocol.strategy_options import STRATEGY_OPTIONS, StrategyOption, options_of
+from jupyter_torchdist.views import strategy_lines
 
 GPUS = (Gpu("GPU-0", 0, "NVIDIA H100", 80 * 1024**3, 0),)
 
@@ -207,3 +209,34 @@ def test_degrees_multiply_to_the_ranks_or_are_refused_with_a_remedy(
     else:
         assert math.prod(plan.degree(dimension) for dimension in DIMENSIONS) == sum(sizes)
         assert all(plan.degree(name) == degree for name, degree in degrees.items())
+
+
+def test_the_help_of_a_strategy_has_its_options_and_no_others() -> None:
+    text = help_text(["--strategy", "fsdp+tp", "--help"])
+    rows = options_of("fsdp+tp")
+    assert all(f"-O {row.name}={row.metavar}" in text and row.help in text for row in rows)
+    assert {"cpu_offload", "tp", "batch"} <= {row.name for row in rows}
+    assert "static_graph" not in text and "microbatches" not in text
+    assert "takes no options" in help_text(["--strategy=none", "--help"])
+    assert help_text(["--help"]) == options_help()
+
+
+def test_a_plan_says_what_was_decided() -> None:
+    line = "--strategy fsdp+tp -O tp=2 -O version=1 -O tp_plan=a:colwise --precision bf16 --compile --checkpoint /c"
+    assert strategy_lines(planned(f"{line} --resume --activation-checkpointing --grad-accumulation 2", 8)) == [
+        "strategy: fsdp+tp, dp_shard=4 × tp=2, bf16",
+        "  options: version=1, tp_plan=a:colwise",
+        "  each repeated block compiled",
+        "  activations computed again in backward()",
+        "  an optimizer step every 2 backward passes",
+        "  checkpoints in /c",
+        "  begins at the last of them",
+        "  note: version 1: run as FSDP2, which shards each parameter by itself; losses and weights are the same",
+    ]
+    assert strategy_lines(planned("", 2)) == []
+
+
+def test_hybrid_sharding_on_one_node_is_one_copy() -> None:
+    plan = planned("--strategy fsdp -O sharding_strategy=HYBRID_SHARD_ZERO2", 4)
+    assert (plan.degrees, plan.options["sharding_strategy"]) == ({"dp_shard": 4}, "SHARD_GRAD_OP")
+    assert "one copy, sharded over its ranks" in plan.notes[0]

@@ -1,0 +1,15 @@
+"""What ``--help`` prints: the options, and behind a strategy its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .spec import options_help
+from .strategy_options import strategy_help, strategy_of
+
+
+def help_text(words: Sequence[str]) -> str:
+    """For ``%%distribute`` and ``words``, of which one is ``--help``."""
+    if any(word.partition("=")[0] == "--strategy" for word in words):
+        return strategy_help(strategy_of(words))
+    return options_help()

@@ -39,6 +39,31 @@ describe('the receipt', () => {
     expect(root.textContent).toContain('2 ranks, backend gloo, OMP_NUM_THREADS=1');
   });
 
+  it('says what a strategy came to', async () => {
+    const strategy = {
+      ...PLAN.strategy,
+      name: 'fsdp+tp',
+      degrees: { tp: 2, dp_shard: 4 },
+      options: { cpu_offload: true },
+      compile: true,
+      checkpoint: '/c',
+      notes: ['auto chose fsdp: it is large']
+    };
+    await receipt({ plan: { ...PLAN, strategy } });
+    expect(root.textContent).toContain('fsdp+tp, dp_shard=4 × tp=2, fp32');
+    expect(root.textContent).toContain('cpu_offload=true, --compile, --checkpoint /c');
+    expect(root.textContent).toContain('auto chose fsdp: it is large');
+  });
+
+  it('says nothing of a strategy where there is none, nor in a plan of an earlier version', async () => {
+    for (const strategy of [PLAN.strategy, undefined]) {
+      root.replaceChildren();
+      await receipt({ plan: { ...PLAN, strategy } });
+      expect(root.textContent).toContain('rank 0, names auto');
+      expect(root.textContent).not.toContain('strategy');
+    }
+  });
+
   it('says that nothing was captured', async () => {
     await receipt({ receipt: [] });
     expect(root.textContent).toContain('nothing: the cell needs no name of the notebook');

@@ -1,5 +1,5 @@
 /** What was captured, what was decided, and how to run it again. */
-import type { JobSpec, Options, Plan } from '../protocol';
+import type { JobSpec, Options, Plan, StrategyPlan } from '../protocol';
 import type { JobSession } from '../session';
 import { notesOf } from './describe';
 import { button, copy, make, setText } from './dom';
@@ -93,6 +93,9 @@ export function planFacts(plan: Plan): [string, string][] {
       trans('ranks'),
       `${ranks(plan.world_size)}, ${trans('backend %1', plan.backend)}, OMP_NUM_THREADS=${plan.threads}`
     ],
+    [trans('strategy'), strategyWords(plan.strategy)],
+    [trans('strategy options'), strategyOptions(plan.strategy)],
+    [trans('decided'), plan.strategy?.notes.join('; ') ?? ''],
     [trans('start'), plan.fresh ? trans('new interpreters (--fresh)') : trans('forked from a warm process')],
     [
       trans('results'),
@@ -102,6 +105,33 @@ export function planFacts(plan: Plan): [string, string][] {
     [trans('timeout'), plan.timeout ? duration(plan.timeout) : ''],
     [trans('environment'), plan.env_names.join(', ')]
   ];
+}
+
+/** `fsdp+tp, dp_shard=4 × tp=2, bf16`; the plan of an earlier version has none. */
+function strategyWords(strategy: StrategyPlan | undefined): string {
+  if (!strategy || strategy.name === 'none') {
+    return '';
+  }
+  const order = ['pp', 'dp_replicate', 'dp_shard', 'cp', 'tp'].filter(name => (strategy.degrees[name] ?? 1) > 1);
+  const mesh = order.map(name => `${name}=${strategy.degrees[name]}`).join(' × ');
+  return [strategy.name, mesh || trans('one rank'), strategy.precision].join(', ');
+}
+
+function strategyOptions(strategy: StrategyPlan | undefined): string {
+  const words = Object.entries(strategy?.options ?? {}).map(([name, value]) => `${name}=${JSON.stringify(value)}`);
+  if (strategy?.compile) {
+    words.push('--compile');
+  }
+  if (strategy?.activation_checkpointing) {
+    words.push('--activation-checkpointing');
+  }
+  if (strategy && strategy.grad_accumulation > 1) {
+    words.push(`--grad-accumulation ${strategy.grad_accumulation}`);
+  }
+  if (strategy?.checkpoint) {
+    words.push(`--checkpoint ${strategy.checkpoint}${strategy.resume ? ' --resume' : ''}`);
+  }
+  return words.join(', ');
 }
 
 function planTable(plan: Plan): HTMLElement {

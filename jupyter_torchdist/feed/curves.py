@@ -29,6 +29,9 @@ SERIES = 4096
 RANGE_BYTES = 64 * 1024 * 1024
 """Bytes that are read again for a range; a wider one is answered from what is held."""
 
+COLUMNS = ("x", "y", "low", "high")
+"""Of a series, each an ``array`` of doubles."""
+
 _FEWEST = 16
 
 
@@ -148,17 +151,21 @@ class Points:
 
     def to_json(self, name: str, rank: int | None) -> Answer:
         """A point without any finite value is NaN; one that hides such values is followed by a NaN: the line breaks."""
-        series: dict[str, Any] = {"name": name, "rank": rank, "x": [], "y": [], "low": [], "high": []}
-        gaps = any(map(float.__ne__, self.finite, map(float, self.count)))
-        if not gaps:
-            return {**series, "x": self.x, "y": self.mean, "low": self.low, "high": self.high}
+        columns = [self.x, self.mean, self.low, self.high]
+        if any(map(float.__ne__, self.finite, map(float, self.count))):
+            columns = self._with_gaps()
+        return {"name": name, "rank": rank, **dict(zip(COLUMNS, map(_doubles, columns), strict=True))}
+
+    def _with_gaps(self) -> list[list[float]]:
+        rows: list[tuple[float, ...]] = []
         for x, mean, low, high, finite, count in zip(*self._columns(), strict=True):
-            rows = [(x, mean, low, high)] if finite else []
+            rows += [(x, mean, low, high)] if finite else []
             rows += [(x, math.nan, math.nan, math.nan)] if finite < count else []
-            for row in rows:
-                for key, value in zip(("x", "y", "low", "high"), row, strict=True):
-                    series[key].append(value)
-        return series
+        return list(map(list, zip(*rows, strict=True)))
+
+
+def _doubles(column: list[float]) -> array[float]:
+    return array("d", column)
 
 
 def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
@@ -202,8 +209,8 @@ class _Answer:
             else:
                 rest, whole = _band([rest for rest in rests if len(rest)], self._question.width, columns.spacing)
             series = rest.to_json(name, None if self._question.band else ranks[0])
-            for key, column in (("x", columns.x), ("y", columns.mean), ("low", columns.low), ("high", columns.high)):
-                series[key] = column.tolist() + series[key]
+            for key, merged in zip(COLUMNS, (columns.x, columns.mean, columns.low, columns.high), strict=True):
+                series[key] = merged + series[key]
         self.series.append(series)
         self.complete = self.complete and whole and each == columns.per == 1
         return True

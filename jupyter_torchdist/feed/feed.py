@@ -83,7 +83,9 @@ class Feed:
         self._tasks: deque[_Task] = deque()
         self._pace = Pace()
         self._tokens, self._refilled = _BURST, float("-inf")
-        self._looked = self._told = self._marked = self._sized = self._lined = float("-inf")
+        self._looked = self._told = self._marked = self._sized = self._lined = self._folded = float("-inf")
+        self._abreast = False
+        """Whether all curves had been read at the last look."""
         self._size = 0
         self._fast = False
         self._status: Message = {}
@@ -140,7 +142,7 @@ class Feed:
         self._refill(now)
         until = time.monotonic() + 2 * WORK
         said = self._go_on(WORK)
-        self._curves.advance(max(LEAST_WORK, min(WORK, until - time.monotonic())))
+        self._read_curves(now, until)
         for more in (self._events, self._status_now, self._lines):
             while self._may_say():
                 found = more(now)
@@ -148,6 +150,12 @@ class Feed:
                 if not found:
                     break
         return said
+
+    def _read_curves(self, now: float, until: float) -> None:
+        """New points are told of as often as the status is; many at once are folded in with less work."""
+        if not self._abreast or now - self._folded >= STATUS_PERIOD:
+            self._folded = now
+            self._abreast = self._curves.advance(max(LEAST_WORK, min(WORK, until - time.monotonic())))
 
     def _refill(self, now: float) -> None:
         self._tokens = min(_BURST, self._tokens + max(0.0, now - self._refilled) * (RATE - _BURST))

@@ -18,7 +18,7 @@ def of(effective: str, index: CurveIndex) -> dict[str, Any]:
         ranks = {str(rank): _rank(curves, each) for rank, curves in sorted(index.ranks.items())}
         return {
             "effective": effective,
-            "progress": _progress(index),
+            "progress": progress(index),
             "ranks": ranks,
             "curves": {"version": index.version, "names": list(index.names.kept), "note": index.names.note},
         }
@@ -28,7 +28,7 @@ def _rank(curves: RankCurves, each: int) -> dict[str, Any]:
     return {"step": curves.step, "last": dict(list(curves.last.items())[:each])}
 
 
-def _progress(index: CurveIndex) -> dict[str, Any] | None:
+def progress(index: CurveIndex) -> dict[str, Any] | None:
     """The outermost bar of the lowest rank that has one and is not at its end, else the last one it had."""
     for _, curves in sorted(index.ranks.items()):
         bars = list(curves.bars.values())

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,6 +27,9 @@ LINGER = 5.0
 """Seconds after the job's end in which a view may still open."""
 QUIET = 2.0
 """Seconds without a word after the job's end after which the thread rests."""
+
+BUNDLE = 256 * 1024
+"""Characters of messages that travel together: a page unpacks them and does nothing else meanwhile."""
 
 Message = dict[str, Any]
 
@@ -188,3 +191,15 @@ class Pump:
         if not self._views and not self._closed:
             self._port.abandoned()
         return True
+
+
+def bundles(texts: Iterable[str]) -> Iterator[str]:
+    """JSON texts in as few JSON lists, each of not more than ``BUNDLE`` characters, or of one text."""
+    held: list[str] = []
+    for text in texts:
+        if held and sum(map(len, held)) + len(text) > BUNDLE:
+            yield f"[{','.join(held)}]"
+            held = []
+        held.append(text)
+    if held:
+        yield f"[{','.join(held)}]"

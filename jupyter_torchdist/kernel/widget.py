@@ -107,14 +107,14 @@ class Live:
         return Feed(self._paths, Home(self._paths.root.parent.parent))
 
     def send(self, view: str, messages: list[dict[str, Any]], binary: bool) -> None:
-        """One message of the comm, with ``messages`` in it as text or as a buffer of UTF-8."""
-        if (widget := self._widget) is None:
-            return
-        text = codec.dumps(messages)
-        if binary and len(text) > LARGE:
-            widget.send({"view": view}, [text.encode()])
-        else:
-            widget.send({"view": view, "messages": text})
+        """Messages of the comm, each with some of ``messages`` in it as text or as a buffer of UTF-8."""
+        for text in pump.bundles(map(codec.dumps, messages)):
+            if (widget := self._widget) is None:
+                return
+            if binary and len(text) > LARGE:
+                widget.send({"view": view}, [text.encode()])
+            else:
+                widget.send({"view": view, "messages": text})
 
     def ended(self) -> bool:
         """Whether the job has ended, or its files are gone."""

@@ -2,16 +2,22 @@
 
 JSON (RFC 8259) has no NaN or infinity, and readers in a browser lose integers beyond 2**53. Both travel as
 strings with a leading ``@``; a string that itself begins with ``@`` gets a second one, so decoding is exact.
+A long column of numbers may be given as an ``array("d")``: it travels as ``@f64:`` and the base64 (RFC 4648) of its
+little-endian doubles, a tenth of the work of writing and reading them as digits, and comes out as a list.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import sys
+from array import array
 from typing import Any
 
 SAFE_INTEGER = 2**53 - 1
 
+_COLUMN = "@f64:"
 _FLOATS = {"@nan": math.nan, "@inf": math.inf, "@-inf": -math.inf}
 
 
@@ -29,9 +35,9 @@ def _tag(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _tag(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        if all(type(item) is float for item in value) and all(map(math.isfinite, value)):
-            return value  # a curve's points
         return [_tag(item) for item in value]
+    if isinstance(value, array) and value.typecode == "d":
+        return _COLUMN + base64.b64encode(_little_endian(value).tobytes()).decode()
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -41,12 +47,22 @@ def _untag(value: Any) -> Any:
             return value[1:]
         if value.startswith("@int:"):
             return int(value[5:])
+        if value.startswith(_COLUMN):
+            return _little_endian(array("d", base64.b64decode(value[len(_COLUMN) :], validate=True))).tolist()
         return _FLOATS.get(value, value)
     if isinstance(value, dict):
         return {key: _untag(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_untag(item) for item in value]
     return value
+
+
+def _little_endian(column: array[float]) -> array[float]:
+    """The same numbers in that order of bytes, or back in this machine's."""
+    if sys.byteorder == "big":
+        column = array("d", column)
+        column.byteswap()
+    return column
 
 
 def dumps(value: Any) -> str:
@@ -57,6 +73,14 @@ def dumps(value: Any) -> str:
 def loads(text: str | bytes) -> Any:
     """The value ``dumps`` wrote. Raises ``ValueError`` for anything that is not JSON."""
     try:
-        return _untag(json.loads(text))
+        value = json.loads(text)
+        return _untag(value) if _may_have_tags(text) else value
     except RecursionError:
         raise ValueError("nested more deeply than anything of ours") from None
+
+
+def _may_have_tags(text: str | bytes) -> bool:
+    """Most lines have none and need no second walk: a kernel reads thousands a second."""
+    if isinstance(text, bytes):
+        return b'"@' in text or b"\\u0040" in text
+    return '"@' in text or "\\u0040" in text

@@ -36,7 +36,7 @@ ask        id, what, and:
   curves   names ([]: all), mode (``rank0``, ``ranks``, ``band``: mean, minimum and maximum over the ranks),
            ranks ([]: all), x (``step``, ``time``), low, high (the range of x; null: all), width (points that the
            screen can show) → version, complete (bool: no point was merged with another),
-           series [{name, rank (null for a band), x [], y [], low [], high []}], in order of x; ``low`` and
+           series [{name, rank (null for a band), x, y, low, high}], columns of doubles, in order of x; ``low`` and
            ``high`` are what was merged into a point, or the band; NaN is a gap
   cancel   kill (bool) → said (a sentence)
 =========  ================================================================================================

@@ -28,6 +28,8 @@ class TimeIndex:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._found: dict[str, tuple[int, int]] = {}
+        """Of a stream, a size that was asked for and the index found: who reads along asks for the next bytes."""
 
     def known(self) -> bool:
         """Whether there is any record."""
@@ -39,7 +41,7 @@ class TimeIndex:
     def written(self, stream: str, offset: int) -> float | None:
         """About when the byte before ``offset`` was written; None where no record tells."""
         with _Records(self._path, stream) as records:
-            index = records.first_of_size(max(offset, 1))
+            index = self._first_of_size(records, stream, max(offset, 1))
             mark = records.next(index)
             if mark is None:
                 return None
@@ -56,13 +58,19 @@ class TimeIndex:
         """The records of bytes ``start`` to ``end``, the first that reaches ``end`` included, of at most ``limit``."""
         with _Records(self._path, stream) as records:
             found, size = [], start
-            for mark in records.run(records.first_of_size(start + 1), limit):
+            for mark in records.run(self._first_of_size(records, stream, start + 1), limit):
                 if mark.size > size:
                     found.append(mark)
                     size = mark.size
                 if size >= end:
                     break
             return found
+
+    def _first_of_size(self, records: _Records, stream: str, size: int) -> int:
+        before, index = self._found.get(stream, (0, 0))
+        found = records.first_of_size(size, index if before <= size and index <= records.count else 0)
+        self._found[stream] = (size, found)
+        return found
 
 
 def _between(before: Mark, mark: Mark, offset: int) -> float:
@@ -118,9 +126,9 @@ class _Records:
         """The stream's records from ``index`` on."""
         return [Mark(t, word & ~ERR) for t, word in self._read(index, index + limit) if self._mine(word)]
 
-    def first_of_size(self, size: int) -> int:
-        """The first index at which the stream had ``size`` bytes; ``count`` if none."""
-        low, high = 0, self.count
+    def first_of_size(self, size: int, low: int = 0) -> int:
+        """The first index, from ``low`` on, at which the stream had ``size`` bytes; ``count`` if none."""
+        high = self.count
         while low < high:
             middle = (low + high) // 2
             mark = self.last(middle)

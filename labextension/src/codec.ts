@@ -1,10 +1,11 @@
 /**
  * The JSON of protocol/codec.py. JSON has no NaN or infinity and a browser's numbers end at 2**53, so both travel as
  * strings with a leading `@`; a string that itself begins with `@` gets a second one. Large integers become `bigint`:
- * exact, and never mixed up with what was a string.
+ * exact, and never mixed up with what was a string. A column of numbers comes as the base64 of its doubles.
  */
 
 const LARGE = /^@int:-?\d+$/;
+const COLUMN = '@f64:';
 const NUMBERS: Record<string, number> = { '@nan': NaN, '@inf': Infinity, '@-inf': -Infinity };
 
 /** The value that `dumps` wrote. Throws `SyntaxError` for what is not JSON. */
@@ -48,7 +49,20 @@ function untagText(value: string): unknown {
   if (LARGE.test(value)) {
     return BigInt(value.slice(5));
   }
+  if (value.startsWith(COLUMN)) {
+    return column(value.slice(COLUMN.length)) ?? value;
+  }
   return Object.hasOwn(NUMBERS, value) ? NUMBERS[value] : value;
+}
+
+/** Little-endian, as every browser's own numbers are. Null for what is none. */
+function column(base64: string): number[] | null {
+  try {
+    const bytes = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
+    return Array.from(new Float64Array(bytes.buffer));
+  } catch {
+    return null;
+  }
 }
 
 /** A copy of `value` that JSON can carry. */

@@ -142,6 +142,20 @@ export function clip(segment: Segment, start: number, end: number): Segment {
   return { ...segment, start: low, end: high, text: segment.text.slice(from, to) };
 }
 
+/** The lines of `segment` within about so many of its characters, and the others, if there are any. */
+export function cutAfter(segment: Segment, characters: number): [Segment, Segment | null] {
+  const { text, start, end } = segment;
+  const stop = text.length > characters ? text.indexOf('\n', characters) + 1 : 0;
+  if (stop === 0 || stop === text.length) {
+    return [segment, null];
+  }
+  const middle = Math.min(start + measureOf(text, end - start)(text, 0, stop), end);
+  return [
+    { ...segment, end: middle, text: text.slice(0, stop) },
+    { ...segment, start: middle, text: text.slice(stop) }
+  ];
+}
+
 /** Whether a cut in front of `index` would go through a character of two code units. */
 export function splitsPair(text: string, index: number): boolean {
   const [before, after] = [text.charCodeAt(index - 1), text.charCodeAt(index)];

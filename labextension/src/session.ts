@@ -1,4 +1,5 @@
 /** One job as a view sees it: what its feed said, folded. Transport losses, repeats and gaps end here. */
+import { LineQueue } from './linequeue';
 import { LogStore } from './logstore';
 import { VERSION, type Captured, type JobSpec, type JobState, type Plan } from './protocol';
 import type { Answers, FromFeed, JobSource, Question, Status, ToFeed } from './source';
@@ -38,9 +39,13 @@ const ACK_EVERY = 3;
 const ACK_MS = 250;
 /** A page in the background has no frames; it goes on at this pace. */
 const NO_FRAME_MS = 250;
+/** For so long lines are taken in in one frame, or where there is none. */
+const LINES_MS = 8;
+const LINES_BEHIND_MS = 40;
 
 export class JobSession {
   readonly logs = new LogStore();
+  private readonly lines = new LineQueue(this.logs);
 
   private _connection: Connection = 'connecting';
   private _reason = '';
@@ -58,7 +63,7 @@ export class JobSession {
   private lastQuestion = 0;
   private readonly callbacks = new Set<Callback>();
   private changes = new Set<Change>();
-  private taken = 0;
+  private last = 0;
   private acked = 0;
   private ackTimer?: ReturnType<typeof setTimeout>;
   private cancelFrame: (() => void) | null = null;
@@ -169,9 +174,10 @@ export class JobSession {
   /** Asks for everything after what the store holds. An unanswered one is repeated. */
   private open(): void {
     this.next = null;
-    this.taken = this.acked = 0;
+    this.last = this.acked = 0;
+    this.lines.reconnected();
     clearTimeout(this.reopenTimer);
-    this.send({ type: 'open', logs: this.logs.offsets() });
+    this.send({ type: 'open', logs: this.lines.offsets() });
     this.reopenTimer = setTimeout(() => this.open(), HELLO_MS);
   }
 
@@ -209,7 +215,7 @@ export class JobSession {
     } catch (error) {
       console.error('torchdist: a message of the feed could not be read', error);
     }
-    this.taken = Math.max(this.taken, message.n);
+    this.last = Math.max(this.last, message.n);
     this.schedule();
   }
 
@@ -226,8 +232,7 @@ export class JobSession {
         this.changes.add('state');
         break;
       case 'lines':
-        this.logs.append(message.segments);
-        this.changes.add('lines');
+        this.lines.add(message.segments, message.n);
         break;
       case 'status':
         this._status = message;
@@ -303,15 +308,18 @@ export class JobSession {
 
   private schedule(): void {
     if (!this.cancelFrame && !this.signal.aborted) {
-      this.cancelFrame = onFrame(() => {
+      this.cancelFrame = onFrame(seen => {
         this.cancelFrame = null;
-        this.frame();
+        this.frame(seen ? LINES_MS : LINES_BEHIND_MS);
       });
     }
   }
 
-  /** Tells the views, then acknowledges: a browser that draws slowly is sent less. */
-  private frame(): void {
+  /** Takes lines in for `ms`, tells the views, then acknowledges: a browser that draws slowly is sent less. */
+  private frame(ms: number): void {
+    if (this.lines.takeIn(ms)) {
+      this.changes.add('lines');
+    }
     const changes = this.changes;
     this.changes = new Set();
     if (changes.size > 0) {
@@ -323,9 +331,13 @@ export class JobSession {
         }
       }
     }
-    if (this.taken - this.acked >= ACK_EVERY) {
+    if (!this.lines.empty) {
+      this.schedule();
+    }
+    const seen = this.lines.done(this.last) - this.acked;
+    if (seen >= ACK_EVERY) {
       this.acknowledge();
-    } else if (this.taken > this.acked) {
+    } else if (seen > 0) {
       this.ackTimer ??= setTimeout(() => this.acknowledge(), ACK_MS);
     }
   }
@@ -334,24 +346,25 @@ export class JobSession {
   private acknowledge(): void {
     clearTimeout(this.ackTimer);
     this.ackTimer = undefined;
-    if (this.up && this.taken > this.acked && this._connection === 'live') {
-      this.acked = this.taken;
+    const seen = this.lines.done(this.last);
+    if (this.up && seen > this.acked && this._connection === 'live') {
+      this.acked = seen;
       this.send({ type: 'ack', n: this.acked });
     }
   }
 }
 
-/** The next frame, or soon where the page has none. Gives what calls it off. */
-function onFrame(callback: () => void): () => void {
+/** The next frame, or soon where the page has none (`seen`: it had one). Gives what calls it off. */
+function onFrame(callback: (seen: boolean) => void): () => void {
   const cancel = (): void => {
     cancelAnimationFrame(frame);
     clearTimeout(timer);
   };
-  const call = (): void => {
+  const call = (seen: boolean): void => {
     cancel();
-    callback();
+    callback(seen);
   };
-  const frame = requestAnimationFrame(call);
-  const timer = setTimeout(call, NO_FRAME_MS);
+  const frame = requestAnimationFrame(() => call(true));
+  const timer = setTimeout(() => call(false), NO_FRAME_MS);
   return cancel;
 }

@@ -24,6 +24,11 @@ describe('tagged JSON', () => {
     expect(decode(encode({ text, list: [text] }))).toEqual({ text, list: [text] });
   });
 
+  test('a column of numbers comes as it was, one that is damaged as text', () => {
+    expect(decode('{"y":"@f64:AAAAAAAA+D8AAAAAAAD4fwAAAAAAAPD/"}')).toEqual({ y: [1.5, NaN, -Infinity] });
+    expect(decode('["@f64:","@f64:AAAA","@f64:!","@@f64:AAAA"]')).toEqual([[], '@f64:AAAA', '@f64:!', '@f64:AAAA']);
+  });
+
   test('an escaped tag is one too', () => {
     expect(decode('"\\u0040nan"')).toBeNaN();
   });

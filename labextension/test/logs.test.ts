@@ -1,4 +1,5 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import type { LineQueue } from '../src/linequeue';
 import { JobSession } from '../src/session';
 import type { FromFeed, JobSource, Segment, SourceHandlers, ToFeed } from '../src/source';
 import { newJobState, newRankState } from '../src/state';
@@ -80,13 +81,15 @@ function hello(worldSize: number, state: object = {}): void {
   files.say({ type: 'hello', ...said, state: { ...newJobState(), world_size: worldSize, ...state } });
 }
 
-function open(): void {
+async function open(): Promise<void> {
+  await settled();
   tab = new LogsTab(element, session, end.signal);
   tab.show();
 }
 
 async function settled(): Promise<void> {
   await vi.waitFor(() => expect(session['changes' as never] as Set<string>).toHaveProperty('size', 0));
+  await vi.waitFor(() => expect((session['lines' as never] as LineQueue).empty).toBe(true));
   await new Promise(resolve => setTimeout(resolve, 30));
 }
 
@@ -108,7 +111,7 @@ function type(text: string): void {
 
 test('only what is in sight is in the document, and the end is followed', async () => {
   hello(1);
-  open();
+  await open();
   expect(element.querySelector('.td-logs-empty')!.textContent).toContain('Nothing was printed');
   files.say({ type: 'lines', segments: [lines('0.out', 0, 5000)] });
   await settled();
@@ -117,11 +120,11 @@ test('only what is in sight is in the document, and the end is followed', async 
   expect(scroller().getAttribute('aria-rowcount')).toBe('5000');
 });
 
-test('the rank that failed comes first and is chosen', () => {
+test('the rank that failed comes first and is chosen', async () => {
   const failed = { ...newRankState(1), state: 'failed', ended: 5 };
   hello(3, { ranks: { 0: newRankState(0), 1: failed, 2: newRankState(2) }, first_failure: 1 });
   files.say({ type: 'lines', segments: [lines('0.err', 0, 2), lines('1.err', 0, 2)] });
-  open();
+  await open();
   const chips = [...element.querySelectorAll('[data-rank]')].map(chip => chip.textContent);
   expect(chips).toEqual(['✗ 1', '0', '2']);
   expect(rows()).toEqual(['[rank 1]line    0', '[rank 1]line    1']);
@@ -129,10 +132,10 @@ test('the rank that failed comes first and is chosen', () => {
   expect(rows()).toHaveLength(4);
 });
 
-test('what all ranks say is one row, until it is shown apart', () => {
+test('what all ranks say is one row, until it is shown apart', async () => {
   hello(2);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 1), lines('1.out', 0, 1)] });
-  open();
+  await open();
   expect(rows()).toEqual(['[all 2 ranks]line    0']);
   click(/^Apart/);
   expect(rows()).toEqual(['[rank 0]line    0', '[rank 1]line    0']);
@@ -141,7 +144,7 @@ test('what all ranks say is one row, until it is shown apart', () => {
 test('a search finds what is held, then the rest, and goes there', async () => {
   hello(1);
   files.say({ type: 'lines', segments: [lines('0.out', 100, 300)] });
-  open();
+  await open();
   type('7$');
   await settled();
   expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('0 hits');
@@ -166,7 +169,7 @@ test('a search finds what is held, then the rest, and goes there', async () => {
 test('what only the feed can search for is found by it, in what is held too', async () => {
   hello(1);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 30)] });
-  open();
+  await open();
   click(/regular expression/);
   type('^(?!step)');
   await settled();
@@ -184,7 +187,7 @@ test('what only the feed can search for is found by it, in what is held too', as
 
 test('a pattern that is none is told', async () => {
   hello(1);
-  open();
+  await open();
   click(/regular expression/);
   type('(');
   expect(element.querySelector('input')!.getAttribute('aria-invalid')).toBe('true');
@@ -193,7 +196,7 @@ test('a pattern that is none is told', async () => {
 test('the keys move, select and load what is older', async () => {
   hello(1);
   files.say({ type: 'lines', segments: [lines('0.out', 50, 200)] });
-  open();
+  await open();
   key('Home');
   expect(element.querySelector('.td-log-active')!.textContent).toContain('line   50');
   expect(element.querySelector('[aria-label^=Follow]')!.getAttribute('aria-pressed')).toBe('false');
@@ -216,7 +219,7 @@ test('the keys move, select and load what is older', async () => {
 test('a gap says how much it is and is loaded on request', async () => {
   hello(1);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 2), lines('0.out', 6, 8)] });
-  open();
+  await open();
   expect(rows()[2]).toBe('[rank 0]40 B passed over hereLoad');
   element.querySelector<HTMLElement>('.td-log-gap button')!.click();
   await settled();
@@ -227,7 +230,7 @@ test('markup of a rank is text; a long line is cut and says how long it is', asy
   hello(1);
   const text = '<script>window.bad = 1</script>\n' + 'z'.repeat(10_000_000) + '\n';
   files.say({ type: 'lines', segments: [{ file: '0.out', start: 0, end: text.length, t: 1, text }] });
-  open();
+  await open();
   expect(element.querySelector('script')).toBeNull();
   expect(rows()[0]).toContain('<script>');
   expect(rows()[1]!.length).toBeLessThan(5000);
@@ -239,7 +242,7 @@ test('all shown is copied, with who said it', async () => {
   vi.stubGlobal('navigator', { clipboard: { writeText: async (text: string) => void written.push(text) } });
   hello(2);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 2), lines('1.out', 0, 1)] });
-  open();
+  await open();
   click(/^Copy/);
   await settled();
   expect(written).toEqual(['[all 2 ranks] line    0\n[rank 0] line    1']);
@@ -248,7 +251,7 @@ test('all shown is copied, with who said it', async () => {
 
 test('a hidden tab draws nothing, and is right when it is shown again', async () => {
   hello(1);
-  open();
+  await open();
   tab.hide();
   files.say({ type: 'lines', segments: [lines('0.out', 0, 3)] });
   await settled();

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { CUT, GAP } from '../src/logrows';
 import { LogStore } from '../src/logstore';
-import { foldOpen, foldReturns, indexAt, plain } from '../src/logtext';
+import { cutAfter, foldOpen, foldReturns, indexAt, plain } from '../src/logtext';
 import { patternOf, type LinePattern } from '../src/pattern';
 import type { LogFilter, LogView } from '../src/logview';
 import type { Segment } from '../src/source';
@@ -353,4 +353,24 @@ describe('bytes and characters', () => {
     store.append([{ file: '0.out', start: 0, end: 8, t: 1, text: '\\xff\\xfe\nnext\n' }]);
     expect([...store.rows.start.slice(0, 2)]).toEqual([0, 3]);
   });
+});
+
+test('a long segment is cut behind whole lines, and no byte is lost', () => {
+  for (const unit of ['short\n', 'a much longer line\n', '漢字 \u{1f600}\n', 'damaged \\xff\n', 'no end']) {
+    const whole = unit.repeat(50);
+    const bytes = new TextEncoder().encode(whole).length - 3 * (whole.match(/\\xff/g)?.length ?? 0);
+    let rest: Segment | null = { file: '0.out', start: 7, end: 7 + bytes, t: 1, text: whole };
+    const parts: Segment[] = [];
+    while (rest) {
+      const [part, more] = cutAfter(rest, 100);
+      parts.push(part);
+      rest = more;
+    }
+    expect(parts.map(part => part.text).join('')).toBe(whole);
+    expect(parts.map(part => part.start)).toEqual([7, ...parts.slice(0, -1).map(part => part.end)]);
+    expect(parts.at(-1)!.end).toBe(7 + bytes);
+    expect(parts.slice(0, -1).every(part => part.text.endsWith('\n') && part.text.length < 200)).toBe(true);
+    const each = unit.endsWith('\n') ? bytes / 50 : bytes;
+    expect(parts.every(part => (part.end - part.start) % each === 0)).toBe(true);
+  }
 });

@@ -100,6 +100,45 @@ test('a lost transport: goes on from what is held, and doubles nothing', () => {
   expect([session.connection, text()]).toEqual(['live', ['a', 'b', 'c']]);
 });
 
+describe('very many lines at once', () => {
+  const line = `${'x'.repeat(99)}\n`;
+
+  beforeEach(() => {
+    source.up();
+    source.hello();
+    frame();
+    // Each look at the clock finds that 5 ms have passed.
+    let now = performance.now();
+    vi.spyOn(performance, 'now').mockImplementation(() => (now += 5));
+    source.lines('0.out', 0, line.repeat(1000));
+    source.lines('1.out', 0, line.repeat(10));
+    source.say({ type: 'events', events: [] });
+  });
+
+  afterEach(() => void vi.restoreAllMocks());
+
+  test('are taken in over several frames, and acknowledged when they are', () => {
+    vi.advanceTimersByTime(20);
+    expect(session.logs.length).toBeGreaterThan(100);
+    expect(session.logs.length).toBeLessThan(900);
+    expect(source.of('ack').at(-1)).toEqual({ type: 'ack', n: 1 });
+    vi.advanceTimersByTime(2000);
+    expect(text()).toEqual(Array(1010).fill(line.trim()));
+    expect(session.logs.offsets()).toEqual({ '0.out': 100_000, '1.out': 1000 });
+    expect(source.of('ack').at(-1)).toEqual({ type: 'ack', n: 4 });
+  });
+
+  test('are not asked for again when the transport is lost meanwhile', () => {
+    source.handlers.lost('The server is away.', false);
+    source.up();
+    expect(source.sent.at(-1)).toEqual({ type: 'open', logs: { '0.out': 100_000, '1.out': 1000 } });
+    source.hello();
+    vi.advanceTimersByTime(2000);
+    expect(session.logs.length).toBe(1010);
+    expect(source.of('ack').at(-1)).toEqual({ type: 'ack', n: 1 });
+  });
+});
+
 describe('message numbers', () => {
   beforeEach(() => {
     source.up();

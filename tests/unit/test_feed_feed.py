@@ -300,7 +300,7 @@ def test_curves_fill_while_the_view_looks(job: FakeJob) -> None:
     assert view.of("status")[-1]["curves"] == {"version": 100, "names": ["loss"], "note": ""}
     question = {"what": "curves", "names": [], "mode": "rank0", "ranks": [], "x": "step"}
     answer = view.ask(**question, low=None, high=None, width=500)
-    assert answer["series"][0]["y"] == list(range(100))
+    assert answer["series"][0]["y"].tolist() == list(range(100))
 
 
 def test_curves_of_a_running_job_wait_when_they_have_cost_enough(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:

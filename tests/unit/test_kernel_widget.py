@@ -12,6 +12,7 @@ import pytest
 from jupyter_torchdist.feed import Feed
 from jupyter_torchdist.kernel import pump
 from jupyter_torchdist.kernel.subshell import MainShell, Subshells
+from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.testing import FakeJob
 from tests.leaks import wait_until
 
@@ -178,3 +179,11 @@ def test_a_comm_is_routed_to_our_subshell_while_it_is_there() -> None:
     assert comm._reply_subshell_for({}, "theirs") == "theirs"
     subshells.name = "ours"
     assert comm._reply_subshell_for({}, "theirs") == "ours"
+
+
+def test_messages_travel_together_as_far_as_they_are_small() -> None:
+    large = "x" * (pump.BUNDLE - 100)
+    texts = [codec.dumps(word) for word in ("a", {"b": 1}, large, "c", 2 * large, "d")]
+    bundles = list(pump.bundles(texts))
+    assert [codec.loads(bundle) for bundle in bundles] == [["a", {"b": 1}, large, "c"], [2 * large], ["d"]]
+    assert list(pump.bundles([])) == []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import struct
+from array import array
 from typing import Any
 
 import pytest
@@ -89,3 +92,17 @@ def test_what_is_no_json_is_a_value_error(data: bytes | str) -> None:
     except ValueError:
         return
     json.loads(data)
+
+
+@FEW
+@given(st.lists(st.floats(), max_size=99))
+def test_a_column_of_numbers_comes_out_as_a_list(values: list[float]) -> None:
+    text = codec.dumps({"y": array("d", values)})
+    assert text == '{"y":"@f64:' + base64.b64encode(struct.pack(f"<{len(values)}d", *values)).decode() + '"}'
+    assert same(codec.loads(text)["y"], values)
+
+
+def test_a_damaged_column_is_no_value() -> None:
+    for damaged in ("!", "AAAA"):
+        with pytest.raises(ValueError):
+            codec.loads(f'"@f64:{damaged}"')

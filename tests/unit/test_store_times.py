@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -219,3 +220,21 @@ flusher.stop(); output.close(); times.close()
     assert from_c is not None
     assert begun <= first < from_c < last <= time.time()
     assert last - first > 0.9
+
+
+@FEW
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.data())
+def test_who_reads_along_hears_the_same_as_who_asks_once(steps: list[int], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "times"
+        records, sizes = list[tuple[float, str, int]](), {"out": 0, "err": 0}
+        for number, step in enumerate(steps):
+            stream = data.draw(st.sampled_from(["out", "err"]))
+            sizes[stream] += step
+            records.append((float(number), stream, sizes[stream]))
+        along = write(path, records)
+        for _ in range(10):
+            stream, start = data.draw(st.sampled_from(["out", "err"])), data.draw(st.integers(0, 900))
+            once = TimeIndex(path)
+            assert along.marks(stream, start, start + 50) == once.marks(stream, start, start + 50)
+            assert along.written(stream, start + 1) == TimeIndex(path).written(stream, start + 1)

@@ -11,7 +11,9 @@ FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src
 NODE_MODULES := labextension/node_modules/.package-lock.json
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
-WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# One more than the cores: tests wait for processes half of their time.
+WORKERS ?= 3
 
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,9 +24,9 @@ demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
 test: $(READY) front browser
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(PYTEST)
 	@if $(HAVE_NPM); then $(NPM) test; fi
-	$(BIN)/python -m pytest -n $(WORKERS) tests/browser
+	$(PYTEST) tests/browser
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600

@@ -40,6 +40,27 @@ def end_jobs(home: Path) -> None:
     wait_until(ended, timeout=20)
 
 
+@pytest.hookimpl(trylast=True)  # once their order is made random
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take long comes first with each worker, which has a slice of the list: nothing is left for the end."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    count, long = len(items), sorted(filter(_patience, items), key=_patience, reverse=True)
+    rest = [item for item in items if not _patience(item)]
+    items.clear()
+    for number in range(workers):
+        own = long[number::workers]
+        share = max(0, (count - len(items)) // (workers - number) - len(own))
+        items += own + rest[:share]
+        del rest[:share]
+    items += rest
+
+
+def _patience(item: pytest.Item) -> float:
+    """Seconds, of a test that was given a time of its own; else 0."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0
+
+
 def _private_runtime() -> Iterator[Path]:
     """A short path (a socket's may have 107 bytes), and in the end nothing that still runs in it."""
     directory = Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))

@@ -75,8 +75,8 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
     return True
 
 
-def listening() -> set[str]:
-    """Inodes of the listening TCP sockets of this process and its descendants."""
+def listening(sockets: set[str]) -> set[str]:
+    """Those of these sockets (inodes) on which somebody listens for TCP."""
     listeners = set()
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         try:
@@ -84,10 +84,7 @@ def listening() -> set[str]:
         except OSError:
             continue
         listeners |= {fields[9] for fields in map(str.split, rows) if fields[3] == "0A"}
-    held = set()
-    for pid in [os.getpid(), *descendants(os.getpid())]:
-        held |= {link[8:-1] for link in open_files(pid) if link.startswith("socket:")}
-    return listeners & held
+    return listeners & sockets
 
 
 @dataclass(frozen=True)
@@ -98,16 +95,18 @@ class Snapshot:
     """(pid, start ticks): descendants of the test process and whatever runs in its runtime directory."""
     threads: frozenset[int]
     sockets: frozenset[str]
+    """Inodes, of this process and its descendants."""
     environ: tuple[tuple[str, str], ...]
 
     @staticmethod
     def take(runtime: Path, lasting: Iterable[int] = ()) -> Snapshot:
         """``lasting``: processes whose descendants come and go as they like, such as a browser's."""
         pids = {*descendants(os.getpid()), *processes_of_runtime(runtime)}.difference(*map(descendants, lasting))
+        links = (link for pid in (os.getpid(), *pids) for link in open_files(pid))
         return Snapshot(
             processes=frozenset((pid, ticks) for pid in pids if (ticks := start_ticks(pid))),
             threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not thread.daemon),
-            sockets=frozenset(listening()),
+            sockets=frozenset(link[8:-1] for link in links if link.startswith("socket:")),
             environ=tuple(sorted((k, v) for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST")),
         )
 
@@ -119,7 +118,8 @@ class Snapshot:
         lines = [f"process {pid}: {said} {job_token_of(pid)}" for pid in sorted(pids) if (said := command_of(pid))]
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines += [f"thread {names.get(ident, ident)}" for ident in self.threads - before.threads]
-        lines += [f"listening socket {inode}" for inode in self.sockets - before.sockets]
+        if opened := {*self.sockets} - before.sockets:
+            lines += [f"listening socket {inode}" for inode in listening(opened)]
         return lines + list(_changes(before.environ, self.environ))
 
 

@@ -356,7 +356,7 @@ def is_zygote(pid: int) -> bool:
     return b"runtime\0zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and not job_token_of(pid)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(240)
 def test_whoever_is_killed_in_the_middle_of_a_job(
     own_runtime: Path, home: Path, tmp_path: Path, new_notebook: Callable[[], Notebook]
 ) -> None:

@@ -237,6 +237,7 @@ def torchdist(home: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.C
     run("stop")
 
 
+@pytest.mark.timeout(240)
 def test_the_command(torchdist: Callable[..., subprocess.CompletedProcess[str]], home: Path) -> None:
     """Exit codes: 0; 1 when the job or something of ours failed; 2 for words that make no sense."""
     done = torchdist("run", "--ranks", "1", "--name", "fine", "ok.py", "--", "--lr", "1")
@@ -308,6 +309,7 @@ def measure(kernel: Notebook, runtime: Path) -> tuple[int, int, int, int]:
     return descriptors[0], descriptors[1], len(os.listdir(f"/proc/{kernel.pid}/task")), len(pids)
 
 
+@pytest.mark.timeout(240)
 def test_30_jobs_leave_the_kernel_as_it_was(
     own_runtime: Path, home: Path, new_notebook: Callable[[], Notebook]
 ) -> None:

@@ -77,6 +77,7 @@ def waited(job: client.Job, gate: Path) -> tuple[JobState, Waiting]:
     return state, waiting
 
 
+@pytest.mark.timeout(240)
 def test_a_rank_in_a_collective_says_so_and_for_whom(notebook: dict[str, Any], tmp_path: Path) -> None:
     job = client.submit(client.Request(SOURCE, "Cell In[3]", 2, Options(ranks=2), notebook))
 

@@ -265,6 +265,7 @@ def _outcome(code: Any, names: dict[str, Any]) -> tuple[list[Any], str, dict[str
     return seen, end, {name: scope.get(name) for name in "abcde" if isinstance(scope.get(name), int)}
 
 
+@pytest.mark.timeout(240)
 @given(CELLS)
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_random_cell_needs_no_other_names(source: str) -> None:

@@ -20,9 +20,9 @@ class Mlp(nn.Sequential):
 class ConvNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(2, 6, 3, padding=1)
+        self.conv = nn.Conv2d(2, 6, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(6)
-        self.head = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 3))
+        self.head = nn.Sequential(nn.Linear(6, 5, bias=False), nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(F.relu(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-any-return]

@@ -47,6 +47,12 @@ def setting(degrees: dict[str, int] | None = None, say: Callable[[str], None] = 
     return make_setting(StrategyPlan("test", degrees, options, **rest), torch.device("cpu"), say)
 
 
+def everybody() -> dist.ProcessGroup:
+    """The group of all ranks."""
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
 def mine(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """This rank's slice of a global batch."""
     return tensor.chunk(dist.get_world_size(group))[dist.get_rank(group)]

@@ -22,13 +22,12 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
-from torch.nn.parallel import DistributedDataParallel
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from . import blocks, loading
+from .agreement import check_untouched
 from .base import Setting
 from .gradients import average_after_backward
 
@@ -40,7 +39,7 @@ ENOUGH = 1_000_000
 
 def check(model: nn.Module, setting: Setting) -> None:
     """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
-    _check_untouched(model)
+    check_untouched(model)
     _check_plan(setting.plan)
     units(model, setting.plan)
     _check_dtypes(model, setting.plan)
@@ -241,16 +240,6 @@ def _prefetch(sharded: list[list[nn.Module]], setting: Setting) -> None:
     if how in ("BACKWARD_POST", "NO_PREFETCH"):
         for module in order:
             module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # itself: nothing ahead
-
-
-def _check_untouched(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        where = f"{type(model).__name__}.{name}" if name else type(model).__name__
-        if isinstance(module, (FSDPModule, Fsdp1, DistributedDataParallel)):
-            raise StrategyError(
-                f"{where} is distributed already ({type(module).__name__})",
-                "leave it to --strategy, or run your own distributed code with --strategy none",
-            )
 
 
 def _check_plan(plan: StrategyPlan) -> None:

@@ -62,15 +62,18 @@ def _average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
     """Rows of an embedding: sent with their indices, never as a whole table."""
     mine = parameter.grad
     if mine is None:
-        mine = torch.sparse_coo_tensor(
-            torch.empty((1, 0), dtype=torch.int64), parameter.new_empty((0, *parameter.shape[1:])), parameter.shape
-        )
+        none = parameter.new_empty((0, *parameter.shape[1:]))
+        mine = _rows(torch.empty((1, 0), dtype=torch.int64, device=parameter.device), none, parameter)
     mine = mine.coalesce()
     parts: list[Any] = [None] * group.size()
     dist.all_gather_object(parts, (mine.indices().cpu(), mine.values().cpu()), group=group)
     indices = torch.cat([part[0] for part in parts], 1).to(parameter.device)
     values = torch.cat([part[1] for part in parts]).to(parameter.device)
-    parameter.grad = torch.sparse_coo_tensor(indices, values / group.size(), parameter.shape).coalesce()
+    parameter.grad = _rows(indices, values / group.size(), parameter).coalesce()
+
+
+def _rows(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -41,6 +41,11 @@ def names_of(model: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
+def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters of all groups, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
     """The first rank's parameters and buffers, on all ranks.
 

@@ -14,7 +14,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from . import loading
+from . import loading, zero1
 
 _OURS = __name__.rpartition(".")[0]
 _FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
@@ -31,6 +31,7 @@ _HOOKS = (
     "_load_state_dict_post_hooks",
 )
 _NOTES = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_OWN_MARK = "_torchdist_"
 _MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
@@ -66,12 +67,14 @@ def restore_optimizer(
     After ``restore``, with the same ``replaced``: the optimizer's parameters are then those of before. Schedulers and
     gradient scalers hold nothing of a rank's own; they refer to the optimizer, which stays the same object.
     """
+    zero1.undo(optimizer)
     originals: dict[Tensor, nn.Parameter] = {new: old for old, new in (replaced or {}).items()}
     for group in optimizer.param_groups:
         group["params"] = [originals.get(parameter, parameter) for parameter in group["params"]]
     state = dict(optimizer.state)
+    order: dict[Tensor, int] = {parameter: place for place, parameter in enumerate(loading.trained_by(optimizer))}
     optimizer.state.clear()
-    for parameter, values in state.items():
+    for parameter, values in sorted(state.items(), key=lambda item: order.get(originals.get(item[0], item[0]), -1)):
         kept = {name: whole(value) if isinstance(value, Tensor) else value for name, value in values.items()}
         optimizer.state[originals.get(parameter, parameter)] = kept
 
@@ -112,8 +115,8 @@ def _strip(module: nn.Module) -> None:
         module.__class__ = bases[1]
     for attribute in _HOOKS:
         _clear(getattr(module, attribute, None), module)
-    for attribute in _MARKS:
-        vars(module).pop(attribute, None)
+    for attribute in [name for name in vars(module) if name in _MARKS or name.startswith(_OWN_MARK)]:
+        vars(module).pop(attribute)
     _composable_state._module_state_mapping.pop(module, None)
     for name, value in list(vars(module).items()):
         if isinstance(value, (FunctionType, MethodType)) and _is_foreign(value):

@@ -1,0 +1,82 @@
+"""Models before they are distributed: the same on all ranks, and not distributed already."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+from torch.nn.parallel import DistributedDataParallel
+
+from ...protocol.errors import StrategyError
+from .base import Setting
+
+_WRAPPERS = (FSDPModule, Fsdp1, DistributedDataParallel)
+
+Line = tuple[str, str, str]
+"""Kind, name, and what must be the same of a parameter or buffer."""
+
+
+def check_untouched(model: nn.Module) -> None:
+    """Raise ``StrategyError`` for a model of which a part is sharded or replicated already."""
+    for name, module in model.named_modules():
+        if isinstance(module, _WRAPPERS) or type(module).__bases__[0].__module__.startswith("torch.distributed."):
+            where = f"{type(model).__name__}.{name}" if name else type(model).__name__
+            raise StrategyError(
+                f"{where} is distributed already",
+                "leave it to --strategy, or run your own distributed code with --strategy none",
+            )
+
+
+def same_on_all_ranks(model: nn.Module, setting: Setting, group: dist.ProcessGroup | None = None) -> None:
+    """Compare names, shapes, types, ties and ``requires_grad`` across ranks; all ranks call it before sharding.
+
+    Raises ``StrategyError`` on every rank, with the first difference from the first rank. Costs one collective of
+    32 bytes while all agree. ``group`` is all ranks by default.
+    """
+    lines = _lines(model)
+    digest = hashlib.sha256(repr(lines).encode()).digest()
+    mine = torch.tensor([*digest], dtype=torch.uint8, device=setting.device)
+    others = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(others, mine, group=group)
+    if all(torch.equal(others[0], other) for other in others):
+        return
+    models: list[Any] = [None] * len(others)
+    dist.all_gather_object(models, (dist.get_rank(), type(model).__name__, lines), group=group)
+    rank, other = next((rank, theirs) for rank, _, theirs in models if theirs != models[0][2])
+    raise StrategyError(
+        f"the ranks built different models: {_difference(models[0][0], models[0][2], rank, other)}",
+        "what a cell builds must not depend on the rank, the time or random numbers",
+    )
+
+
+def _lines(model: nn.Module) -> list[Line]:
+    first: dict[int, str] = {}
+    lines: list[Line] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        tied = first.setdefault(id(parameter), name)
+        note = "" if parameter.requires_grad else ", frozen"
+        note += "" if tied == name else f", tied to {tied}"
+        lines.append(("parameter", name, _of(parameter) + note))
+    lines += [("buffer", name, _of(buffer)) for name, buffer in model.named_buffers(remove_duplicate=False)]
+    return lines
+
+
+def _of(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _difference(one: int, ours: Sequence[Line], other: int, theirs: Sequence[Line]) -> str:
+    for mine, its in zip(ours, theirs, strict=False):
+        if mine != its:
+            if mine[:2] == its[:2]:
+                return f"{mine[0]} {mine[1]} is {mine[2]} on rank {one} and {its[2]} on rank {other}"
+            return f"{mine[0]} {mine[1]} of rank {one} stands where rank {other} has {its[0]} {its[1]}"
+    longer, rank, lacking = (ours, one, other) if len(ours) > len(theirs) else (theirs, other, one)
+    kind, name, _ = longer[min(len(ours), len(theirs))]
+    return f"{kind} {name} of rank {rank} is missing on rank {lacking}"

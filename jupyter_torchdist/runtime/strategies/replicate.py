@@ -1,0 +1,110 @@
+"""Data parallelism with a copy on every rank: PyTorch's DDP, in place.
+
+``torch.distributed._composable.replicate`` is DDP's own reducer behind hooks: no ``.module``, no ``module.`` in names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy_options import chosen
+from . import fsdp, loading
+from .agreement import check_untouched
+from .base import Setting
+
+POWERSGD_START = 1000
+"""Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""
+
+
+def check(model: nn.Module, setting: Setting) -> None:
+    """Raise ``StrategyError`` for what DDP cannot do here."""
+    check_untouched(model)
+    hook = chosen(setting.plan, "comm_hook")
+    if hook == "batched_powersgd":
+        raise StrategyError(
+            "comm_hook=batched_powersgd does not run in PyTorch: its hook hands matrices to a function of batches",
+            "use -O comm_hook=powersgd",
+        )
+    if hook == "bf16" and dist.get_backend(setting.data_group) == "gloo":
+        raise StrategyError(
+            "comm_hook=bf16 needs NCCL; these ranks talk through Gloo", "use -O comm_hook=fp16, or run on GPUs"
+        )
+
+
+def apply(model: nn.Module, setting: Setting) -> None:
+    """Replicate ``model`` in place; all ranks. Parameters stay the same objects.
+
+    They begin as rank 0's. A model without trained parameters needs nothing. Beside tensor parallelism, whose
+    parameters are DTensors, FSDP2's own way to replicate does it (then they are replaced, as with fsdp).
+    """
+    if setting.plan.degree("tp") > 1:
+        options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
+        fsdp.apply(model, replace(setting, plan=replace(setting.plan, options=options)))
+        return
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(setting.device)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(setting.device)
+    loading.broadcast_states(model, setting.data_group, setting.device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    replicate(
+        model,
+        process_group=setting.data_group,
+        device_id=setting.device,
+        init_sync=False,  # done above, without writing what is equal
+        static_graph=chosen(setting.plan, "static_graph"),
+        find_unused_parameters=chosen(setting.plan, "find_unused_parameters"),
+        bucket_cap_mb=chosen(setting.plan, "bucket_cap_mb"),
+        gradient_as_bucket_view=chosen(setting.plan, "gradient_as_bucket_view"),
+    )
+    type(model).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
+    _compress(model, setting)
+
+
+def _compress(model: Any, setting: Setting) -> None:
+    kind, group = chosen(setting.plan, "comm_hook"), setting.data_group
+    if kind == "fp16":
+        model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif kind == "bf16":
+        model.register_comm_hook(group, default_hooks.bf16_compress_hook)
+    elif kind == "powersgd":
+        state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def reducer_of(model: nn.Module) -> DistributedDataParallel:
+    """The DDP behind a replicated model, made now if no forward has made it yet."""
+    state: Any = replicate.state(model)
+    if not state.has_initialized:
+        state.lazy_init()
+    return state._ddp  # type: ignore[no-any-return]
+
+
+@contextmanager
+def uneven(*models: nn.Module, throw: bool = False) -> Iterator[None]:
+    """A loop in which ranks may have different numbers of batches: who has none left answers the others' all-reduces.
+
+    ``throw`` ends all ranks when the first one has no batch left. See ``torch.distributed.algorithms.Join``.
+    """
+    with Join([reducer_of(model) for model in models], throw_on_early_termination=throw):
+        yield
+
+
+def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
+    raise StrategyError(
+        f"copy.deepcopy of {type(module).__bases__[1].__name__}, which ddp replicates in place: a copy would share its "
+        "reducer",
+        "copy the model before its first training step",
+    )

@@ -1,0 +1,18 @@
+"""The parts of strategies on real ranks, many checks a job; what each asserts stands in ``tests/strategies``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from jupyter_torchdist import launch
+from tests.strategies import inside, replicating, sharding
+from tests.strategies.ranks import run_checks
+
+
+@pytest.mark.parametrize(("checks", "ranks"), [(sharding, 2), (replicating, 2), (inside, 2)])
+def test_parts(home: Path, checks: ModuleType, ranks: int) -> None:
+    for failed in launch(run_checks, (checks,), ranks=ranks):
+        assert not failed, "\n".join(failed.values())

@@ -1,0 +1,261 @@
+"""What is changed inside of a model: batch normalisation, checkpointing, compilation, precision; and agreement."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from jupyter_torchdist.runtime.strategies import (
+    activations,
+    agreement,
+    batchnorm,
+    compiling,
+    fsdp,
+    gradients,
+    plain,
+    precision,
+    replicate,
+)
+
+from . import models
+from .models import CASES, Block, Gpt, Mlp, sgd, step
+from .ranks import CLOSE, assert_close, counted_calls, everyone, hooks_of, mine, refusal, setting
+
+
+def ddp(**options: Any) -> Any:
+    return setting({"dp_replicate": dist.get_world_size()}, **options)
+
+
+def uneven_slice(x: Tensor) -> Tensor:
+    """Rank 0 has none or one sample, the last rank has the most."""
+    world, rank = dist.get_world_size(), dist.get_rank()
+    bounds = [0, *[1 + number for number in range(world - 1)], len(x)]
+    return x[bounds[rank] : bounds[rank + 1]]
+
+
+def check_batch_norm_is_that_of_the_whole_batch() -> None:
+    for shape, kind in (((8, 5), nn.BatchNorm1d), ((8, 5, 4), nn.BatchNorm1d), ((8, 5, 3, 2), nn.BatchNorm2d)):
+        for options in ({}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}):
+            for share in (mine, uneven_slice):
+                _compare_batch_norm(shape, kind, options, share)
+
+
+def _compare_batch_norm(shape: tuple[int, ...], kind: Any, options: dict[str, Any], share: Any) -> None:
+    torch.manual_seed(3)
+    whole, spread = kind(shape[1], **options), kind(shape[1], **options)
+    if whole.affine:
+        nn.init.normal_(whole.weight), nn.init.normal_(whole.bias)
+    spread.load_state_dict(whole.state_dict())
+    assert batchnorm.convert(spread, ddp()) is not None
+    for _ in range(3):
+        x, weights = torch.randn(shape) * 3 + 5, torch.randn(shape)
+        one, two = x.clone().requires_grad_(), share(x).clone().requires_grad_()
+        whole.zero_grad(), spread.zero_grad()
+        (whole(one) * weights).sum().backward()
+        (spread(two) * share(weights)).sum().backward()
+        assert one.grad is not None and two.grad is not None
+        torch.testing.assert_close(two.grad, share(one.grad), atol=CLOSE, rtol=CLOSE)
+        if whole.affine:
+            total = torch.stack([spread.weight.grad, spread.bias.grad])
+            dist.all_reduce(total)
+            torch.testing.assert_close(total[0], whole.weight.grad, atol=1e-4, rtol=CLOSE)
+            torch.testing.assert_close(total[1], whole.bias.grad, atol=1e-4, rtol=CLOSE)
+    assert_close(spread.state_dict(), whole.state_dict())
+    whole.eval(), spread.eval()
+    torch.testing.assert_close(spread(x), whole(x), atol=CLOSE, rtol=CLOSE)
+
+
+def check_batch_norm_without_samples_on_a_rank() -> None:
+    x = torch.randn(6, 4)
+    own = x if dist.get_rank() == 1 else x[:0]
+    norm, whole = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    batchnorm.convert(norm, ddp())
+    dist.broadcast(x, 1)
+    assert norm(own.requires_grad_()).sum().backward() is None
+    whole(x.detach())
+    assert_close(norm.state_dict(), whole.state_dict())
+
+
+def check_batch_norm_can_be_differentiated_twice() -> None:
+    torch.manual_seed(5)
+    x, targets = torch.randn(8, 4), torch.randn(8, 4)
+    whole, spread = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    nn.init.normal_(whole.weight)
+    spread.load_state_dict(whole.state_dict())
+    batchnorm.convert(spread, ddp())
+    penalties = []
+    for norm, share in ((whole, lambda t: t), (spread, mine)):
+        own = share(x).clone().requires_grad_()
+        output = (norm(own) ** 2 * share(targets)).sum()
+        (gradient,) = torch.autograd.grad(output, own, create_graph=True)
+        gradient.square().sum().backward()
+        penalties.append((own.grad, norm.weight.grad))
+    (of_whole, weight), (of_slice, part) = penalties
+    assert of_whole is not None and of_slice is not None
+    torch.testing.assert_close(of_slice, mine(of_whole), atol=1e-4, rtol=1e-4)
+    dist.all_reduce(part)
+    torch.testing.assert_close(part, weight, atol=1e-4, rtol=1e-4)
+
+
+def check_batch_norm_communicates_once_forward_and_once_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    sharing = batchnorm.convert(model, ddp())
+    x = torch.randn(4, 4)
+    with counted_calls("all_gather", "all_reduce") as calls:
+        model(x).sum().backward()
+    assert calls == {"all_gather": 1, "all_reduce": 1}
+    with counted_calls("all_gather", "all_reduce") as calls, batchnorm.whole_batch(sharing):
+        model(x).sum().backward()
+    assert calls == {"all_gather": 0, "all_reduce": 0}
+    assert type(model[1]) is nn.BatchNorm1d
+    copy.deepcopy(model)
+    batchnorm.revert(model)
+    assert not [name for name in vars(model[1]) if name == "forward" or name.startswith("_torchdist")]
+    assert batchnorm.convert(nn.Linear(2, 2), ddp()) is None
+
+
+class OwnNorm(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+def check_batch_norm_refuses_a_forward_of_its_own_and_one_value() -> None:
+    assert "0 (OwnNorm)" in refusal(lambda: batchnorm.check(nn.Sequential(OwnNorm(3))))
+    norm = nn.BatchNorm1d(3)
+    batchnorm.convert(norm, ddp())
+    message = ""
+    try:
+        norm(torch.ones(1 if dist.get_rank() == 0 else 0, 3))
+    except ValueError as error:
+        message = str(error)
+    assert "more than 1 value per channel" in message
+
+
+def kept_for_backward(model: nn.Module, inputs: Tensor) -> int:
+    """Numbers that autograd keeps of a forward."""
+    sizes: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(inputs)
+    return sum(sizes)
+
+
+def check_checkpointed_blocks_keep_their_inputs_alone() -> None:
+    inputs, _ = CASES["untied"].batches(1)[0]
+    model = Gpt(tied=False)
+    names, before = list(model.state_dict()), kept_for_backward(model, inputs)
+    activations.check(model, ddp())
+    activations.apply(model, ddp())
+    assert kept_for_backward(model, inputs) < 0.3 * before
+    assert list(model.state_dict()) == names
+    assert "no repeated block" in refusal(lambda: activations.check(Mlp(), ddp()))
+
+
+def check_checkpointing_compiling_and_sharding_go_together() -> None:
+    _, weights = models.alone(CASES["tied"], 3, sgd)
+    model, how, graphs = CASES["tied"].model(), setting(), []
+
+    def backend(graph: Any, _inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    activations.apply(model, how)
+    compiling.apply(model, how, backend=backend)
+    fsdp.apply(model, how)
+    optimizer = sgd(list(model.parameters()))
+    for inputs, targets in CASES["tied"].batches(3):
+        step(model, optimizer, mine(inputs), mine(targets), after=lambda: None)
+    assert graphs
+    assert_close(model.state_dict(), weights)
+    plain.restore(model)
+    assert hooks_of(model) == 0
+    assert all(module._compiled_call_impl is None for module in model.modules())
+
+
+def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        seen: list[torch.dtype] = []
+        model, how = Mlp(), ddp(precision=name)
+        model[2].register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out.dtype))
+        precision.check(model, how)
+        precision.apply(model, how)
+        replicate.apply(model, how)
+        inputs, targets = CASES["mlp"].batches(1)[0]
+        output = model(mine(inputs))
+        models.loss_of(output, mine(targets)).backward()
+        assert seen == [dtype] and output.dtype == torch.float32
+        assert model[0].weight.grad is not None and model[0].weight.grad.dtype == torch.float32
+        plain.restore(model)
+        assert "forward" not in vars(model) and not [n for n in vars(model) if n.startswith("_torchdist")]
+
+
+def check_all_ranks_skip_the_step_in_which_one_overflowed() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    precision.agree(scaler)
+    for overflow in (True, False):
+        optimizer.zero_grad()
+        scaler.scale(parameter.sum()).backward()
+        assert parameter.grad is not None
+        if overflow and dist.get_rank() == 1:
+            parameter.grad[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 2.0
+        assert torch.equal(parameter.detach(), torch.full((2,), 1.0 if overflow else 0.0))
+
+
+def check_fp16_trains_a_sharded_mixture_with_a_scaler() -> None:
+    """Its 0-dim parameter is a plain tensor beside DTensors."""
+    _, weights = models.alone(CASES["mixture"], 3, sgd)
+    model, how = CASES["mixture"].model(), setting(precision="fp16")
+    fsdp.apply(model, how)
+    optimizer = sgd([p for p in model.parameters() if p.requires_grad])
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    precision.agree(scaler)
+    for inputs, targets in CASES["mixture"].batches(3):
+        optimizer.zero_grad()
+        scaler.scale(models.loss_of(model(mine(inputs)), mine(targets))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert_close(model.state_dict(), weights, within=0.02)
+
+
+def check_ranks_with_different_models_are_told_the_first_difference() -> None:
+    rank = dist.get_rank()
+    agreement.same_on_all_ranks(Gpt(), ddp())
+    last = dist.get_world_size() - 1
+
+    def other(build: Any, otherwise: Any) -> str:
+        messages = everyone(
+            refusal(lambda: agreement.same_on_all_ranks(otherwise() if rank == last else build(), ddp()))
+        )
+        assert len(set(messages)) == 1
+        return str(messages[0])
+
+    wider = other(lambda: nn.Linear(3, 4), lambda: nn.Linear(3, 5))
+    assert f"parameter weight is (4, 3) float32 on rank 0 and (5, 3) float32 on rank {last}" in wider
+    assert "frozen" in other(lambda: nn.Linear(3, 4), lambda: nn.Linear(3, 4).requires_grad_(False))
+    assert "tied to tokens.weight" in other(Gpt, lambda: Gpt(tied=False))
+    assert "float64" in other(lambda: nn.Linear(3, 4), lambda: nn.Linear(3, 4).double())
+    assert "parameter bias of rank 0 is missing" in other(lambda: nn.Linear(3, 4), lambda: nn.Linear(3, 4, bias=False))
+    assert "buffer" in other(lambda: nn.BatchNorm1d(3), lambda: nn.BatchNorm1d(3, track_running_stats=False))
+
+
+def check_the_end_of_every_backward_is_met_once() -> None:
+    met: list[int] = []
+    model = Block(4)
+    watched = gradients.AtEndOfBackward(lambda: met.append(1))
+    model.register_forward_hook(watched.watch)
+    for expected in (1, 2):
+        (model(torch.randn(2, 3, 4)).sum() + model(torch.randn(2, 3, 4)).sum()).backward()
+        assert len(met) == expected

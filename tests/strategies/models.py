@@ -52,7 +52,7 @@ class Gpt(nn.Module):
             self.head.weight = self.tokens.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tokens(x) + self.places.weight
+        x = self.tokens(x) + self.places(torch.arange(x.shape[1]))
         for layer in self.layers:
             x = layer(x)
         return self.head(x)  # type: ignore[no-any-return]

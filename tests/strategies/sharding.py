@@ -25,7 +25,9 @@ def sharded(model: nn.Module, setting: Setting) -> dict[nn.Parameter, nn.Paramet
     return optimizers.replaced(before, model)
 
 
-def trained(name: str, how: Setting, make: models.MakeOptimizer = adamw, switch: int = 0) -> nn.Module:
+def trained(
+    name: str, how: Setting, make: models.MakeOptimizer = adamw, switch: int = 0, within: float = CLOSE
+) -> nn.Module:
     """A model trained as sharded (from step ``switch`` on), held against one device in losses and weights."""
     case = CASES[name]
     losses, weights = models.alone(case, STEPS, make)
@@ -36,8 +38,8 @@ def trained(name: str, how: Setting, make: models.MakeOptimizer = adamw, switch:
             optimizers.remap(optimizer, sharded(model, how))
         own = (inputs, targets) if number < switch else (mine(inputs), mine(targets))
         loss = mean(step(model, optimizer, *own, after=lambda: None))
-        assert abs(loss - losses[number]) < CLOSE, (name, number, loss, losses[number])
-    assert_close(model.state_dict(), weights)
+        assert abs(loss - losses[number]) < within, (name, number, loss, losses[number])
+    assert_close(model.state_dict(), weights, within)
     return model
 
 

@@ -282,8 +282,8 @@ def explain(error: BaseException) -> StrategyError | None:
     """What torch says when a sharded model is used other than by calling it, in words; None for another error."""
     if "got mixed torch.Tensor and DTensor" in str(error):
         return StrategyError(
-            "parameters of a model sharded by fsdp were used outside of its forward",
-            "call the model itself (model(x)); a method other than forward reads shards: move what it does into "
+            "a parameter sharded by fsdp was used outside of the forward of the module it belongs to",
+            "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
             "forward, or use --strategy ddp",
         )
     return None

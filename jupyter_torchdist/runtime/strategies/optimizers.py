@@ -30,18 +30,21 @@ def release(replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
         old.data = torch.empty(0, dtype=old.dtype)
 
 
+_NOT_ON_SHARDS: dict[type[torch.optim.Optimizer], str] = {
+    torch.optim.LBFGS: "it lays all parameters end to end in one vector",
+    torch.optim.SparseAdam: "gradients of sharded parameters are dense",
+    torch.optim.Adafactor: "its means over rows and columns are no operations of DTensor",
+}
+
+
 def check(optimizer: torch.optim.Optimizer, sharded: bool) -> None:
     """Raise ``StrategyError`` for an optimizer that cannot work on shards."""
-    if sharded and isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
-        why = (
-            "it lays all parameters end to end in one vector"
-            if isinstance(optimizer, torch.optim.LBFGS)
-            else "gradients of sharded parameters are dense"
-        )
-        raise StrategyError(
-            f"{type(optimizer).__name__} cannot train parameters that fsdp or tp has sharded: {why}",
-            "use --strategy ddp, or another optimizer",
-        )
+    for kind, why in _NOT_ON_SHARDS.items():
+        if sharded and isinstance(optimizer, kind):
+            raise StrategyError(
+                f"{type(optimizer).__name__} cannot train parameters that fsdp or tp has sharded: {why}",
+                "use --strategy ddp, or another optimizer",
+            )
 
 
 def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -65,7 +68,7 @@ def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.P
 def _like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
     """A parameter's state, placed as the parameter: no communication, as it is the same on all ranks.
 
-    What has another shape (Adafactor's rows and columns) is whole on every rank, a number (the step) stays plain.
+    What has another shape is whole on every rank, a number (the step) stays plain.
     """
     if not isinstance(value, Tensor) or not isinstance(new, DTensor) or isinstance(value, DTensor) or value.ndim == 0:
         return value

@@ -1,0 +1,43 @@
+"""What needs four ranks: two groups that share a copy each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .models import CASES, Gpt
+from .ranks import local_bytes, mine, setting
+from .sharding import sharded, trained
+from .sharding_options import gathered
+
+HYBRID = {"dp_replicate": 2, "dp_shard": 2}
+
+
+def check_two_copies_of_two_shards_each() -> None:
+    for strategy, whole in (("HYBRID_SHARD", False), ("HYBRID_SHARD_ZERO2", True)):
+        how = setting(HYBRID, sharding_strategy=strategy)
+        model = trained("tied", how)
+        full = local_bytes(list(Gpt().parameters()))
+        assert abs(local_bytes(list(model.parameters())) - full / 2) < 0.05 * full
+        for parameter in model.parameters():
+            assert isinstance(parameter, DTensor)
+            assert parameter.placements == (Replicate(), Shard(0)) and parameter.device_mesh.shape == (2, 2)
+        assert isinstance(model, Gpt)
+        model(mine(CASES["tied"].batches(1)[0][0]))
+        assert gathered(model.layers[0]) is whole
+
+
+def check_parameters_are_kept_among_two_between_forward_and_backward() -> None:
+    model: Any = Gpt(tied=False)
+    sharded(model, setting(reshard_after_forward=2))
+    with torch.enable_grad():
+        model(mine(CASES["untied"].batches(1)[0][0]))
+    group = model.layers[0]._get_fsdp_state()._fsdp_param_group
+    kept = group.fsdp_params[0]._sharded_post_forward_param_data
+    assert kept is not None and kept.numel() == group.fsdp_params[0]._orig_size.numel() // 2
+
+
+def check_four_shards_train_as_one_device() -> None:
+    trained("mixture", setting())

@@ -22,10 +22,13 @@ from .afterimport import after_import
 from .failures import is_ours
 from .metrics import Recorder
 
-_UNSCALED = "_torchdist_unscaled"
+UNSCALED = "_torchdist_unscaled"
 _NAME_LIMIT = 40
 _LIBRARIES = tuple(
-    {os.path.dirname(torch.__file__) + os.sep, *(sysconfig.get_path(kind) + os.sep for kind in ("purelib", "platlib"))}
+    {
+        os.path.dirname(torch.__file__) + os.sep,
+        *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
 )
 
 
@@ -63,8 +66,10 @@ class Autolog:
                 return original(self_, *args, **kwargs)
             self._within.backward = True
             try:
-                self.note(self_, sys._getframe(1))
-                return original(self_, *args, **kwargs)
+                original(self_, *args, **kwargs)
+                self.note(
+                    self_, sys._getframe(1)
+                )  # afterwards: a strategy has made the value the whole batch's by then
             finally:
                 self._within.backward = False
 
@@ -75,7 +80,7 @@ class Autolog:
         def scale_and_remember(self_: Any, outputs: Any) -> Any:
             scaled: Any = scale(self_, outputs)
             if scaled is not outputs and isinstance(outputs, torch.Tensor):
-                setattr(scaled, _UNSCALED, outputs.detach())
+                setattr(scaled, UNSCALED, outputs.detach())
                 self._scaling = True
             return scaled
 
@@ -88,12 +93,12 @@ class Autolog:
         if loss.numel() != 1 or (site := self._site(caller)) is None:
             return
         site.calls += 1
-        value = getattr(loss, _UNSCALED, loss) if self._scaling else loss
+        value = getattr(loss, UNSCALED, loss) if self._scaling else loss
         self._recorder.log({site.name: value}, site.calls, auto=True)
 
     def _site(self, caller: FrameType | None) -> Site | None:
         frame = caller
-        while frame is not None and not _is_users(frame.f_code.co_filename):
+        while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None:
             return None
@@ -106,7 +111,7 @@ class Autolog:
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
     return not is_ours(filename) and not filename.startswith((*_LIBRARIES, "<frozen"))
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .. import marshal
 from ..protocol import codec
@@ -36,6 +36,11 @@ from .metrics import Recorder
 from .output import Output
 from .results import Results
 from .times import Times
+
+if TYPE_CHECKING:
+    import torch
+
+    from .strategies.auto import Automatic
 
 _LAST_SECONDS = 3.0
 """How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
@@ -78,6 +83,7 @@ class Rank:
         self.flags = 0
         self.results: Results | None = None
         self.will: LastWill | None = None
+        self.automatic: Automatic | None = None
 
     def live(self) -> None:
         """Prepare, run the user's code, hand over what it left."""
@@ -86,6 +92,8 @@ class Rank:
             spec = self.prepare()
             self.events.write("rank.ready")
             self.run(spec)
+            if self.automatic is not None:
+                self.automatic.finish()
             _join_threads()
             self.interrupts.disarm()
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
@@ -104,24 +112,43 @@ class Rank:
         bootstrap.forget_the_parent()
         bootstrap.plain_drawing()
         bootstrap.use_threads()
-        group.join(plan, group.choose_device(plan.node_of(self.number)))
+        device = group.choose_device(plan.node_of(self.number))
+        group.join(plan, device)
         self.watch.start()
         api.use(self.recorder)
         Autolog(self.recorder).install()
         shell.install(self.display, vars(self.main))
         children.install(self.main)
         execution.remember_cell(spec.source, spec.label, spec.first_line)
+        if plan.strategy.name != "none":
+            self.automatic = self.distribute(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
+        if self.automatic is not None:
+            self.automatic.note_captured()
         self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
         return spec
+
+    def distribute(self, plan: Plan, device: torch.device) -> Automatic:
+        """The strategy, ready for user code."""
+        from .strategies import auto, base  # only jobs with a strategy pay for these imports
+
+        def say(text: str) -> None:
+            if self.number == 0:
+                self.events.write("job.note", text=text)
+
+        automatic = auto.Automatic(base.make_setting(plan.strategy, device, say))
+        automatic.install()
+        return automatic
 
     def run(self, spec: JobSpec) -> None:
         """The user's code."""
         names = vars(self.main)
         if spec.kind == "cell":
             code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
+            if self.automatic is not None and self.automatic.leave_alone(code, names):
+                self.automatic = None
             execution.run_cell(code, names)
         elif spec.kind == "function":
             execution.run_call(names)

@@ -29,10 +29,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..autolog import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
 from .lattice import (
     NOISE,
     SAME,
+    Den,
     Fact,
     Kind,
     Mixed,
@@ -65,6 +67,14 @@ _FAMILIES = (
 )
 
 _NO_FACT = Fact(SAME, -1, -1)
+
+_VIEWS = frozenset({"unsqueeze", "view", "expand", "alias", "reshape", "slice"})
+"""What leaves counted positions counted, in another shape."""
+
+
+def _is_by_user() -> bool:
+    place = user_place()
+    return place is None or is_users(place.file)
 
 
 class BatchwiseTracker(TorchDispatchMode):
@@ -121,6 +131,26 @@ class BatchwiseTracker(TorchDispatchMode):
             else:
                 kind = Unknown("batch", "is of the batch, but has no dimension of samples in front", None)
             self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
+
+    def returned(self, tensor: torch.Tensor, samples: int, dim: int, each: int) -> None:
+        """Mark what a model made of the batch: along ``dim``, ``each`` rows of the first sample, then of the next."""
+        owners = self.owners(samples)
+        if each != 1:
+            owners = owners.with_vector(owners.vector.repeat_interleave(each))
+        self._learn(tensor, Fact(Rows(dim, owners), next(self._fresh), next(self._clock)))
+
+    def reduced(self, tensor: torch.Tensor, samples: int, *, mean: bool) -> None:
+        """Mark a number that a model made of the batch: a mean, or a sum, over the samples."""
+        den = Den(("samples", samples), samples) if mean else None
+        self._learn(tensor, Fact(Total(den), next(self._fresh), next(self._clock)))
+
+    def of_the_batch(self) -> list[torch.Tensor]:
+        """Living tensors that hold something of the batch, parameters excepted."""
+        return [
+            tensor
+            for tensor, fact in self._facts.items()
+            if not isinstance(fact.kind, Same | Noise) and not (tensor.is_leaf and tensor.requires_grad)
+        ]
 
     def verdict(self, loss: torch.Tensor) -> Verdict:
         """What ``loss`` is. Never a guess: what could not be followed is ``UNKNOWN``, ``MIXED`` or ``AMBIGUOUS``."""
@@ -207,6 +237,8 @@ class BatchwiseTracker(TorchDispatchMode):
             self._alone.update(dict.fromkeys(call.out, True))
         if follows or call.draws or call.makes or sized(call):
             self._follow(call)
+        elif call.name in _VIEWS and args[0] in self._positions:
+            self._positions[call.out] = True
         return call.out
 
     def _backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -239,6 +271,8 @@ class BatchwiseTracker(TorchDispatchMode):
         notes = frozenset(call.notes).union(*(fact.notes for fact in facts))
         suspects = frozenset(call.suspects).union(*(fact.suspects for fact in facts))
         if call.name == "_local_scalar_dense":
+            if isinstance(call.out, bool) and not _is_by_user():
+                return  # libraries ask whether a mask is all ones, to take a shorter way to the same
             doubtful = Unknown(call.name, "reads what may hold the size of this rank's slice", user_place())
             self._read[float(call.out)] = (doubtful if suspects else facts[0].kind, facts[0].number)
             return

@@ -1,0 +1,338 @@
+"""The automatic way: a cell written for one device trains on all ranks, unchanged.
+
+Every rank runs the cell as if it were the only one, with the whole batch and the same random numbers. A module that
+owns optimized parameters becomes distributed when it is first called to be trained; from then on each rank computes
+its rows of that forward, and all see all outputs (``divided``). So whatever the cell does with the outputs, any loss
+and any metric, is what one device does. After each backward the gradients are averaged over the ranks. A loop that
+was watched for two steps and needs nothing but its own rows is given those alone (``loops``).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
+
+from ...protocol.strategy_options import chosen
+from ..autolog import UNSCALED
+from . import (
+    activations,
+    agreement,
+    batchnorm,
+    compiling,
+    fsdp,
+    loading,
+    optimizers,
+    plain,
+    precision,
+    zero1,
+)
+from .already import distributed_by
+from .base import Setting
+from .divided import Divider
+from .gradients import average_gradients
+from .loops import Loops
+from .patches import Patches
+from .shares import averaged, tensors_in
+from .streams import begin_alike, own_stream
+
+Weight = float | torch.Tensor
+"""What a rank's loss counts with in the whole batch's."""
+
+
+class Automatic:
+    """What the rank of a job with a strategy does around the cell."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._group = setting, setting.data_group
+        options = setting.plan.options
+        self._divider = Divider(
+            self._group, whole=options.get("model") == "whole", trusted=bool(options.get("trust_model"))
+        )
+        self._loops = Loops(
+            self._group,
+            setting.say,
+            batch=str(options.get("batch", "auto")),
+            summed=options.get("loss") == "sum",
+        )
+        self._patches = Patches()
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._pending: set[torch.Tensor] = set()
+        self._roots: dict[int, nn.Module] = {}
+        self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
+        self._models: list[nn.Module] = []  # those that are sharded
+        self._replaced: dict[nn.Parameter, nn.Parameter] = {}
+        self._sharded = setting.plan.degree("dp_shard") > 1
+        self._depth = 0
+
+    # ------------------------------------------------------------------------------------------- around the user's code
+
+    def install(self) -> None:
+        """From here on optimizers are noted, and what they train becomes distributed when it is called."""
+        begin_alike()
+        around = self._patches.around
+        around(torch.optim.Optimizer, "add_param_group", self._add_param_group)
+        around(nn.Module, "__call__", self._call)
+        around(torch.autograd, "backward", self._backward)
+        around(torch.autograd, "grad", self._grad)
+        around(torch.func, "functional_call", self._functional_call)
+        around(DataLoader, "__iter__", self._loops.iterate)
+        around(copy, "deepcopy", self._deepcopy)
+        for place in (torch.nn.utils, torch.nn.utils.clip_grad):
+            around(place, "clip_grad_norm_", _as_one_number)
+
+    def leave_alone(self, code: CodeType, names: dict[str, Any]) -> bool:
+        """Whether the code is distributed already; then nothing of it is touched."""
+        found = distributed_by(code, names)
+        if found is None:
+            return False
+        self._patches.undo()
+        self._setting.say(f"the cell is distributed already ({found}), so --strategy leaves it alone")
+        return True
+
+    def note_captured(self) -> None:
+        """Optimizers that came with the bundle were built in the notebook."""
+        for thing in gc.get_objects():
+            if isinstance(thing, torch.optim.Optimizer):
+                self._note(thing)
+
+    def finish(self) -> None:
+        """Everything is plain again, whole on rank 0. All ranks call it."""
+        self.abandon()
+        for root in self._roots.values():
+            batchnorm.revert(root)
+            precision.revert(root)
+        for optimizer in self._living():
+            zero1.undo(optimizer)
+        if self._replaced:
+            for model in self._models:
+                plain.restore(model, self._replaced)
+            for optimizer in self._living():
+                plain.restore_optimizer(optimizer, self._replaced)
+        if self._pending and not self._roots:
+            self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
+
+    def abandon(self) -> None:
+        """torch is as it was. What is sharded stays so: other ranks may be gone."""
+        self._patches.undo()
+
+    # ------------------------------------------------------------------------------------------------------ optimizers
+
+    def _add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, group: Any) -> None:
+        original(optimizer, group)
+        self._note(optimizer)
+
+    def _note(self, optimizer: torch.optim.Optimizer) -> None:
+        if all(known() is not optimizer for known in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+        distributed = {parameter for root in self._roots.values() for parameter in root.parameters()}
+        self._pending |= set(_trained_by(optimizer)) - distributed
+
+    def _living(self) -> list[torch.optim.Optimizer]:
+        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+
+    def _deepcopy(self, original: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
+        """A copy of a model (an average of its weights, a target) is sharded with it: the cell combines both."""
+        copied = original(value, *args, **kwargs)
+        if isinstance(value, nn.Module) and not args and not kwargs:
+            self._copies.append((weakref.ref(value), weakref.ref(copied)))
+        return copied
+
+    def _copies_of(self, root: nn.Module) -> list[nn.Module]:
+        """Those that no optimizer trains: another root is distributed when it is called."""
+        living = [copied() for source, copied in self._copies if source() is root]
+        return [one for one in living if one is not None and not self._is_trained(one)]
+
+    # -------------------------------------------------------------------------------------------------------- forwards
+
+    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._depth or not torch.is_grad_enabled():
+            return original(module, *args, **kwargs)
+        new = bool(self._pending) and self._is_trained(module)
+        if not new and id(module) not in self._roots:
+            return original(module, *args, **kwargs)
+        self._depth += 1
+        try:
+            return self._root_call(functools.partial(original, module), module, args, kwargs, new=new)
+        finally:
+            self._depth -= 1
+
+    def _root_call(
+        self,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        new: bool,
+    ) -> Any:
+        watch = self._loops.watch
+        if watch is not None:
+            watch.forward(tensors_in((args, kwargs)))
+        self._divider.samples = self._loops.samples
+        with self._loops.aside():
+            if new:
+                self._divider.ready(forward, module, args, kwargs)
+                self._distribute(module)
+            if self._loops.sliced is None:
+                outputs = self._divider(forward, module, args, kwargs)
+            else:  # the loop has its rows alone
+                self._divider.divided = True
+                with own_stream(self._group.rank()):
+                    outputs = forward(*args, **kwargs)
+        if watch is not None:
+            watch.forwarded(tensors_in(outputs), self._divider.ways)
+        return outputs
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        return any(parameter in self._pending for parameter in module.parameters())
+
+    def _distribute(self, root: nn.Module) -> None:
+        setting = self._setting
+        agreement.same_on_all_ranks(root, setting)
+        before = optimizers.by_name(root)
+        self._check(root)
+        self._divider.shares(root, batchnorm.convert(root, setting))
+        if setting.plan.activation_checkpointing:
+            activations.apply(root, setting)
+        if setting.plan.compile:
+            compiling.apply(root, setting)
+        if self._sharded:
+            for one in (root, *self._copies_of(root)):
+                self._shard(one)
+        else:
+            loading.broadcast_states(root, self._group, setting.device)
+            precision.apply(root, setting)
+            for optimizer in self._living() if chosen(setting.plan, "zero1") else ():
+                zero1.apply(optimizer, self._group)
+        self._pending -= set(before.values())
+        self._roots[id(root)] = root
+        count = sum(parameter.numel() for parameter in root.parameters())
+        setting.say(
+            f"{type(root).__name__} ({_much(count)} parameters) is trained by {setting.plan.name} on "
+            f"{setting.data_ranks} ranks; each computes its part of every batch"
+        )
+
+    def _shard(self, model: nn.Module) -> None:
+        before = optimizers.by_name(model)
+        fsdp.apply(model, self._setting)
+        replaced = optimizers.replaced(before, model)
+        for optimizer in self._living():
+            optimizers.remap(optimizer, replaced)
+        optimizers.release(replaced)
+        self._replaced |= replaced
+        self._models.append(model)
+
+    def _check(self, root: nn.Module) -> None:
+        """Raise ``StrategyError`` before anything is changed."""
+        setting = self._setting
+        batchnorm.check(root)
+        if setting.plan.activation_checkpointing:
+            activations.check(root, setting)
+        if self._sharded:
+            fsdp.check(root, setting)
+        else:
+            precision.check(root, setting)
+        for optimizer in self._living():
+            optimizers.check(optimizer, self._sharded)
+
+    # ------------------------------------------------------------------------------------------------------- gradients
+
+    def _backward(
+        self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        if self._depth or torch._C._current_graph_task_id() != -1:
+            original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
+            return
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if self._loops.watch is not None:
+            self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
+        with self._loops.aside():
+            if self._loops.sliced is None:
+                original(tensors, grad_tensors, *args, **kwargs)
+            else:
+                weights = [self._loops.weight(loss) for loss in losses]
+                values = [
+                    (value, weight) for loss, weight in zip(losses, weights, strict=True) for value in _values(loss)
+                ]
+                sums = self._started(values)
+                original(tensors, self._scaled(losses, weights, grad_tensors), *args, **kwargs)
+                self._written(values, sums)
+            if self._divider.divided:
+                self._average()
+
+    def _started(self, values: Sequence[tuple[torch.Tensor, Weight]]) -> list[tuple[torch.Tensor, Any]]:
+        """The all-reduces of the losses, issued before the backward and on every rank: no ``item()`` waits."""
+        started = []
+        for value, weight in values:
+            share = value.detach() * weight
+            started.append((share, dist.all_reduce(share, group=self._group, async_op=True)))
+        return started
+
+    def _written(self, values: Sequence[tuple[torch.Tensor, Weight]], sums: Sequence[tuple[torch.Tensor, Any]]) -> None:
+        """The user's tensors have the whole batch's loss."""
+        for (value, _), (whole, work) in zip(values, sums, strict=True):
+            work.wait()
+            value.data.copy_(whole)
+
+    def _scaled(self, losses: Sequence[torch.Tensor], weights: Sequence[Weight], grads: Any) -> Any:
+        """The gradients of the losses, such that their mean over the ranks is one device's."""
+        ranks = self._group.size()
+        if all(isinstance(weight, float) and weight * ranks == 1.0 for weight in weights):
+            return grads
+        given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
+        return [
+            (torch.ones_like(loss) if grad is None else grad) * (weight * ranks)
+            for loss, weight, grad in zip(losses, weights, given, strict=True)
+        ]
+
+    def _average(self) -> None:
+        """Idempotent: what is averaged already stays as it is, so accumulated gradients are right too."""
+        trained = dict.fromkeys(one for optimizer in self._living() for one in _trained_by(optimizer))
+        own = [one for one in trained if not isinstance(one, DTensor)]
+        average_gradients(own, self._group)  # type: ignore[arg-type]
+
+    def _grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so."""
+        grads = original(outputs, inputs, *args, **kwargs)
+        if self._depth or not self._divider.divided or torch._C._current_graph_task_id() != -1:
+            return grads
+        return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
+
+    def _functional_call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._divider.exact = False
+        return original(*args, **kwargs)
+
+
+def _as_one_number(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A norm over sharded gradients, as a number that can be printed; every rank calls it."""
+    norm = original(*args, **kwargs)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _values(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors that show a loss: it, and what a GradScaler scaled."""
+    source = getattr(loss, UNSCALED, None)
+    return [loss] if source is None else [loss, source]
+
+
+def _trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _much(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

@@ -1,0 +1,294 @@
+"""The training forward of a distributed model: each rank computes its rows of the batch, and all get all outputs.
+
+Before the first forward of its kind the model is tried on this rank's rows and watched, operation by operation
+(``batchwise``): only what is proved to treat the samples one by one is divided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from . import batchnorm
+from .batchwise import BatchwiseTracker
+from .divisors import divisor_of
+from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
+from .shares import Rows as Share
+from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
+from .streams import own_stream, undone
+
+WHOLE = (
+    "-O model=whole computes the whole batch on every rank: the same training, no faster; "
+    "-O trust_model=1 divides it unproved"
+)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The whole output is the ranks' parts one after the other along ``dim``, ``each`` rows a sample."""
+
+    dim: int
+    each: int
+
+
+@dataclass(frozen=True)
+class Added:
+    """The whole output is the sum of the ranks': of means, each counted with its samples.
+
+    ``counted``: with the targets that took part instead, as a cross entropy leaves out those to be ignored.
+    """
+
+    mean: bool
+    counted: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Nothing of the batch is in the output: every rank has the same."""
+
+
+Way = Joined | Added | Kept
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a forward cannot be divided."""
+
+    reason: str
+
+
+class Divider:
+    """Divides the forwards of all root modules of a job among the ranks of ``group``."""
+
+    def __init__(self, group: dist.ProcessGroup, *, whole: bool, trusted: bool) -> None:
+        self._group, self._rank = group, group.rank()
+        self._whole, self._trusted = whole, trusted
+        self._known: dict[Hashable, tuple[Way, ...]] = {}
+        self._sharing: dict[int, batchnorm.Sharing | None] = {}
+        self.samples: int | None = None
+        """Samples of the batch that a loader gave last."""
+        self.divided = False
+        """Whether a forward was divided: the gradients are parts then."""
+        self.ways: tuple[Way, ...] = ()
+        """How the outputs of the last forward were made of the ranks' parts; empty when it was not divided."""
+        self.exact = True
+        """Whether a gradient that comes back is the same on all ranks, as it is outside functional calls."""
+
+    def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``forward(*args, **kwargs)`` of a root, divided where it can be. Raises ``StrategyError`` where not."""
+        self.ways = ()
+        share = self._share(args, kwargs)
+        if self._whole or share is None:
+            with batchnorm.whole_batch(self._sharing.get(id(module))):
+                return forward(*args, **kwargs)
+        ways = self._known.get(_kind(module, args, kwargs, share.total))
+        if ways is None:
+            ways = self.learn(forward, module, args, kwargs, share)
+        part_args, part_kwargs = self._cut((args, kwargs), share)
+        self.divided = True
+        with own_stream(self._rank):
+            outputs = forward(*part_args, **part_kwargs)
+        self.ways = ways
+        return self._join(outputs, ways, share)
+
+    def learn(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+    ) -> tuple[Way, ...]:
+        """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
+        found = self._agreed(self._tried(forward, module, args, kwargs, share))
+        if isinstance(found, Refused):
+            raise StrategyError(f"{type(module).__name__} cannot be divided among the ranks: {found.reason}", WHOLE)
+        self._known[_kind(module, args, kwargs, share.total)] = found
+        return found
+
+    def ready(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Learn before the module is changed."""
+        share = self._share(args, kwargs)
+        if share is not None and not self._whole:
+            self.learn(forward, module, args, kwargs, share)
+
+    def shares(self, module: nn.Module, sharing: batchnorm.Sharing | None) -> None:
+        """The batch normalisation of a root is synchronised."""
+        self._sharing[id(module)] = sharing
+
+    def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
+        """The rows to divide; None where nothing is to be divided: no batch, or fewer samples than ranks."""
+        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        if not sizes:
+            return None
+        total = self.samples if self.samples in sizes else sizes[0]
+        return Share(total, self._group) if total is not None and total >= self._group.size() else None
+
+    def _cut(self, values: Any, share: Share) -> Any:
+        return map_tensors(values, lambda tensor: cut_rows(tensor, share) if _of(tensor, share) else tensor)
+
+    def _tried(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+    ) -> tuple[Way, ...] | Refused:
+        part_args, part_kwargs = self._cut(_detached((args, kwargs)), share)
+        size = share.mine.stop - share.mine.start
+        entered = [
+            part
+            for part, whole in zip(tensors_in((part_args, part_kwargs)), tensors_in((args, kwargs)), strict=True)
+            if _of(whole, share)
+        ]
+        tracker, sharing = BatchwiseTracker(), self._sharing.get(id(module))
+        try:
+            with _no_trace(module), undone(), own_stream(self._rank), torch.enable_grad():
+                before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+                with tracker, batchnorm.whole_batch(sharing):
+                    tracker.enters(entered, size)
+                    outputs = forward(*part_args, **part_kwargs)
+                    changed = _changed(module, before, tracker)
+                ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in tensors_in(outputs)]
+                del outputs
+                kept = _kept(tracker, [*entered, *module.buffers()])
+        except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
+            return Refused(
+                f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} "
+                "(is a batch size written in the model as a number?)"
+            )
+        if changed and not self._trusted:
+            return Refused(f"its buffer {changed} changes by the samples of the batch")
+        if kept is not None and not self._trusted:
+            return Refused(f"it keeps {kept} of the batch beside its outputs (an attribute or a hook)")
+        refusal = next((way for way in ways if isinstance(way, Refused)), None)
+        return refusal or tuple(way for way in ways if not isinstance(way, Refused))
+
+    def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
+        kind = fact.kind
+        if isinstance(kind, Same):
+            return Kept()
+        if isinstance(kind, Rows) and kind.over is None and _in_order(kind, size):
+            return Joined(kind.dim, output.size(kind.dim) // size)
+        if isinstance(kind, Total) and not kind.floored:
+            if kind.den is None:
+                return Added(mean=False)
+            if divisor_of(output) is not None:
+                return Added(mean=True, counted=True)
+            if kind.den.counts_samples and not kind.den.full:
+                return Added(mean=True)
+        if self._trusted:
+            return Joined(0, output.size(0) // size) if output.dim() and output.size(0) % size == 0 else Kept()
+        if isinstance(kind, Mixed | Unknown):
+            where = f" ({kind.place})" if kind.place else ""
+            return Refused(f"{kind.operation} {kind.why}{where}")
+        return Refused("an output is a weighted mean, or not in the order of the samples")
+
+    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
+        """What all ranks found; what one refuses, all refuse."""
+        found: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(found, mine, group=self._group)
+        refusal = next((one for one in found if isinstance(one, Refused)), None)
+        if refusal is None and any(one != found[0] for one in found):
+            return Refused("the ranks' parts do not agree in what becomes of the samples")
+        return refusal or mine
+
+    def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
+        if len(ways) != len(tensors_in(outputs)):
+            raise StrategyError("the model returns other outputs than it did in the trial", WHOLE)
+        way = iter(ways)
+        return map_tensors(outputs, lambda tensor: self._whole_of(tensor, next(way), share))
+
+    def _whole_of(self, part: torch.Tensor, way: Way, share: Share) -> torch.Tensor:
+        if isinstance(way, Joined):
+            rows = Share(share.total, share.group, way.each)
+            return join_rows(part, rows, way.dim, exact=self.exact)
+        if isinstance(way, Added):
+            return weighted(part, weight_of(part, way, share), share.group)
+        return part
+
+
+def weight_of(part: torch.Tensor, way: Added, share: Share) -> float | torch.Tensor:
+    """What a rank's value counts with in the whole batch's. ``counted``: all ranks call it."""
+    if not way.mean:
+        return 1.0
+    if not way.counted:
+        return share.weight
+    mine: torch.Tensor | None = divisor_of(part)
+    if mine is None:
+        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps", WHOLE)
+    whole = mine.clone()
+    dist.all_reduce(whole, group=share.group)
+    weight: torch.Tensor = mine / whole
+    return weight
+
+
+def _of(tensor: torch.Tensor, share: Share) -> bool:
+    return tensor.dim() > 0 and tensor.size(0) == share.total and not isinstance(tensor, nn.Parameter)
+
+
+def _detached(values: Any) -> Any:
+    return map_tensors(values, lambda tensor: tensor.detach())
+
+
+def _in_order(kind: Rows, size: int) -> bool:
+    """Whether the rows are those of the first sample, then of the second…, as many of each."""
+    vector = kind.owners.vector
+    each = len(vector) // max(1, size)
+    return kind.owners.selection is None and torch.equal(vector, torch.arange(size).repeat_interleave(each))
+
+
+def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int) -> Hashable:
+    """Equal for forwards of which one trial speaks for all."""
+    tensors = tuple(
+        (tensor.dim(), tensor.dim() > 0 and tensor.size(0) == total) for tensor in tensors_in((args, kwargs))
+    )
+    return (id(module), module.training, torch.is_autocast_enabled(), tensors)
+
+
+def _kept(tracker: BatchwiseTracker, known: Sequence[torch.Tensor]) -> str | None:
+    """A tensor of this rank's rows that outlives the forward, in words."""
+    gc.collect(0)
+    ours = {id(tensor) for tensor in known}
+    for tensor in tracker.of_the_batch():
+        if id(tensor) not in ours:
+            return f"a tensor of shape {list(tensor.shape)}"
+    return None
+
+
+def _changed(module: nn.Module, before: dict[str, torch.Tensor], tracker: BatchwiseTracker) -> str | None:
+    """A buffer into which something of the batch was written; normalisation layers are synchronised elsewhere."""
+    normalising = {
+        f"{name}.{own}" if name else own
+        for name, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase)
+        for own, _ in part.named_buffers(recurse=False)
+    }
+    for name, buffer in module.named_buffers():
+        known = name in before and name not in normalising
+        if known and not torch.equal(buffer, before[name]) and not isinstance(tracker.kind(buffer), Same):
+            return name
+    return None
+
+
+@contextlib.contextmanager
+def _no_trace(module: nn.Module) -> Iterator[None]:
+    """What the forward does to the modules' attributes, buffers and gradients' flags is undone, its output unseen."""
+    parts = list(module.modules())
+    attributes = [dict(part.__dict__) for part in parts]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    tables = [dict(part._buffers) for part in parts]
+    silent = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+            yield
+    finally:
+        for part, saved, table in zip(parts, attributes, tables, strict=True):
+            part.__dict__.clear()
+            part.__dict__.update(saved)
+            part._buffers.clear()
+            part._buffers.update(table)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)

@@ -1,0 +1,35 @@
+"""What a mean was divided by, read from its graph at every step: targets that count may be fewer than samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_LOSSES = ("NllLossBackward", "NllLoss2DBackward")
+_DEPTH = 50
+
+
+def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
+    """The total weight of the targets in the cross entropy that ``loss`` is made of; None where none is found.
+
+    Only what scales the loss as a whole may lie between. A tensor of no dimension, on the loss's device.
+    """
+    node: Any = loss.grad_fn
+    for _ in range(_DEPTH):
+        if node is None:
+            return None
+        if node.name().startswith(_LOSSES):
+            weight: torch.Tensor = node._saved_total_weight
+            return weight.detach()
+        before = [function for function, _ in node.next_functions if function is not None]
+        if len(before) != 1 or not node.name().startswith(_SCALES):
+            return None
+        node = before[0]
+    return None
+
+
+_SCALES = (
+    *("MulBackward", "DivBackward", "NegBackward", "ToCopyBackward", "ViewBackward", "ReshapeAliasBackward"),
+    *("UnsafeViewBackward", "SqueezeBackward", "UnsqueezeBackward", "CloneBackward", "AliasBackward"),
+)

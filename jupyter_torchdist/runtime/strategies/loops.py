@@ -1,0 +1,181 @@
+"""Training loops over a DataLoader: whole batches at first, then, once that is proved to be the same, a part a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from ..autolog import is_users
+from .divided import Added, weight_of
+from .shares import Rows as Share
+from .shares import tensors_in
+from .unseen import LinesRun, unseen_use
+from .watching import LoopWatch
+
+
+class Parts:
+    """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
+
+    ``sliced`` is what the loader of the next iteration is to do; ``drawn`` tells of each batch, in order, how many
+    samples it has in all, and whether it is a share.
+    """
+
+    def __init__(self, sampler: Any, group: dist.ProcessGroup) -> None:
+        self._sampler, self._group = sampler, group
+        self.sliced = False
+        self.drawn: deque[tuple[int, bool]] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self._sampler:
+            indices = list(batch)
+            sliced = self.sliced and len(indices) >= self._group.size()
+            self.drawn.append((len(indices), sliced))
+            yield indices[Share(len(indices), self._group).mine] if sliced else indices
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class Loops:
+    """What is known of a job's training loops. ``sliced`` is the batch in flight, when it is a part."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        say: Callable[[str], None],
+        *,
+        batch: str = "auto",
+        summed: bool | None = None,
+    ) -> None:
+        self._group, self._say, self._batch = group, say, batch
+        self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
+        self._decided: dict[Any, Added | None] = {}
+        self._asserted = Added(mean=not summed)
+        self.watch: LoopWatch | None = None
+        self.sliced: Share | None = None
+        self.samples: int | None = None
+        self.joined: Added | None = None
+
+    def weight(self, loss: torch.Tensor) -> float | torch.Tensor:
+        """What this rank's loss counts with in the whole batch's, while a part is in flight; all ranks call it."""
+        assert self.sliced is not None and self.joined is not None
+        return weight_of(loss, self.joined, self.sliced)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done within is not the loop's own."""
+        watch, self.watch = self.watch, None
+        try:
+            if watch is None:
+                yield
+            else:
+                with watch.aside():
+                    yield
+        finally:
+            self.watch = watch
+
+    def iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+        """``iter(loader)`` of user code."""
+        frame = self._users_frame()
+        if frame is None or not torch.is_grad_enabled() or self._group.size() == 1:
+            return original(loader)
+        if loader.batch_sampler is None or not getattr(loader, "in_order", True):
+            return original(loader)  # its batches are cut in the forward
+        return self._batches(original, loader, frame)
+
+    def _batches(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
+        shadow = self._shadow(loader)
+        parts: Parts = shadow.batch_sampler  # type: ignore[assignment]
+        site = (frame.f_code, id(loader))
+        if self._batch == "whole":
+            self._decided[site] = None
+        elif self._batch == "slices":
+            self._decided[site] = self._asserted
+        parts.drawn.clear()
+        parts.sliced = self._decided.get(site) is not None
+        watch = None if site in self._decided else LoopWatch(self._constants(loader))
+        run = LinesRun(frame)
+        inner = iter(original(shadow))
+        try:
+            for batch in inner:
+                total, sliced = parts.drawn.popleft()
+                self.samples = total
+                self.sliced = Share(total, self._group) if sliced else None
+                self.joined = self._decided.get(site)
+                if watch is not None and not sliced:
+                    self._begin(watch, run, batch, total)
+                    yield batch
+                    self.watch = None
+                    run.stop()
+                    watch.end()
+                    if watch.done:
+                        self._decide(site, watch, run, frame)
+                        parts.sliced = self._decided[site] is not None
+                        watch = None
+                else:
+                    yield batch
+                self.sliced = self.samples = None
+        finally:
+            run.stop()
+            if watch is not None:
+                watch.end()
+            self.watch = self.sliced = self.samples = None
+
+    def _begin(self, watch: LoopWatch, run: LinesRun, batch: Any, total: int) -> None:
+        if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
+            watch.object("not everything in a batch has its samples in the first dimension")
+        watch.begin(batch, total)
+        self.watch = watch
+        if not run.start():
+            watch.object("a debugger is at work")
+
+    def _decide(self, site: Any, watch: LoopWatch, run: LinesRun, frame: FrameType) -> None:
+        """What all ranks find; they have seen the same."""
+        reason = watch.reason or unseen_use(run, frame)
+        found: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(found, reason, group=self._group)
+        reason = next((one for one in found if one), None)
+        self._decided[site] = None if reason else watch.losses
+        if reason:
+            self._say(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
+        else:
+            self._say("each rank loads its part of every batch")
+
+    def _shadow(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """A loader that shares everything with the user's but its batch sampler (and persistent workers)."""
+        shadow = self._shadows.get(loader)
+        if shadow is None:
+            shadow = self._shadows[loader] = copy.copy(loader)
+            parts = Parts(loader.batch_sampler, self._group)
+        else:
+            parts = shadow.batch_sampler  # type: ignore[assignment]
+            kept = shadow.__dict__.get("_iterator")
+            shadow.__dict__.update(loader.__dict__)
+            shadow.__dict__["_iterator"] = kept
+        shadow.__dict__["batch_sampler"] = parts
+        return shadow
+
+    def _constants(self, loader: DataLoader[Any]) -> tuple[float, ...]:
+        lengths = []
+        for thing in (loader, loader.dataset):
+            try:
+                lengths.append(float(len(thing)))  # type: ignore[arg-type]
+            except (TypeError, NotImplementedError):
+                continue
+        return tuple(lengths)
+
+    def _users_frame(self) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame

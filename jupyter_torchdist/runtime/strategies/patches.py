@@ -1,0 +1,31 @@
+"""Functions of torch, wrapped for the time of a job's user code."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+class Patches:
+    """What was replaced, to be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def around(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """``owner.name(...)`` becomes ``wrapper(original, ...)``."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, *args, **kwargs)
+
+        self._undo.append((owner, name, original))
+        setattr(owner, name, replaced)
+
+    def undo(self) -> None:
+        """Everything as it was."""
+        for owner, name, original in reversed(self._undo):
+            setattr(owner, name, original)
+        self._undo.clear()

@@ -1,0 +1,170 @@
+"""A batch's rows over the ranks: cutting out a rank's part and putting the parts together, differentiably.
+
+Outside the forward of a distributed model every rank computes the same (*replicated*); inside, each computes its rows
+(*a part*). Gradients that flow out of a part are those of its rows times the number of ranks: their mean over the
+ranks, which is what DDP and FSDP take, is one device's gradient. So where a gradient crosses from a part to what is
+replicated, it is averaged (``cut_rows``, ``averaged``), and where it enters a part, it is multiplied (``join_rows``).
+All functions are differentiable any number of times, and all ranks of ``group`` call them in the same order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``total`` samples over the ranks of ``group``, in order of rank, as evenly as they go; ``each`` rows a sample."""
+
+    total: int
+    group: Group
+    each: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return int(self.group.size())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each rank; those of the first ranks may have one more."""
+        samples, more = divmod(self.total, self.ranks)
+        return [self.each * (samples + (rank < more)) for rank in range(self.ranks)]
+
+    @property
+    def weight(self) -> float:
+        """This rank's part of all samples."""
+        mine: slice[int, int, None] = self.mine
+        return float(mine.stop - mine.start) / (self.each * self.total)
+
+    @property
+    def mine(self) -> slice:
+        """This rank's rows."""
+        rank, sizes = int(self.group.rank()), self.sizes
+        start = sum(sizes[:rank])
+        return slice(start, start + sizes[rank])
+
+
+def cut_rows(whole: torch.Tensor, rows: Rows, dim: int = 0) -> torch.Tensor:
+    """This rank's part of a replicated tensor. Backward: the parts' gradients, put together, over the ranks."""
+    part: torch.Tensor = _Cut.apply(whole, rows, dim)  # type: ignore[no-untyped-call]
+    return part
+
+
+def join_rows(part: torch.Tensor, rows: Rows, dim: int = 0, *, exact: bool = True) -> torch.Tensor:
+    """The ranks' parts as one replicated tensor. Backward: this rank's rows, times the ranks.
+
+    ``exact`` false: the gradient that comes may itself be that of a part, and is averaged first.
+    """
+    whole: torch.Tensor = _Join.apply(part, rows, dim, exact)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def averaged(value: torch.Tensor, group: Group) -> torch.Tensor:
+    """The mean of the ranks' tensors of one shape; so is the gradient."""
+    mean: torch.Tensor = _Mean.apply(value, group)  # type: ignore[no-untyped-call]
+    return mean
+
+
+def weighted(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
+    """``Σ weight_r · value_r`` over the ranks, a replicated tensor."""
+    return averaged(value * (weight * group.size()), group)
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, rows: Rows, dim: int) -> torch.Tensor:
+        ctx.rows, ctx.dim = rows, dim
+        return whole.narrow(dim, rows.mine.start, rows.mine.stop - rows.mine.start).clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return join_rows(grads[0], ctx.rows, ctx.dim) / ctx.rows.ranks, None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, rows: Rows, dim: int, exact: bool) -> torch.Tensor:
+        ctx.rows, ctx.dim, ctx.exact = rows, dim, exact
+        return _gathered(part, rows, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        whole = grads[0] if ctx.exact else averaged(grads[0], ctx.rows.group)
+        return cut_rows(whole, ctx.rows, ctx.dim) * ctx.rows.ranks, None, None, None
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        total = value.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total / group.size()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return averaged(grads[0], ctx.group), None
+
+
+def _gathered(part: torch.Tensor, rows: Rows, dim: int) -> torch.Tensor:
+    """Parts of uneven sizes travel padded to the largest; booleans as bytes, which every backend knows."""
+    front = part.detach().movedim(dim, 0)
+    most = max(rows.sizes)
+    if len(front) < most:
+        front = torch.cat([front, front.new_zeros(most - len(front), *front.shape[1:])])
+    front = front.contiguous()
+    sent = front.view(torch.uint8) if front.dtype == torch.bool else front
+    sent = torch.view_as_real(sent) if sent.is_complex() else sent
+    received = [torch.empty_like(sent) for _ in range(rows.ranks)]
+    dist.all_gather(received, sent, group=rows.group)
+    if front.is_complex():
+        received = [torch.view_as_complex(block) for block in received]
+    blocks = [block.view(front.dtype)[:size] for block, size in zip(received, rows.sizes, strict=True)]
+    return torch.cat(blocks).movedim(0, dim)
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """``value`` with its tensors changed: containers, named tuples and dataclasses are built anew, all else stays."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, change) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(map_tensors(item, change) for item in value)
+    if isinstance(value, dict):
+        changed = {key: map_tensors(item, change) for key, item in value.items()}
+        return changed if type(value) is dict else _like(value, changed)
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return _like(value, {name: map_tensors(getattr(value, name), change) for name in value.__dataclass_fields__})
+    return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors that ``map_tensors`` would change, in its order."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
+
+
+def _like(value: Any, items: dict[str, Any]) -> Any:
+    """A copy of a mapping or dataclass of any class with other items (Transformers' outputs are both at once)."""
+    other = copy.copy(value)
+    for name, item in items.items():
+        if isinstance(other, dict):
+            other[name] = item
+        else:
+            object.__setattr__(other, name, item)
+    return other

@@ -1,0 +1,80 @@
+"""Random numbers: the same on all ranks outside a divided forward, the rank's own within.
+
+Only torch's generators change hands. Python's and NumPy's stay common: they decide *what* is computed (a layer that is
+dropped by ``random.random()``), and ranks that compute different things wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""Spreads neighbouring seeds over 64 bits (splitmix64)."""
+
+
+def begin_alike() -> None:
+    """One random seed for every generator of every rank. Seeds that user code sets afterwards hold as they are."""
+    chosen = [secrets.randbits(31)]
+    dist.broadcast_object_list(chosen, src=0)
+    torch.manual_seed(chosen[0])
+    random.seed(chosen[0])
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(chosen[0])
+
+
+@contextmanager
+def own_stream(rank: int) -> Iterator[None]:
+    """Draw from a stream of the rank's own; afterwards the common one is where it was, a number further if any was.
+
+    The own stream begins with the common one's state: a forward that activation checkpointing repeats under the state
+    of the first draws the same numbers, and a run with the same seed is the same run.
+    """
+    common = _states()
+    seed = (zlib.crc32(common[0].numpy().tobytes()) + (rank + 1) * _GOLDEN) % 2**63
+    torch.default_generator.manual_seed(seed)
+    if len(common) > 1:
+        torch.cuda.manual_seed(seed)
+    begun = _states()
+    try:
+        yield
+    finally:
+        drew = any(not torch.equal(now, then) for now, then in zip(_states(), begun, strict=False))
+        _restore(common)
+        if drew:
+            torch.rand(())
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """What is drawn within, by whichever generator, is as if it had not been."""
+    torch_states, python_state = _states(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        _restore(torch_states)
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+def _states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _restore(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1])

@@ -293,3 +293,57 @@ def check_other_optimizers_train_shards() -> None:
     for make, within in ((rmsprop, CLOSE), (muon, 0.02)):  # Muon multiplies in bf16
         trained("mlp", setting(), make, within=within)
         trained("mlp", setting(), make, switch=2, within=within)
+
+
+class Choice(nn.Module):
+    """Three experts alike; the caller chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        return self.last(self.experts[expert](x))  # type: ignore[no-any-return]
+
+
+def check_ranks_may_use_different_experts() -> None:
+    torch.manual_seed(1)
+    whole, model = Choice(), Choice()
+    model.load_state_dict(whole.state_dict())
+    one = torch.optim.AdamW(whole.parameters(), lr=0.05, weight_decay=0.5)
+    two = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5)
+    optimizers.remap(two, sharded(model, setting()))
+    world = dist.get_world_size()
+    for number, (inputs, _) in enumerate(CASES["mlp"].batches(3)):
+        experts = [(rank + number) % 2 for rank in range(world)]  # the third is never used
+        one.zero_grad()
+        losses = [whole(x, expert).square().mean() for x, expert in zip(inputs.chunk(world), experts, strict=True)]
+        torch.stack(losses).mean().backward()
+        one.step()
+        output = model(mine(inputs), experts[dist.get_rank()])
+        two.zero_grad()
+        output.square().mean().backward()
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad is None) == (whole.get_parameter(name).grad is None), name
+        two.step()
+    assert_close(model.state_dict(), whole.state_dict())
+
+
+def check_what_was_used_in_a_microbatch_without_sums_counts() -> None:
+    whole, model = Choice(), Choice()
+    for parameter in whole.parameters():
+        dist.broadcast(parameter.data, 0)
+    model.load_state_dict(whole.state_dict())
+    sharded(model, setting())
+    it: Any = model
+    x = torch.ones(2, 6)
+    for expert in (0, 1):
+        it.set_requires_gradient_sync(expert == 1)
+        whole(x, expert).sum().backward()
+        model(x, expert).sum().backward()
+    for name, parameter in model.named_parameters():
+        expected = whole.get_parameter(name).grad
+        assert (parameter.grad is None) == (expected is None), name
+        if isinstance(parameter.grad, DTensor):
+            torch.testing.assert_close(parameter.grad.full_tensor(), expected)

@@ -30,6 +30,7 @@ from . import blocks, loading
 from .agreement import check_untouched
 from .base import Setting
 from .gradients import average_after_backward
+from .unused import agree_on_use
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -63,6 +64,7 @@ def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] =
         loading.hand_out(model, weights, group, device, home)
     _leave_scalars_whole(model, setting)
     _settle(model)
+    agree_on_use(model, setting)
     _prefetch(sharded, setting)
     for method in forward_methods:
         register_fsdp_forward_method(model, method)

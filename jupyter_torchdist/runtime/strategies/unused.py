@@ -1,0 +1,75 @@
+"""Sharded parameters of which a step uses only some, and not the same on every rank: experts, optional branches.
+
+FSDP2 by itself sums the gradients that a rank *has*, in order: with equal shapes, one expert's with another's, and
+nobody hears of it. Told to fill in zeros it is right, but a parameter that no rank used then gets zeros where one
+device has None, and a weight decay shrinks it. So the ranks agree, at the end of each backward, on what was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .base import Setting
+
+
+def agree_on_use(model: nn.Module, setting: Setting) -> None:
+    """Make gradients of a sharded ``model`` those of one device, whichever ranks use which parameter.
+
+    Costs one all-reduce of a byte a parameter at the end of each backward.
+    """
+    root: Any = model
+    root.set_reduce_scatter_unused_params(True)
+    states = root._get_fsdp_state()._state_ctx.all_states
+    use = Use([group for state in states for group in state._fsdp_param_groups], setting)
+    for state in states:
+        state._register_root_post_backward_final_callback = partial(
+            use.begin, state, state._register_root_post_backward_final_callback
+        )
+        state._root_post_backward_final_callback = partial(use.end, state._root_post_backward_final_callback)
+
+
+class Use:
+    """Which parameters this rank has used since gradients were last summed."""
+
+    def __init__(self, groups: list[Any], setting: Setting) -> None:
+        self.groups, self.setting = groups, setting
+        self.parameters = [p for group in groups for p in group.fsdp_params if p.sharded_param.requires_grad]
+        self.used: set[int] = set()
+        self.watched: set[int] = set()
+        self.had: list[bool] = []
+
+    def begin(self, state: Any, register: Callable[[], None]) -> None:
+        """In place of what FSDP does when the first unit of a backward is reached."""
+        if not state._state_ctx.post_backward_final_callback_queued:
+            self.had = [parameter.sharded_param.grad is not None for parameter in self.parameters]
+            self._watch()
+        register()
+
+    def _watch(self) -> None:
+        """A gathered parameter is one object, which appears when its unit first runs."""
+        for number, parameter in enumerate(self.parameters):
+            if number not in self.watched and hasattr(parameter, "_unsharded_param"):
+                self.watched.add(number)
+                parameter._unsharded_param.register_post_accumulate_grad_hook(partial(self._note, number))
+
+    def _note(self, number: int, _parameter: Tensor) -> None:
+        self.used.add(number)
+
+    def end(self, finish: Callable[[], None]) -> None:
+        """In place of what FSDP does at the end of a backward."""
+        finish()
+        if not all(group.reduce_grads for group in self.groups):
+            return  # accumulates without sums; what was used counts for the one that sums
+        used = torch.tensor([number in self.used for number in range(len(self.parameters))], dtype=torch.uint8)
+        used = used.to(self.setting.device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, self.setting.data_group)
+        for parameter, somewhere, had in zip(self.parameters, used.tolist(), self.had, strict=True):
+            if not somewhere and not had:
+                parameter.sharded_param.grad = None
+        self.used.clear()

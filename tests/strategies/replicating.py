@@ -83,8 +83,13 @@ def check_all_ranks_begin_with_rank_0s_weights_and_buffers() -> None:
     model = CASES["conv"].model(seed=dist.get_rank())
     assert isinstance(model, models.ConvNet)
     model.norm.running_mean = torch.full((6,), float(dist.get_rank()))
-    replicated(model, ddp())
+    with counted_calls("broadcast") as sent:
+        replicated(model, ddp())
+    assert sent["broadcast"] == len(list(model.parameters())) - 4 + 1  # ones and zeros of two norms are the same
     assert_close(model.state_dict(), {**CASES["conv"].model().state_dict(), "norm.running_mean": torch.zeros(6)})
+    with counted_calls("broadcast") as sent:
+        replicated(CASES["conv"].model(), ddp())
+    assert sent["broadcast"] == 0
 
 
 def check_unused_parameters_need_the_flag_or_a_static_graph() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_torchdist.runtime.strategies import fsdp, loading, optimizers, plain
+from jupyter_torchdist.runtime.strategies import fsdp, loading, norms, optimizers, plain
 
 from . import models
 from .models import CASES, Block, Gpt, Mixture, Mlp, adamw, sgd, step
@@ -347,3 +347,19 @@ def check_what_was_used_in_a_microbatch_without_sums_counts() -> None:
         assert (parameter.grad is None) == (expected is None), name
         if isinstance(parameter.grad, DTensor):
             torch.testing.assert_close(parameter.grad.full_tensor(), expected)
+
+
+def check_gradients_are_clipped_by_the_norm_of_all() -> None:
+    """Over DTensors and a plain 0-dim parameter."""
+    case = CASES["mixture"]
+    for kind in (2.0, float("inf")):
+        whole, model = case.model(), case.model()
+        sharded(model, setting())
+        inputs, targets = case.batches(1)[0]
+        models.loss_of(whole(inputs), targets).backward()
+        models.loss_of(model(mine(inputs)), mine(targets)).backward()
+        expected = nn.utils.clip_grad_norm_(whole.parameters(), 0.01, kind)
+        found = norms.clip_grad_norm_(model.parameters(), 0.01, kind)
+        torch.testing.assert_close(found, expected, atol=CLOSE, rtol=CLOSE)
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert_close(gradients, {n: p.grad for n, p in whole.named_parameters() if p.grad is not None})

@@ -6,6 +6,8 @@ hold. Parameters are sent one at a time, so that nobody holds more than one beyo
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 from collections.abc import Iterator
 
 import torch
@@ -49,21 +51,42 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
     """The first rank's parameters and buffers, on all ranks.
 
-    What is equal already is not written: pages that the ranks share with the notebook's bundle stay shared.
+    What is the same on all already (models that came from the notebook are) is neither sent nor written: pages that
+    the ranks share with its bundle stay shared.
     """
     with torch.no_grad():
-        for tensor in _states(model):
-            own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        for own in _differing([_local(tensor) for tensor in _states(model)], group, device):
             theirs = own.to(device, copy=True).contiguous()
             dist.broadcast(theirs, group=group, group_src=0)
-            theirs = theirs.to(own.device)
-            if not torch.equal(theirs, own):
-                own.copy_(theirs)
+            own.copy_(theirs)
 
 
 def _states(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _differing(tensors: list[Tensor], group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:
+    """Those that some rank has otherwise than the first one, and all that are not on the CPU, where sending is fast."""
+    digests = [list(_digest(tensor)) if tensor.device.type == "cpu" else [0] * 32 for tensor in tensors]
+    mine = torch.tensor(digests, dtype=torch.uint8, device=device).view(-1, 32)
+    theirs = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(theirs, mine, group=group)
+    same = torch.stack([(theirs[0] == other).all(1) for other in theirs]).all(0).tolist()
+    return [t for t, alike in zip(tensors, same, strict=True) if not alike or t.device.type != "cpu"]
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """SHA-256 of the values, from memory: the tensor may be of a type that NumPy has not."""
+    whole = tensor.detach().contiguous()
+    if whole.numel() == 0:
+        return bytes(32)
+    memory = (ctypes.c_char * (whole.numel() * whole.element_size())).from_address(whole.data_ptr())
+    return hashlib.sha256(memory).digest()
 
 
 def someone_lacks_weights(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> bool:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from .runtime.api import progress as progress
     from .runtime.api import rank as rank
     from .runtime.api import world_size as world_size
+    from .runtime.checkpoint.export import export as export
+    from .runtime.checkpoint.loading import load as load
+    from .runtime.checkpoint.position import follow as follow
+    from .runtime.checkpoint.saving import save as save
     from .store.catalog import jobs as jobs
 
     last: Job | None
@@ -41,6 +45,10 @@ _HOMES = {
     "last": ".kernel.session",
     **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".runtime.api"),
     **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),
+    "export": ".runtime.checkpoint.export",
+    "follow": ".runtime.checkpoint.position",
+    "load": ".runtime.checkpoint.loading",
+    "save": ".runtime.checkpoint.saving",
 }
 
 # Without ``print``: a star import must not replace Python's own.
@@ -50,11 +58,14 @@ __all__ = [
     "barrier",
     "device",
     "distributed",
+    "export",
+    "follow",
     "gather",
     "is_main",
     "jobs",
     "last",
     "launch",
+    "load",
     "load_ipython_extension",
     "local_rank",
     "local_world_size",
@@ -62,6 +73,7 @@ __all__ = [
     "node_rank",
     "progress",
     "rank",
+    "save",
     "unload_ipython_extension",
     "world_size",
 ]

@@ -7,6 +7,7 @@ TorchDistError                  carries ``hint``: the next thing to do
 │   ├── UndefinedName           the cell needs a name nobody defined (also a NameError)
 │   ├── CaptureError            an object that cannot leave the notebook
 │   ├── StrategyError           what a strategy cannot do correctly
+│   ├── CheckpointError         a checkpoint that cannot be written, or is missing, damaged or of another model
 │   └── RankFailed              a rank failed and its own exception could not be rebuilt
 ├── PlatformError               this machine or its set-up
 │   ├── ResourceError           fewer GPUs, memory or disk than asked for
@@ -80,6 +81,10 @@ class CaptureError(UserError):
 
 class StrategyError(UserError):
     """The strategy cannot train this model, loop or batch correctly; nothing was trained."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that could not be written, or that is missing, damaged, or of something else."""
 
 
 class RankFailed(UserError):

@@ -94,6 +94,7 @@ class Rank:
             self.run(spec)
             if self.automatic is not None:
                 self.automatic.finish()
+            _finish_saving()
             _join_threads()
             self.interrupts.disarm()
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
@@ -251,6 +252,12 @@ class Rank:
 def _ended_well(error: BaseException) -> bool:
     """``sys.exit()`` and ``sys.exit(0)`` are ends like any other."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _finish_saving() -> None:
+    """A checkpoint that is still being written: a job whose last one failed has not succeeded."""
+    if (saving := sys.modules.get("jupyter_torchdist.runtime.checkpoint.saving")) is not None:
+        saving.wait()
 
 
 def _threads() -> list[threading.Thread]:

@@ -1,0 +1,53 @@
+"""The states of a process's random number generators: Python's, NumPy's, torch's on the CPU and on this rank's GPU."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+State = dict[str, Any]
+
+
+def capture() -> State:
+    """All of them, as they are; NumPy's where it is imported, the GPU's where one is in use."""
+    state: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        state["numpy"] = numpy_random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore(state: State) -> None:
+    """Set what ``state`` has. A GPU's state is left out where there is none."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def of_rank(states: list[State], rank: int, ranks: int) -> tuple[State, str]:
+    """The state for a rank, from those of the ranks that saved, and a note where it is not the rank's own.
+
+    Ranks that all had the same numbers go on having them. A rank that was not there before takes those of the
+    first one, and moves them on by its own number where the ranks had differed.
+    """
+    if rank < len(states):
+        return states[rank], ""
+    if all(torch.equal(state["torch"], states[0]["torch"]) for state in states):
+        return states[0], ""
+    return _apart(states[0], rank), f"ranks {len(states)} to {ranks - 1} begin random numbers of their own"
+
+
+def _apart(state: State, rank: int) -> State:
+    generator = torch.Generator()
+    generator.set_state(state["torch"])
+    generator.manual_seed(generator.initial_seed() + rank)
+    return {"torch": generator.get_state(), "python": random.Random(generator.initial_seed()).getstate()}

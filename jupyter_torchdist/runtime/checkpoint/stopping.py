@@ -1,0 +1,110 @@
+"""SIGINT and SIGTERM at one step that all ranks agree on, without a word between them as long as none comes.
+
+A rank that was told to stop leaves a key in the job's store; a thread of every rank looks for it once a second. Each
+rank then votes with the step that it has finished, and goes on training; the step after the highest vote is the last.
+Ranks that share a collective in each step are never more than one step apart, so whoever finishes that step finds all
+votes: the last voter voted before it entered the collective of that step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
+from .ranks import Ranks
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOK = 1.0
+"""Seconds between two looks at the store."""
+
+_numbers = itertools.count()
+
+
+class Stop:
+    """The first signal asks; a second one does what it would have done without us."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._asked: int | None = None
+        self._vote: int | None = None
+        self._closed = threading.Event()
+        self._news = threading.Event()
+        self._previous: dict[int, Any] = {}
+        self._thread: threading.Thread | None = None
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        if ranks.group is not None:
+            # Every process group has the job's store at hand; torch has no public way to it.
+            self._store = PrefixStore(f"torchdist-stop-{next(_numbers)}", _get_default_store())
+            self._thread = threading.Thread(target=self._watch, name="torchdist-stop", daemon=True)
+            self._thread.start()
+
+    def at(self, step: int) -> int | None:
+        """The signal, when ``step``, which has just been finished, is the last one."""
+        if self._asked is None:
+            return None
+        if self._ranks.group is None:
+            return self._asked
+        if self._vote is None:
+            self._vote = step
+            own = f"vote-{self._ranks.number}"
+            self._store.set(own, str(step))
+            self._store.check([own])  # answered in order: the vote is there before the next step begins
+        names = [f"vote-{number}" for number in range(self._ranks.size)]
+        if not self._store.check(names):
+            return None
+        last = max(int(self._store.get(name)) for name in names) + 1
+        return self._asked if step >= last else None
+
+    def deliver(self, number: int) -> None:
+        """Let the signal have the effect it was meant to have: ``KeyboardInterrupt``, or the end of the process."""
+        previous: Callable[[int, FrameType | None], Any] | int | None = self._previous.get(number, signal.SIG_DFL)
+        self.close()
+        if callable(previous):
+            previous(number, None)
+        elif previous != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    @property
+    def asked(self) -> int | None:
+        """The signal that this rank has received or heard of."""
+        return self._asked
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, previous)
+        self._closed.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join(_LOOK)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._asked is not None:
+            self.deliver(number)
+            return
+        self._asked = number
+        self._news.set()
+
+    def _watch(self) -> None:
+        told = False
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
+            while not self._closed.is_set():
+                self._news.wait(_LOOK)
+                self._news.clear()
+                if self._asked is not None:
+                    if not told:
+                        self._store.set("asked", str(self._asked))
+                        told = True
+                elif self._store.check(["asked"]):
+                    self._asked, told = int(self._store.get("asked")), True

@@ -1,0 +1,348 @@
+"""On ranks: what is saved under one strategy and number of ranks comes back under another."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import jupyter_torchdist as td
+from jupyter_torchdist.protocol.errors import CheckpointError
+from jupyter_torchdist.runtime.checkpoint.checkpointer import Checkpointer
+from jupyter_torchdist.runtime.checkpoint.loading import open_latest
+
+from . import models
+from .ranks import SAID, assert_close, everyone, mine, setting
+
+CASE = models.CASES["untied"]
+SAVED, STEPS = 3, 6
+
+
+class Training:
+    """A model under a strategy, its optimizer and schedule."""
+
+    def __init__(self, strategy: str, seed: int = 0) -> None:
+        self.model = CASE.model(seed)
+        if strategy == "fsdp":
+            for layer in self.model.layers:  # type: ignore[union-attr]
+                fully_shard(layer)
+            fully_shard(self.model)
+        self.whole = strategy == "plain"
+        if strategy == "replicate":
+            replicate(self.model)
+        if strategy == "ddp":
+            self.model = DistributedDataParallel(self.model)
+        self.optimizer = models.adamw(list(self.model.parameters()))
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+
+    def run(self, begin: int, end: int) -> None:
+        for inputs, targets in CASE.batches(STEPS)[begin:end]:
+            own = (inputs, targets) if self.whole else (mine(inputs), mine(targets))
+            models.step(self.model, self.optimizer, *own, after=lambda: None)
+            self.scheduler.step()
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.model, self.optimizer, self.scheduler
+
+    def see_that_it_is_the_one_that_was_never_interrupted(self) -> None:
+        reference = Training("plain")
+        reference.run(0, STEPS)
+        state = dict(self.model.state_dict())
+        state = {name.removeprefix("module."): value for name, value in state.items()}
+        assert_close(state, reference.model.state_dict())
+        assert self.scheduler.get_last_lr() == reference.scheduler.get_last_lr()
+
+
+def refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except CheckpointError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def run(names: list[str], place: str) -> list[str]:
+    """Checks of this module, in order; the tracebacks of those that failed on this rank."""
+    failed = []
+    for name in names:
+        SAID.clear()
+        try:
+            globals()[name](Path(place))
+        except Exception:
+            failed.append(f"{name}\n{traceback.format_exc()}")
+        dist.barrier()
+    return failed
+
+
+# ------------------------------------------------------------------------------------------------ 2 → 4 → 1 → 2 ranks
+
+
+def save_while_it_trains(place: Path) -> None:
+    training = Training("fsdp")
+    training.run(0, SAVED)
+    torch.manual_seed(5)  # the same numbers on all ranks
+    saving = td.save(place / "main", *training.parts, step=SAVED, history=[1.5, 2.5], table=torch.arange(4))
+    expected = torch.rand(3)
+    training.run(SAVED, STEPS)  # changes what has been saved; the copies must not see it
+    assert saving.wait() == place / "main" / "step-000003"
+    training.see_that_it_is_the_one_that_was_never_interrupted()
+    if td.is_main:
+        torch.save(expected, place / "random.pt")
+    assert td.load(place / "main")["history"] == [1.5, 2.5]
+
+
+def resume(place: Path, strategy: str, directory: str = "main") -> None:
+    training = Training(strategy, seed=9)
+    torch.manual_seed(td.rank)
+    found = td.load(place / directory, *training.parts)
+    assert found["step"] == SAVED
+    assert found["history"] == [1.5, 2.5] and found["table"].tolist() == [0, 1, 2, 3]
+    assert torch.equal(torch.rand(3), torch.load(place / "random.pt"))
+    training.run(SAVED, STEPS)
+    training.see_that_it_is_the_one_that_was_never_interrupted()
+
+
+def resume_as_fsdp(place: Path) -> None:
+    resume(place, "fsdp")
+
+
+def resume_as_ddp(place: Path) -> None:
+    resume(place, "ddp", "plain")
+
+
+def resume_as_replicate(place: Path) -> None:
+    resume(place, "replicate", "plain")
+
+
+# ------------------------------------------------------------------------------------------------- kinds of objects
+
+
+def tensor_parallel(place: Path) -> None:
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = models.Mlp()
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.fill_(number + 1.0)
+    whole = {name: value.clone() for name, value in model.state_dict().items()}
+    parallelize_module(model, mesh, plan)
+    td.save(place / "tp", model, asynchronous=False)
+    fresh = models.Mlp()
+    assert td.load(place / "tp", fresh)["step"] == 1
+    assert_close(fresh.state_dict(), whole, 0)
+
+
+def zero_optimizer_becomes_a_plain_one(place: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(optimizer.optim.state) < 6  # this rank's share
+    td.save(place / "zero", model, optimizer, step=2)
+    other = torch.optim.AdamW(plain.parameters(), lr=0.3)
+    td.load(place / "zero", plain, optimizer=other, zeroredundancyoptimizer=None)
+    assert len(other.state) == 6 and other.param_groups[0]["lr"] == 0.1
+    again = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    shared = ZeroRedundancyOptimizer(again.parameters(), torch.optim.AdamW, lr=0.3)
+    td.load(place / "zero", again, shared)
+    for one, opt in ((plain, other), (again, shared), (model, optimizer)):
+        one(torch.ones(2, 4)).sum().backward()
+        opt.step()
+    assert_close(plain.state_dict(), model.state_dict(), 0)
+    assert_close(again.state_dict(), model.state_dict(), 0)
+
+
+def buffers_are_those_of_rank_0(place: Path) -> None:
+    norm = nn.BatchNorm1d(3)
+    norm.running_mean.fill_(td.rank + 1.0)  # type: ignore[union-attr]
+    td.save(place / "buffers", norm, step=1).wait()
+    td.load(place / "buffers", norm)
+    assert norm.running_mean.tolist() == [1.0] * 3  # type: ignore[union-attr]
+
+
+def what_is_each_ranks_own_comes_back_to_it(place: Path) -> None:
+    generator = torch.Generator().manual_seed(100 + td.rank)
+    torch.manual_seed(200 + td.rank)
+    td.save(place / "own", generator, step=1).wait()
+    expected = torch.rand(2), torch.rand(2, generator=generator)
+    td.load(place / "own", generator)
+    assert torch.equal(torch.rand(2), expected[0])
+    assert torch.equal(torch.rand(2, generator=generator), expected[1])
+
+
+def saving_changes_nothing(place: Path) -> None:
+    """Neither the random numbers nor an optimizer that has no state yet."""
+    model = models.Mlp()
+    optimizer = models.adamw(list(model.parameters()))
+    before = torch.get_rng_state()
+    td.save(place / "untouched", model, optimizer, step=0).wait()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not optimizer.state
+    td.load(place / "untouched", model, optimizer)
+    assert not optimizer.state
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def ranks_that_save_different_things(place: Path) -> None:
+    words = refused(lambda: td.save(place / "differ", models.Mlp(), step=td.rank))
+    assert "rank 0 step 0, rank 1 step 1" in words
+    words = refused(lambda: td.save(place / "differ", lock=threading.Lock() if td.rank else 1, step=1))
+    assert "lock cannot be pickled" in words, words
+    assert not (place / "differ").exists()
+
+
+def a_file_system_that_is_full_half_way(place: Path) -> None:
+    model = nn.Sequential(nn.Linear(500, 500), nn.Linear(500, 500))  # a half for each rank
+    td.save(place / "full", model, step=1, asynchronous=False)
+    if td.rank == 1:  # what it writes is refused by the kernel, as on a full disk
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        saving = td.save(place / "full", model, step=2)
+        words = refused(saving.wait)
+    finally:
+        if td.rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "failed on rank 1" in words and "there is no space left" in words, words
+    assert sorted(everyone(os.listdir(place / "full"))[0]) == ["step-000001"]
+    assert td.load(place / "full", model)["step"] == 1
+    saving = td.save(place / "full", model, step=2)
+    assert saving.wait().name == "step-000002"
+
+
+def an_error_of_an_asynchronous_save_is_raised_by_the_next(place: Path) -> None:
+    td.save(place / "late", nn.Linear(500, 500), step=1).wait()
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        td.save(place / "late", nn.Linear(500, 500), step=2)
+        words = refused(lambda: td.save(place / "late", nn.Linear(500, 500), step=3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert "the checkpoint of step 2 failed" in words
+
+
+def another_model_is_named_on_every_rank(place: Path) -> None:
+    def load() -> None:
+        training = Training("fsdp")
+        other = nn.Sequential(nn.Linear(2, 2 + td.rank))  # differs between the ranks too
+        td.load(place / "main", other, training.optimizer)
+
+    words = refused(load)
+    assert "is of another model: it has no 0.weight" in words, words
+    assert "more differences" in words
+
+
+def a_rank_that_ends_in_an_asynchronous_save(place: Path) -> None:
+    model = nn.Linear(3000, 3000)
+    td.save(place / "killed", model, step=1).wait()
+    td.save(place / "killed", model, step=2)
+    if td.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    td.save(place / "killed", model, step=3)
+
+
+# ------------------------------------------------------------------------------------------------- the automatic way
+
+
+def train_automatically(
+    place: Path, name: str, steps: int, signal_at: int | None = None, epochs: int = 3, **plan: Any
+) -> list[float]:
+    """A loop as the automatic way runs it: every rank sees the whole batch, as ``auto.py`` does."""
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+    model = nn.Sequential(models.Mlp(), nn.Dropout(0.3), nn.Linear(3, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    optimizer = models.adamw(list(model.parameters()))
+    checkpointer = Checkpointer(setting(checkpoint=str(place / name), **plan))
+    checkpointer.register("loader", loader)
+    step, losses = 0, []
+    for epoch in range(epochs):
+        for inputs, targets in loader:
+            if not step:
+                fully_shard(model)
+                optimizer = models.adamw(list(model.parameters()))
+                checkpointer.register("model", model)
+                checkpointer.register("optimizer", optimizer)
+                step = checkpointer.resume()
+            losses.append(models.step(model, optimizer, inputs, targets, after=lambda: None))
+            step += 1
+            if step == signal_at and td.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM if plan.get("term") else signal.SIGINT)
+            checkpointer.after_step(step)
+            if step == steps:
+                checkpointer.finish(step)
+                return losses
+        assert step == 5 * (epoch + 1) or not step
+    checkpointer.finish(step)
+    return losses
+
+
+def the_curve_goes_on_as_if_never_interrupted(place: Path) -> None:
+    whole = train_automatically(place, "whole", 15, checkpoint_steps=4, checkpoint_keep=3)
+    assert len(whole) == 15
+    assert sorted(os.listdir(place / "whole")) == ["step-000004", "step-000008", "step-000012"]
+    first = train_automatically(place, "part", 7, checkpoint_steps=7)  # in the second epoch, batch 2
+    rest = train_automatically(place, "part", 15, checkpoint_steps=100, resume=True)
+    assert first + rest == whole, (whole, first, rest)
+    assert any("resumed at step 7" in line for line in SAID)
+
+
+def nothing_to_resume_is_said(place: Path) -> None:
+    assert len(train_automatically(place, "nothing", 2, resume=True)) == 2
+    assert any("beginning at step 0" in line for line in SAID)
+
+
+def minutes_are_the_first_ranks(place: Path) -> None:
+    train_automatically(place, "minutes", 15, checkpoint_minutes=1e-9)
+    opened = open_latest(place / "minutes", "")
+    assert opened is not None and opened.step is not None
+    assert everyone(opened.step) == [opened.step] * td.world_size
+
+
+def an_interrupt_of_one_rank_stops_all_at_one_step(place: Path) -> None:
+    interrupted = 0
+    try:
+        train_automatically(place, "interrupted", 0, signal_at=2, epochs=100_000, checkpoint_steps=1000)
+    except KeyboardInterrupt:
+        interrupted = 1
+    assert everyone(interrupted) == [1, 1]
+    opened = open_latest(place / "interrupted", "none in {}")
+    assert opened is not None and opened.step is not None and opened.step >= 2
+    assert any(f"stopped at step {opened.step}" in line for line in SAID)
+
+
+def an_interrupt_in_the_last_step_saves_too(place: Path) -> None:
+    interrupted = 0
+    try:
+        train_automatically(place, "late-interrupt", 15, signal_at=15, checkpoint_steps=1000)
+    except KeyboardInterrupt:
+        interrupted = 1
+    assert everyone(interrupted) == [1, 1]
+    assert td.load(place / "late-interrupt")["step"] == 15
+
+
+def terminated(place: Path) -> None:
+    train_automatically(place, "terminated", 0, signal_at=3, epochs=100_000, term=True, checkpoint_steps=1000)

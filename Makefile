@@ -26,7 +26,7 @@ demo: $(READY) front
 test: $(READY) front browser
 	$(PYTEST)
 	@if $(HAVE_NPM); then $(NPM) test; fi
-	$(PYTEST) tests/browser
+	$(PYTEST) --timeout 300 tests/browser
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, find_browser, jupyter
@@ -25,6 +25,7 @@ def playwright(lasting: set[int]) -> Iterator[Playwright]:
         pytest.skip("no Chromium here: apt-get install chromium")
     if not (Path(sys.prefix) / EXTENSION).exists():
         pytest.skip("the front end is not built: make front (it needs npm)")
+    expect.set_options(timeout=30_000)  # milliseconds; a busy machine takes more than Playwright's five seconds
     before = _children()
     with sync_playwright() as started:
         lasting |= _children() - before  # the browser and its helpers are below Playwright's own process

@@ -27,8 +27,8 @@ BROWSERS = ("chromium", "google-chrome")
 
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"
 
-START_TIMEOUT = 60.0
-"""Seconds; the first start in a new environment compiles its modules."""
+START_TIMEOUT = 150.0
+"""Seconds; the first start in a new environment compiles its modules, and the machine may be busy."""
 
 
 def find_browser() -> str | None:

@@ -38,7 +38,7 @@ print("asleep", flush=True)
 time.sleep(600)
 """
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 def state_is(view: Locator, state: str) -> None:

@@ -22,7 +22,7 @@ CUT = 30.0
 
 LOST = "was lost"
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -97,6 +97,26 @@ def test_a_checkpoint_between_two_epochs() -> None:
     assert run(again, range(3)) == expected
 
 
+def test_an_iteration_over_another_loader_that_begins_late() -> None:
+    """As the automatic way's: a generator over a loader that gives a rank its part."""
+
+    def batches(loader: DataLoader[Any]) -> Iterator[Any]:
+        yield from loader
+
+    torch.manual_seed(2)
+    loader = LOADERS["shuffled"]()
+    position = follow(loader)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    saved, random = position.saved(), randomness.capture()
+    expected = [batch.tolist() for batch in iterator]
+    again, part = LOADERS["shuffled"](), LOADERS["shuffled"]()
+    later = follow(again)
+    later.go_to(saved, lambda: randomness.restore(random))
+    assert [batch.tolist() for batch in later.iterate(lambda: batches(part))] == expected
+    assert (later.saved().started, later.saved().batches) == (1, 6)
+
+
 def test_workers_see_the_same_samples() -> None:
     def run(loader: DataLoader[Any], count: int) -> list[list[int]]:
         return [batch.int().tolist() for number, batch in zip(range(count), loader, strict=False)]

@@ -125,11 +125,10 @@ class Position:
     def _make_from(self, make: Callable[[], Iterator[Any]], seen: int) -> Iterator[Any]:
         loader = self._loader()
         where = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        if not seen or self.replay or isinstance(loader.dataset, torch.utils.data.IterableDataset):
-            iterator = make()
-            for _ in range(seen):
-                next(iterator, None)
-            return iterator
+        if not seen:
+            return make()
+        if self.replay or isinstance(loader.dataset, torch.utils.data.IterableDataset):
+            return _replayed(make(), seen)
         # A DataLoader refuses that its samplers are set; it reads them when an iteration begins.
         sampler = _From(loader.__dict__[where], seen)
         loader.__dict__[where] = sampler
@@ -137,8 +136,7 @@ class Position:
             iterator = make()
         finally:
             loader.__dict__[where] = sampler.whole
-        sampler.made()
-        return iterator
+        return iterator if sampler.made() else _replayed(iterator, seen)
 
     def _count(self, iterator: Iterator[Any], number: int) -> Iterator[Any]:
         finished = False
@@ -158,6 +156,13 @@ class Position:
         loader = self.loader()
         assert loader is not None, "a position outlived its loader"
         return loader
+
+
+def _replayed(batches: Iterator[Any], seen: int) -> Iterator[Any]:
+    """Load what was seen, and drop it."""
+    for _ in range(seen):
+        next(batches, None)
+    return batches
 
 
 class _From:
@@ -181,10 +186,13 @@ class _From:
     def __len__(self) -> int:
         return len(self.whole)  # type: ignore[arg-type]
 
-    def made(self) -> None:
+    def made(self) -> bool:
+        """False when nobody has asked: a loader that begins later, or takes its indices from elsewhere."""
         self._made = True
-        if self._last is not None:  # a loader that draws its indices otherwise never asked
-            self._last.pass_over()
+        if self._last is None:
+            return False
+        self._last.pass_over()
+        return True
 
 
 class _Rest:

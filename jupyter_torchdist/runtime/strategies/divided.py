@@ -21,6 +21,7 @@ from ...protocol.errors import StrategyError
 from . import batchnorm
 from .batchwise import BatchwiseTracker
 from .divisors import divisor_of
+from .halves import halves_differ, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
@@ -153,17 +154,46 @@ class Divider:
                 ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in tensors_in(outputs)]
                 del outputs
                 kept = _kept(tracker, [*entered, *module.buffers()])
+            differ = self._halves_differ(forward, module, (args, kwargs), share, ways)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} "
                 "(is a batch size written in the model as a number?)"
             )
+        if differ and not self._trusted:
+            return Refused("what it makes of a sample is another value when fewer samples are beside it")
         if changed and not self._trusted:
             return Refused(f"its buffer {changed} changes by the samples of the batch")
         if kept is not None and not self._trusted:
             return Refused(f"it keeps {kept} of the batch beside its outputs (an attribute or a hook)")
         refusal = next((way for way in ways if isinstance(way, Refused)), None)
         return refusal or tuple(way for way in ways if not isinstance(way, Refused))
+
+    def _halves_differ(
+        self, forward: Call, module: nn.Module, inputs: Any, share: Share, ways: Sequence[Way | Refused]
+    ) -> bool:
+        """Whether this rank's rows (its neighbour's too, when it has one row) disprove what was followed.
+
+        Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
+        """
+        start, stop = share.mine.start, share.mine.stop
+        if stop - start == 1:
+            start, stop = (0, 2) if start == 0 else (start - 1, stop)
+
+        def outputs(low: int, high: int) -> Any:
+            cut = map_tensors(
+                _detached(inputs), lambda one: one[start + low : start + high] if _of(one, share) else one
+            )
+            with _no_trace(module), without_chance(module), batchnorm.whole_batch(self._sharing.get(id(module))):
+                return forward(*cut[0], **cut[1])
+
+        def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
+            if not len(ways) == len(halves[0]) == len(halves[1]):
+                return []
+            weight = first / (stop - start)
+            return [_joined(way, one, other, weight) for way, one, other in zip(ways, *halves, strict=True)]
+
+        return halves_differ(outputs, stop - start, join)
 
     def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
         kind = fact.kind
@@ -222,6 +252,15 @@ def weight_of(part: torch.Tensor, way: Added, share: Share) -> float | torch.Ten
     dist.all_reduce(whole, group=share.group)
     weight: torch.Tensor = mine / whole
     return weight
+
+
+def _joined(way: Way | Refused, one: torch.Tensor, other: torch.Tensor, first: float) -> torch.Tensor | None:
+    """The whole's output of two parts, of which the first has this share of the samples; None: that cannot be told."""
+    if isinstance(way, Joined):
+        return torch.cat([one, other], way.dim)
+    if isinstance(way, Added) and not way.counted:
+        return first * one + (1 - first) * other if way.mean else one + other
+    return one if isinstance(way, Kept) else None
 
 
 def _of(tensor: torch.Tensor, share: Share) -> bool:

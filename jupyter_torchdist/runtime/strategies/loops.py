@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..autolog import is_users
 from .divided import Added, weight_of
+from .places import ByLoop, Place
 from .shares import Rows as Share
 from .shares import tensors_in
 from .unseen import LinesRun, unseen_use
@@ -59,7 +60,7 @@ class Loops:
     ) -> None:
         self._group, self._say, self._batch = group, say, batch
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
-        self._decided: dict[Any, Added | None] = {}
+        self._decided: ByLoop[Added | None] = ByLoop()
         self._asserted = Added(mean=not summed)
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
@@ -96,7 +97,7 @@ class Loops:
     def _batches(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
         shadow = self._shadow(loader)
         parts: Parts = shadow.batch_sampler  # type: ignore[assignment]
-        site = (frame.f_code, id(loader))
+        site = (loader, Place.of(frame))
         if self._batch == "whole":
             self._decided[site] = None
         elif self._batch == "slices":
@@ -120,7 +121,7 @@ class Loops:
                     watch.end()
                     if watch.done:
                         self._decide(site, watch, run, frame)
-                        parts.sliced = self._decided[site] is not None
+                        parts.sliced = self._decided.get(site) is not None
                         watch = None
                 else:
                     yield batch

@@ -142,6 +142,8 @@ class LoopWatch:
         rows = [self._tracker.kind(tensor) for tensor in batched]
         if not rows or not all(isinstance(kind, Rows) and kind.dim == 0 and kind.over is None for kind in rows):
             self.object("the model is called with something else than the batch")
+        if any(RANDOM in self._tracker.fact(tensor).notes for tensor in tensors):
+            self.object("the model is called with random numbers of the loop")
 
     def forwarded(self, outputs: Sequence[torch.Tensor], ways: Sequence[Way]) -> None:
         """What it returned, and how that is made of the ranks' parts; no ``ways``: it was not divided."""

@@ -1,0 +1,89 @@
+"""Which loop runs: a place in the code, a loader, and what the place works with.
+
+Never by ``id``: a loader that is gone leaves its own to the next, on one rank and not on another, and ranks that take
+different loops for the same one wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """``instruction`` of ``code``, with the callables, modules, optimizers and switches that its names stand for.
+
+    ``fit(model, loader, contrastive)`` is another loop than ``fit(model, loader, cross_entropy)``.
+    """
+
+    code: CodeType
+    instruction: int
+    works_with: dict[str, Any]
+
+    @staticmethod
+    def of(frame: FrameType) -> Place:
+        """Where a frame of user code is. At a module's top level the names are everybody's: the place says enough."""
+        names = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
+        trainer = names.get("self")
+        if trainer is not None and not isinstance(trainer, torch.nn.Module):
+            names |= {f"self.{name}": value for name, value in getattr(trainer, "__dict__", {}).items()}
+        known = {name: known for name, value in names.items() if (known := _known(value)) is not _OTHER}
+        return Place(frame.f_code, frame.f_lasti, known)
+
+    def same(self, other: Place) -> bool:
+        if (self.code, self.instruction) != (other.code, other.instruction):
+            return False
+        mine, others = self.works_with, other.works_with
+        return mine.keys() == others.keys() and all(_is(value, others[name]) for name, value in mine.items())
+
+
+class ByLoop(Generic[T]):
+    """What was found of loops; forgotten with their loaders."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakKeyDictionary[DataLoader[Any], list[tuple[Place, T]]] = weakref.WeakKeyDictionary()
+
+    def __contains__(self, loop: tuple[DataLoader[Any], Place]) -> bool:
+        return self._entry(*loop) is not None
+
+    def get(self, loop: tuple[DataLoader[Any], Place]) -> T | None:
+        """None too where nothing was found."""
+        entry = self._entry(*loop)
+        return None if entry is None else entry[1]
+
+    def __setitem__(self, loop: tuple[DataLoader[Any], Place], found: T) -> None:
+        loader, place = loop
+        others = [entry for entry in self._found.get(loader, ()) if not entry[0].same(place)]
+        self._found[loader] = [*others, (place, found)]
+
+    def _entry(self, loader: DataLoader[Any], place: Place) -> tuple[Place, T] | None:
+        return next((entry for entry in self._found.get(loader, ()) if entry[0].same(place)), None)
+
+
+_OTHER = object()
+"""What the course of a loop does not hang on: numbers that count, tensors, lists."""
+
+
+def _known(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if not (callable(value) or isinstance(value, torch.optim.Optimizer)):
+        return _OTHER
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return _OTHER
+
+
+def _is(one: Any, other: Any) -> bool:
+    if isinstance(one, weakref.ref) and isinstance(other, weakref.ref):
+        return one() is not None and one() is other()
+    return type(one) is type(other) and bool(one == other)

@@ -1,0 +1,98 @@
+"""What each cell of ``tests/cells`` must do under each strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .traces import TOLERANCE
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Losses, numbers, printed lines, weights and optimizer state are those of one device."""
+
+    tolerance: float = TOLERANCE
+    leave_out: tuple[str, ...] = ()
+    """Names that need not be equal."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """``StrategyError`` before the first step, with these words in it."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Differs:
+    """It trains, and differs from one device for a reason that the documentation gives."""
+
+    why: str
+
+
+Expectation = Equal | Refused | Differs
+
+SAME = Equal()
+_OWN_NOISE = Differs("random numbers drawn inside the model differ by rank")
+_KEPT = Refused("beside its outputs (an attribute or a hook)")
+_SHAPES = Refused("is a batch size written in the model as a number?")
+_READ = Refused("uses a number that was read from the batch")
+
+ALIKE: dict[str, Expectation] = {
+    "activation_penalty": _KEPT,
+    "batch_centering": Refused("sub combines each sample with a mean over the batch"),
+    "compiled": Equal(leave_out=("compiled",)),  # torch's wrapper comes back with fewer attributes than it had
+    "contrastive_inside_model": Refused("mm multiplies every sample with every other"),
+    "dropout": _OWN_NOISE,
+    "embedding_bag": Refused("offsets[0] has to be 0"),
+    "forward_hooks": _KEPT,
+    "grad_scaler": Equal(2e-3),  # gradients are rounded to fp16 before they are summed
+    "graph_batches": _SHAPES,
+    "hugging_face": Refused("index takes samples by their position in the batch"),
+    "literal_batch_size": _SHAPES,
+    "load_balancing": _KEPT,
+    "mask_of_batch_size": _SHAPES,
+    "mixture_of_experts": _READ,
+    "normalizing_flow": _READ,
+    "rnn_packed": Refused("sort takes a sorting of the batch"),
+    "rnn_time_first": Refused("unbind takes the samples of the batch one by one"),
+    "transformer_time_first": _SHAPES,
+    "truncated_bptt": _SHAPES,
+    "vae": _OWN_NOISE,
+}
+"""Under every strategy; what is neither here nor in ``APART`` is equal."""
+
+APART: dict[tuple[str, str], Expectation] = {
+    ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
+    ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
+    ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
+    ("sparse_embedding", "fsdp"): Refused("SparseAdam cannot train parameters that fsdp or tp has sharded"),
+}
+
+_NOT_PLAIN = "a name that is bound to a sharded parameter keeps it after the job"
+_FOREACH = "the optimizer comes back with foreach=False"
+_MIXED = "sharded parameters do not mix with the cell's plain tensors"
+
+KNOWN: dict[tuple[str, str], str] = {
+    ("byol", "fsdp"): "the copy of the model that follows by assigning `.data` goes another way",
+    ("dqn", "fsdp"): _MIXED,
+    ("encode_decode", "fsdp"): _FOREACH,
+    ("gan", "fsdp"): _NOT_PLAIN,
+    ("grad_norm_logging", "fsdp"): "a number read from a sharded tensor is that of the rank's shard",
+    ("maml", "fsdp"): "functional_call with sharded parameters ends in a crash of native code",
+    ("new_head", "fsdp"): _NOT_PLAIN,
+    ("pinn", "fsdp"): "a backward through a gradient finds the parameters gathered no more",
+    ("ppo", "fsdp"): _MIXED,
+    ("recommender", "fsdp"): _FOREACH,
+    ("resume", "fsdp"): _MIXED,
+    ("sam", "fsdp"): _NOT_PLAIN,
+    ("several_models", "fsdp"): _FOREACH,
+    ("sum_loss", "fsdp"): "the weights go another way",
+    ("swa", "fsdp"): _MIXED,
+    ("unfreeze", "fsdp"): _NOT_PLAIN,
+}
+"""What is wrong still."""
+
+
+def expected(cell: str, strategy: str) -> Expectation:
+    return APART.get((cell, strategy), ALIKE.get(cell, SAME))

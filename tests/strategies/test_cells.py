@@ -1,0 +1,101 @@
+"""Unmodified single-device cells under each strategy leave what one device leaves, or are refused in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from jupyter_torchdist.protocol.errors import StrategyError
+from jupyter_torchdist.protocol.spec import Options
+
+from .expected import KNOWN, Differs, Equal, Refused, expected
+from .running import Outcome, all_cells, run_alone, run_cell, text_of
+from .traces import Trace, differences, trace
+
+STRATEGIES = ("ddp", "fsdp")
+MORE = frozenset(
+    {
+        "batch_sampler", "best_weights", "compiled", "curriculum", "custom_autograd", "custom_sampler",
+        "detection_lists", "diffusion", "distillation", "double_precision", "dqn", "embedding_bag",
+        "forward_hooks", "grad_norm_logging", "hugging_face", "is_main_prints", "loader_workers", "mixup",
+        "model_zoo", "new_head", "normalizing_flow", "onecycle", "plateau_scheduler", "recommender", "resume",
+        "sam", "seq2seq", "several_models", "siamese", "simclr", "sliced_by_hand", "swa", "tqdm_loop",
+        "training_step", "transformer_time_first", "triplet_mining", "vit", "vocabulary_from_a_set",
+        "weighted_cross_entropy", "weighted_sampler",
+    }
+)  # fmt: skip
+"""Cells that are much like another one: run by ``make soak``."""
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")  # else torch._dynamo sets it, for good
+
+
+@pytest.fixture(scope="module")
+def alone() -> Callable[[str], Trace]:
+    """What a cell leaves on one device; all of them are run by the first test that asks."""
+    traces: dict[str, Trace] = {}
+
+    def of(name: str) -> Trace:
+        if not traces:
+            traces.update(run_alone({cell: text_of(cell) for cell in all_cells()}))
+        return traces[name]
+
+    return of
+
+
+def cases() -> list[object]:
+    def marks(cell: str, strategy: str) -> list[pytest.MarkDecorator]:
+        known = KNOWN.get((cell, strategy))
+        return [
+            *([pytest.mark.soak] if cell in MORE else []),
+            *([pytest.mark.xfail(reason=known)] if known else []),
+        ]
+
+    return [
+        pytest.param(cell, strategy, marks=marks(cell, strategy)) for cell in all_cells() for strategy in STRATEGIES
+    ]
+
+
+@pytest.mark.parametrize(("cell", "strategy"), cases())
+def test_cell(cell: str, strategy: str, alone: Callable[[str], Trace]) -> None:
+    outcome = run_cell(text_of(cell), Options(ranks=2, strategy=strategy))
+    expectation = expected(cell, strategy)
+    if isinstance(expectation, Refused):
+        assert isinstance(outcome.error, StrategyError), (outcome.error, outcome.printed)
+        assert expectation.words in str(outcome.error)
+        return
+    assert outcome.error is None, f"{outcome.error!r}\n{outcome.printed}\n{outcome.errors}"
+    if isinstance(expectation, Equal):
+        check_equal(outcome, alone(cell), expectation)
+    else:
+        check_like(outcome, alone(cell), expectation)
+
+
+def check_equal(outcome: Outcome, wanted: Trace, expectation: Equal) -> None:
+    found = trace(outcome.names, outcome.printed)
+    off = differences(found, wanted, expectation.tolerance, expectation.leave_out)
+    assert not off, "\n".join(["not as on one device:", *sorted(off)[:12], outcome.printed])
+
+
+def check_like(outcome: Outcome, wanted: Trace, expectation: Differs) -> None:
+    """It trained all steps, with other numbers, and left the same kinds of things."""
+    found = trace(outcome.names, outcome.printed)
+    assert found.kinds == wanted.kinds
+    assert found.sharing == wanted.sharing
+    losses, others = outcome.names["losses"], wanted.values["losses"].tolist()
+    assert len(losses) == len(others) and all(map(math.isfinite, losses))
+    assert losses != others, f"no difference, though {expectation.why}"
+
+
+def test_the_cells_are_as_notebooks_have_them() -> None:
+    """No line of them is distributed code, and each leaves a curve and a model."""
+    for cell in all_cells():
+        text = text_of(cell)
+        assert "torch.distributed" not in text
+        assert text.count("jupyter_torchdist") <= (cell == "is_main_prints")
+        assert "losses" in text and "model" in text
+    assert len([cell for cell in all_cells() if cell not in MORE]) >= 25

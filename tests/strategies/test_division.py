@@ -1,0 +1,72 @@
+"""What shows that work is divided, and not done by every rank; and the table of equality on four ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_torchdist.protocol.spec import Options
+
+from .running import run_alone, run_cell, text_of
+from .test_cells import STRATEGIES
+from .traces import differences, trace
+
+WATCHED = """
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+training, evaluating = [], []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        (training if self.training else evaluating).append(len(x))
+        return self.fc(x)
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dataset = TensorDataset(torch.randn(25, 4), torch.randint(0, 3, (25,)))
+losses = []
+for epoch in range(2):
+    model.train()
+    for x, y in DataLoader(dataset, batch_size=10, shuffle=True):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        model(dataset.tensors[0])
+"""
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_rank_computes_its_part_of_every_batch(strategy: str) -> None:
+    outcome = run_cell(WATCHED, Options(ranks=2, strategy=strategy, collect="all"))
+    assert outcome.error is None, outcome.error
+    last_epoch = [rows[-3:] for rows in outcome.names["training"]]
+    assert [sum(parts) for parts in zip(*last_epoch, strict=True)] == [10, 10, 5]
+    assert all(abs(one - other) <= 1 for one, other in zip(*last_epoch, strict=True))
+    assert outcome.names["evaluating"] == [[25, 25], [25, 25]]
+    assert outcome.names["losses"][0] == outcome.names["losses"][1]
+
+
+def test_without_a_strategy_every_rank_does_all() -> None:
+    outcome = run_cell(WATCHED, Options(ranks=2, strategy="none", collect="all"))
+    assert outcome.names["training"] == [[10, 10, 5] * 2] * 2
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
+def test_models_and_optimizers_on_four_ranks(strategy: str) -> None:
+    text = text_of("model_zoo")
+    outcome = run_cell(text, Options(ranks=4, strategy=strategy))
+    assert outcome.error is None, outcome.error
+    off = differences(trace(outcome.names, outcome.printed), run_alone({"zoo": text})["zoo"])
+    assert not off, "\n".join(sorted(off)[:12])

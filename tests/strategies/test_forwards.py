@@ -1,0 +1,36 @@
+"""A model whose samples are not independent is refused by name; one whose samples are trains the same, divided."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_torchdist.protocol.spec import Options
+
+from .forwards import BETWEEN
+from .running import run_cell
+
+ATTEMPTS = """
+from tests.strategies.forwards import BETWEEN, attempt
+
+found = {name: attempt(name) for name in BETWEEN}
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
+def test_refused_or_the_same(ranks: int) -> None:
+    alone = run_cell(ATTEMPTS, Options(ranks=1, env=("OMP_NUM_THREADS=1",))).names["found"]
+    outcome = run_cell(ATTEMPTS, Options(ranks=ranks, strategy="ddp"))
+    assert outcome.error is None, outcome.error
+    divided = {name: found for name, found in outcome.names["found"].items() if not isinstance(found, str)}
+    assert divided == {name: pytest.approx(alone[name], rel=1e-5, abs=1e-6) for name in divided}
+    assert {name for name in BETWEEN if name.startswith("fine")} >= divided.keys() >= {"fine"}
+    refusals = [found for found in outcome.names["found"].values() if isinstance(found, str)]
+    assert all("-O model=whole" in words for words in refusals)
+
+
+def test_whole_batches_train_all_of_them() -> None:
+    """What is refused, runs with the option that the refusal names."""
+    alone = run_cell(ATTEMPTS, Options(ranks=1, env=("OMP_NUM_THREADS=1",))).names["found"]
+    outcome = run_cell(ATTEMPTS, Options(ranks=2, strategy="ddp", option=("model=whole",)))
+    assert outcome.error is None, outcome.error
+    assert outcome.names["found"] == {name: pytest.approx(found, rel=1e-5, abs=1e-6) for name, found in alone.items()}

@@ -100,6 +100,9 @@ class Rank:
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
             self.interrupts.disarm()
             if not _ended_well(error):
+                if self.automatic is not None:
+                    self.automatic.annotate(error)
+                    self.automatic.abandon()
                 self.stopped(error)
                 return
         self.succeed()

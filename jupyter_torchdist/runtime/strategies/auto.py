@@ -23,6 +23,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
+from ...protocol.errors import StrategyError
+from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from ..autolog import UNSCALED
 from . import (
@@ -39,11 +41,14 @@ from . import (
 )
 from .already import distributed_by
 from .base import Setting
+from .datas import DATA
 from .divided import Divider
 from .gradients import average_gradients
+from .holders import hand_over
 from .loops import Loops
 from .patches import Patches
 from .shares import averaged, tensors_in
+from .statedicts import Files, cleared_gradients, taken_state, whole_state
 from .streams import begin_alike, own_stream
 
 Weight = float | torch.Tensor
@@ -54,6 +59,7 @@ class Automatic:
     """What the rank of a job with a strategy does around the cell."""
 
     def __init__(self, setting: Setting) -> None:
+        _check_built(setting.plan)
         self._setting, self._group = setting, setting.data_group
         options = setting.plan.options
         self._divider = Divider(
@@ -73,7 +79,7 @@ class Automatic:
         self._models: list[nn.Module] = []  # those that are sharded
         self._replaced: dict[nn.Parameter, nn.Parameter] = {}
         self._sharded = setting.plan.degree("dp_shard") > 1
-        self._depth = 0
+        self._depth = self._functional = 0
 
     # ------------------------------------------------------------------------------------------- around the user's code
 
@@ -87,7 +93,15 @@ class Automatic:
         around(torch.autograd, "grad", self._grad)
         around(torch.func, "functional_call", self._functional_call)
         around(DataLoader, "__iter__", self._loops.iterate)
-        around(copy, "deepcopy", self._deepcopy)
+        self._patches.give(nn.Module, "__deepcopy__", self._copied)
+        self._patches.give(DTensor, "data", DATA)
+        self._patches.give(DTensor, "__format__", lambda tensor, form: format(tensor.full_tensor(), form))
+        around(nn.Module, "state_dict", whole_state)
+        around(nn.Module, "load_state_dict", taken_state)
+        around(nn.Module, "zero_grad", cleared_gradients)
+        files = Files()
+        around(torch, "save", files.save)
+        around(torch, "load", files.load)
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", _as_one_number)
 
@@ -122,6 +136,15 @@ class Automatic:
         if self._pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
 
+    def annotate(self, error: BaseException) -> None:
+        """Say what an error of torch's has to do with the strategy."""
+        if self._sharded and self._roots and not isinstance(error, StrategyError) and _is_of_shards(error):
+            said = (
+                f"The model's parameters are sharded over the ranks (--strategy {self._setting.plan.name}): outside "
+                "its forward each rank holds its part of them alone. Use them within forward(), or --strategy ddp."
+            )
+            vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), said]  # add_note came with Python 3.11
+
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._patches.undo()
@@ -141,12 +164,18 @@ class Automatic:
     def _living(self) -> list[torch.optim.Optimizer]:
         return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
 
-    def _deepcopy(self, original: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
-        """A copy of a model (an average of its weights, a target) is sharded with it: the cell combines both."""
-        copied = original(value, *args, **kwargs)
-        if isinstance(value, nn.Module) and not args and not kwargs:
-            self._copies.append((weakref.ref(value), weakref.ref(copied)))
-        return copied
+    @property
+    def _copied(self) -> Callable[..., Any]:
+        """``nn.Module.__deepcopy__``. A copy (averaged weights, a target) is sharded with its model: cells use both."""
+        copies = self._copies
+
+        def deepcopied(module: nn.Module, memo: dict[int, Any]) -> Any:
+            reconstruct: Any = copy._reconstruct  # type: ignore[attr-defined]  # what copy.deepcopy does by itself
+            copied = reconstruct(module, memo, *module.__reduce_ex__(4))
+            copies.append((weakref.ref(module), weakref.ref(copied)))
+            return copied
+
+        return deepcopied
 
     def _copies_of(self, root: nn.Module) -> list[nn.Module]:
         """Those that no optimizer trains: another root is distributed when it is called."""
@@ -158,7 +187,8 @@ class Automatic:
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._depth or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
-        new = bool(self._pending) and self._is_trained(module)
+        replaceable = not (self._functional and self._sharded)
+        new = bool(self._pending) and replaceable and self._is_trained(module)
         if not new and id(module) not in self._roots:
             return original(module, *args, **kwargs)
         self._depth += 1
@@ -229,6 +259,7 @@ class Automatic:
         replaced = optimizers.replaced(before, model)
         for optimizer in self._living():
             optimizers.remap(optimizer, replaced)
+        hand_over(replaced, (before, self._replaced))
         optimizers.release(replaced)
         self._replaced |= replaced
         self._models.append(model)
@@ -303,15 +334,54 @@ class Automatic:
         average_gradients(own, self._group)  # type: ignore[arg-type]
 
     def _grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so."""
+        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
+
+        Raises ``StrategyError`` for sharded parameters, whose gradients exist within ``backward()`` only.
+        """
+        if any(isinstance(one, DTensor) for one in ([inputs] if isinstance(inputs, torch.Tensor) else inputs)):
+            raise StrategyError(
+                "torch.autograd.grad of parameters that fsdp has sharded", "use --strategy ddp, or backward()"
+            )
         grads = original(outputs, inputs, *args, **kwargs)
         if self._depth or not self._divider.divided or torch._C._current_graph_task_id() != -1:
             return grads
         return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
 
-    def _functional_call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _functional_call(
+        self, original: Callable[..., Any], module: nn.Module, given: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Raises ``StrategyError`` for a model whose own parameters are shards."""
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            raise StrategyError(
+                f"functional_call of {type(module).__name__}, whose parameters fsdp has sharded", "use --strategy ddp"
+            )
         self._divider.exact = False
-        return original(*args, **kwargs)
+        self._functional += 1
+        try:
+            return original(module, given, *args, **kwargs)
+        finally:
+            self._functional -= 1
+
+
+def _check_built(plan: StrategyPlan) -> None:
+    """Raise ``StrategyError`` for what is planned and not performed yet: nothing is taken and then left undone."""
+    missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in ("ddp", "fsdp", "hsdp")]
+    missing += ["--checkpoint"] if plan.checkpoint else []
+    missing += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
+    missing += [f"-O {name}" for name in plan.options if name in _EXPLICIT]
+    if missing:
+        raise StrategyError(
+            f"{', '.join(missing)}: not built yet for cells of one device", "use ddp, fsdp or hsdp, and td.save"
+        )
+
+
+_EXPLICIT = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook")
+"""Options of DDP's own reducer, for which gradients are averaged here after each backward instead."""
+
+
+def _is_of_shards(error: BaseException) -> bool:
+    text = str(error)
+    return any(word in text for word in ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0"))
 
 
 def _as_one_number(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

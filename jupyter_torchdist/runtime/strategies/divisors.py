@@ -29,6 +29,24 @@ def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
+def form_of(loss: torch.Tensor) -> tuple[str, ...]:
+    """How a loss was reduced: the last reductions in its graph, in order, each with what it notes of itself."""
+    node: Any = loss.grad_fn
+    form: list[str] = []
+    for _ in range(_DEPTH):
+        if node is None or len(form) == _REDUCTIONS_LOOKED_AT:
+            break
+        if any(word in node.name() for word in _REDUCTIONS):
+            form.append(f"{node.name()} {getattr(node, '_saved_reduction', '')}")
+        before = [function for function, _ in node.next_functions if function is not None]
+        if len(before) != 1:
+            break
+        node = before[0]
+    return tuple(form)
+
+
+_REDUCTIONS = ("Loss", "Sum", "MeanBackward0", "MeanBackward1", "CrossEntropy", "KlDiv", "Norm", "Dot")
+_REDUCTIONS_LOOKED_AT = 2
 _SCALES = (
     *("MulBackward", "DivBackward", "NegBackward", "ToCopyBackward", "ViewBackward", "ReshapeAliasBackward"),
     *("UnsafeViewBackward", "SqueezeBackward", "UnsqueezeBackward", "CloneBackward", "AliasBackward"),

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
+from ...protocol.errors import StrategyError
 from ..autolog import is_users
 from .divided import Added, weight_of
+from .divisors import form_of
 from .places import ByLoop, Place
 from .shares import Rows as Share
 from .shares import tensors_in
@@ -47,6 +50,14 @@ class Parts:
         return len(self._sampler)
 
 
+@dataclass(frozen=True)
+class Joint:
+    """How the losses of a loop are joined; ``forms`` are those that were judged, None for any."""
+
+    losses: Added
+    forms: set[tuple[str, ...]] | None
+
+
 class Loops:
     """What is known of a job's training loops. ``sliced`` is the batch in flight, when it is a part."""
 
@@ -60,17 +71,23 @@ class Loops:
     ) -> None:
         self._group, self._say, self._batch = group, say, batch
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
-        self._decided: ByLoop[Added | None] = ByLoop()
-        self._asserted = Added(mean=not summed)
+        self._decided: ByLoop[Joint | None] = ByLoop()
+        self._asserted = Joint(Added(mean=not summed), None)
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
         self.samples: int | None = None
-        self.joined: Added | None = None
+        self.joint: Joint | None = None
 
     def weight(self, loss: torch.Tensor) -> float | torch.Tensor:
         """What this rank's loss counts with in the whole batch's, while a part is in flight; all ranks call it."""
-        assert self.sliced is not None and self.joined is not None
-        return weight_of(loss, self.joined, self.sliced)
+        assert self.sliced is not None and self.joint is not None
+        forms = self.joint.forms
+        if forms is not None and form_of(loss) not in forms:
+            raise StrategyError(
+                "the loss of this loop is another one than in the steps that were watched",
+                "-O batch=whole gives every rank the whole batch, and any loss is right",
+            )
+        return weight_of(loss, self.joint.losses, self.sliced)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -112,7 +129,7 @@ class Loops:
                 total, sliced = parts.drawn.popleft()
                 self.samples = total
                 self.sliced = Share(total, self._group) if sliced else None
-                self.joined = self._decided.get(site)
+                self.joint = self._decided.get(site)
                 if watch is not None and not sliced:
                     self._begin(watch, run, batch, total)
                     yield batch
@@ -146,7 +163,7 @@ class Loops:
         found: list[Any] = [None] * self._group.size()
         dist.all_gather_object(found, reason, group=self._group)
         reason = next((one for one in found if one), None)
-        self._decided[site] = None if reason else watch.losses
+        self._decided[site] = None if reason or watch.losses is None else Joint(watch.losses, watch.forms)
         if reason:
             self._say(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
         else:

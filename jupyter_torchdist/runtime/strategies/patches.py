@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+_NONE = object()
+
 
 class Patches:
     """What was replaced, to be put back."""
@@ -24,8 +26,16 @@ class Patches:
         self._undo.append((owner, name, original))
         setattr(owner, name, replaced)
 
+    def give(self, owner: Any, name: str, value: Any) -> None:
+        """``owner.name`` where there is none of that name."""
+        self._undo.append((owner, name, _NONE))
+        setattr(owner, name, value)
+
     def undo(self) -> None:
         """Everything as it was."""
         for owner, name, original in reversed(self._undo):
-            setattr(owner, name, original)
+            if original is _NONE:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
         self._undo.clear()

@@ -23,7 +23,7 @@ from ..autolog import is_users
 from ..failures import is_ours
 from .batchwise import BatchwiseTracker
 from .divided import Added, Joined, Way
-from .divisors import divisor_of
+from .divisors import divisor_of, form_of
 from .lattice import Noise, Rows, Same
 from .rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
 from .verdicts import Judgement, Verdict
@@ -81,6 +81,8 @@ class LoopWatch:
     reason: str | None = None
     steps: int = 0
     losses: Added | None = None
+    forms: set[tuple[str, ...]] = field(default_factory=set)
+    """Of the losses that were judged."""
     _tracker: _LoopTracker | None = None
     _numbers: Numbers | None = None
     _made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -140,6 +142,7 @@ class LoopWatch:
         self._forwards += 1
         batched = [tensor for tensor in tensors if tensor.dim() and tensor.size(0) == self._samples]
         rows = [self._tracker.kind(tensor) for tensor in batched]
+        self._heed(frozenset().union(*(self._tracker.fact(tensor).notes for tensor in batched)))
         if not rows or not all(isinstance(kind, Rows) and kind.dim == 0 and kind.over is None for kind in rows):
             self.object("the model is called with something else than the batch")
         if any(RANDOM in self._tracker.fact(tensor).notes for tensor in tensors):
@@ -169,13 +172,20 @@ class LoopWatch:
             if found is None:
                 self.object(verdict.reason + (f" ({verdict.place})" if verdict.place else ""))
                 return
-            if notes := verdict.notes & {RANDOM, SYNCHRONISE, ONE_SAMPLE}:
-                self.object(f"the loop {min(notes)}" if notes == {RANDOM} else min(notes))
+            self._heed(verdict.notes)
             if self.losses is not None and self.losses != found:
                 self.object("one loss is a mean and another a sum")
             self.losses = found
+            self.forms.add(form_of(loss))
         for value in shown:
             self._tracker.is_global(value)
+
+    def _heed(self, notes: frozenset[str]) -> None:
+        """What is the same for all ranks' rows together only: numbers drawn for each sample, statistics."""
+        if RANDOM in notes:
+            self.object(f"the loop {RANDOM}")
+        for note in notes & {SYNCHRONISE, ONE_SAMPLE}:
+            self.object(note)
 
     def _read(self, tensor: torch.Tensor, name: str) -> None:
         """By user code, or by a library to which it gave the tensor; torch's own reading does not count."""

@@ -1,0 +1,42 @@
+"""Who else holds a parameter that was replaced: lists for clipping, shadows of averages, variables of the cell."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Mapping
+from types import CellType, FrameType
+from typing import Any
+
+from torch import nn
+
+from ...protocol.errors import StrategyError
+
+
+def hand_over(replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[Any]) -> None:
+    """Let user code's containers hold the new parameters; ``known`` are our own, and stay as they are.
+
+    A stale parameter would be clipped, averaged or printed without a word. Raises ``StrategyError`` for what cannot
+    be changed.
+    """
+    new_of = {id(old): new for old, new in replaced.items()}
+    ours = {id(one) for one in (*known, replaced)}
+    for holder in gc.get_referrers(*replaced):
+        if id(holder) in ours or isinstance(holder, FrameType):
+            continue
+        if isinstance(holder, list):
+            holder[:] = [new_of.get(id(one), one) for one in holder]
+        elif isinstance(holder, dict):
+            for key, value in list(holder.items()):
+                if id(value) in new_of:
+                    holder[key] = new_of[id(value)]
+        elif isinstance(holder, set):
+            stale = [one for one in holder if id(one) in new_of]
+            holder.difference_update(stale)
+            holder.update(new_of[id(one)] for one in stale)
+        elif isinstance(holder, CellType):
+            holder.cell_contents = new_of[id(holder.cell_contents)]
+        elif isinstance(holder, tuple) and gc.is_tracked(holder):
+            raise StrategyError(
+                "a tuple of the cell holds parameters that are sharded: it would go on with stale ones",
+                "use a list, or make it after the first training step",
+            )

@@ -8,12 +8,13 @@ from types import ModuleType
 import pytest
 
 from jupyter_torchdist import launch
-from tests.strategies import hybrid, inside, replicating, sharding, sharding_options
+from tests.strategies import hybrid, inside, pipelines, replicating, sharding, sharding_options
 from tests.strategies.ranks import run_checks
 
 
 @pytest.mark.parametrize(
-    ("checks", "ranks"), [(sharding, 2), (sharding_options, 2), (replicating, 2), (inside, 2), (hybrid, 4)]
+    ("checks", "ranks"),
+    [(sharding, 2), (sharding_options, 2), (replicating, 2), (inside, 2), (hybrid, 4), (pipelines, 2), (pipelines, 4)],
 )
 def test_parts(home: Path, checks: ModuleType, ranks: int) -> None:
     for failed in launch(run_checks, (checks,), ranks=ranks):

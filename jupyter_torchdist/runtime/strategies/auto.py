@@ -35,6 +35,7 @@ from . import (
     fsdp,
     loading,
     optimizers,
+    pipeline,
     plain,
     precision,
     zero1,
@@ -42,7 +43,7 @@ from . import (
 from .already import distributed_by
 from .base import Setting
 from .datas import DATA
-from .divided import Divider
+from .divided import Divider, Way
 from .gradients import average_gradients
 from .holders import hand_over
 from .loops import Loops
@@ -79,6 +80,7 @@ class Automatic:
         self._models: list[nn.Module] = []  # those that are sharded
         self._replaced: dict[nn.Parameter, nn.Parameter] = {}
         self._sharded = setting.plan.degree("dp_shard") > 1
+        self._pipelines: list[pipeline.Pipeline] = []
         self._depth = self._functional = 0
 
     # ------------------------------------------------------------------------------------------- around the user's code
@@ -103,7 +105,8 @@ class Automatic:
         around(torch, "save", files.save)
         around(torch, "load", files.load)
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
-            around(place, "clip_grad_norm_", _as_one_number)
+            around(place, "clip_grad_norm_", self._clip)
+        around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
 
     def leave_alone(self, code: CodeType, names: dict[str, Any]) -> bool:
         """Whether the code is distributed already; then nothing of it is touched."""
@@ -128,7 +131,10 @@ class Automatic:
             precision.revert(root)
         for optimizer in self._living():
             zero1.undo(optimizer)
-        if self._replaced:
+        for staged in self._pipelines:
+            staged.restore(self._living())
+            plain.restore(staged.root)
+        if self._replaced or self._pipelines:
             for model in self._models:
                 plain.restore(model, self._replaced)
             for optimizer in self._living():
@@ -212,8 +218,8 @@ class Automatic:
         self._divider.samples = self._loops.samples
         with self._loops.aside():
             if new:
-                self._divider.ready(forward, module, args, kwargs)
-                self._distribute(module)
+                ways = self._divider.ready(forward, module, args, kwargs)
+                self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways))
             if self._loops.sliced is None:
                 outputs = self._divider(forward, module, args, kwargs)
             else:  # the loop has its rows alone
@@ -227,7 +233,8 @@ class Automatic:
     def _is_trained(self, module: nn.Module) -> bool:
         return any(parameter in self._pending for parameter in module.parameters())
 
-    def _distribute(self, root: nn.Module) -> None:
+    def _distribute(self, root: nn.Module, cut: Callable[[], None]) -> None:
+        """``cut`` makes stages of it, where the plan says so."""
         setting = self._setting
         agreement.same_on_all_ranks(root, setting)
         before = optimizers.by_name(root)
@@ -242,16 +249,31 @@ class Automatic:
                 self._shard(one)
         else:
             loading.broadcast_states(root, self._group, setting.device)
-            precision.apply(root, setting)
+            if setting.plan.degree("pp") > 1:
+                cut()
+            else:
+                precision.apply(root, setting)
             for optimizer in self._living() if chosen(setting.plan, "zero1") else ():
                 zero1.apply(optimizer, self._group)
         self._pending -= set(before.values())
         self._roots[id(root)] = root
+        if self._pipelines:  # it has said more
+            return
         count = sum(parameter.numel() for parameter in root.parameters())
         setting.say(
             f"{type(root).__name__} ({_much(count)} parameters) is trained by {setting.plan.name} on "
             f"{setting.data_ranks} ranks; each computes its part of every batch"
         )
+
+    def _cut(
+        self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: tuple[Way, ...] | None
+    ) -> None:
+        staged = pipeline.Pipeline(root, self._setting, lambda: self._divider.samples)
+        staged.cut(args, kwargs, ways)
+        for optimizer in self._living():
+            optimizers.remap(optimizer, staged.replaced)
+        optimizers.release(staged.replaced)
+        self._pipelines.append(staged)
 
     def _shard(self, model: nn.Module) -> None:
         before = optimizers.by_name(model)
@@ -268,6 +290,8 @@ class Automatic:
         """Raise ``StrategyError`` before anything is changed."""
         setting = self._setting
         batchnorm.check(root)
+        if setting.plan.degree("pp") > 1:
+            pipeline.check(root, setting, self._living())
         if setting.plan.activation_checkpointing:
             activations.check(root, setting)
         if self._sharded:
@@ -330,8 +354,22 @@ class Automatic:
     def _average(self) -> None:
         """Idempotent: what is averaged already stays as it is, so accumulated gradients are right too."""
         trained = dict.fromkeys(one for optimizer in self._living() for one in _trained_by(optimizer))
-        own = [one for one in trained if not isinstance(one, DTensor)]
+        own = [one for one in trained if not isinstance(one, DTensor) and not one.is_meta]  # meta: of another stage
         average_gradients(own, self._group)  # type: ignore[arg-type]
+
+    def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        for staged in self._pipelines:
+            if staged.has(listed):
+                return staged.clip(listed, *args, **kwargs)
+        return _as_one_number(original, listed, *args, **kwargs)
+
+    def _unscale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+        """An overflow in one stage is one of all."""
+        if not self._pipelines:
+            return original(scaler, *args, **kwargs)
+        precision.agree(scaler)
+        return scaler._unscale_grads_(*args, **kwargs)
 
     def _grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
@@ -365,13 +403,13 @@ class Automatic:
 
 def _check_built(plan: StrategyPlan) -> None:
     """Raise ``StrategyError`` for what is planned and not performed yet: nothing is taken and then left undone."""
-    missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in ("ddp", "fsdp", "hsdp")]
+    missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in ("ddp", "fsdp", "hsdp", "pp")]
     missing += ["--checkpoint"] if plan.checkpoint else []
     missing += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
     missing += [f"-O {name}" for name in plan.options if name in _EXPLICIT]
     if missing:
         raise StrategyError(
-            f"{', '.join(missing)}: not built yet for cells of one device", "use ddp, fsdp or hsdp, and td.save"
+            f"{', '.join(missing)}: not built yet for cells of one device", "use ddp, fsdp, hsdp or pp, and td.save"
         )
 
 

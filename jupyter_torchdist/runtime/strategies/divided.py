@@ -112,11 +112,14 @@ class Divider:
         self._known[_kind(module, args, kwargs, share.total)] = found
         return found
 
-    def ready(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Learn before the module is changed."""
+    def ready(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Way, ...] | None:
+        """What is learned, before the module is changed; None where there is nothing to divide."""
         share = self._share(args, kwargs)
-        if share is not None and not self._whole:
-            self.learn(forward, module, args, kwargs, share)
+        if share is None or self._whole:
+            return None
+        return self.learn(forward, module, args, kwargs, share)
 
     def shares(self, module: nn.Module, sharing: batchnorm.Sharing | None) -> None:
         """The batch normalisation of a root is synchronised."""
@@ -177,7 +180,7 @@ class Divider:
         Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
         """
         start, stop = share.mine.start, share.mine.stop
-        if stop - start == 1:
+        if stop - start == 1 < share.total:
             start, stop = (0, 2) if start == 0 else (start - 1, stop)
 
         def outputs(low: int, high: int) -> Any:

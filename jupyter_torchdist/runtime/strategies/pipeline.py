@@ -1,0 +1,347 @@
+"""Pipeline parallelism: each rank along ``pp`` holds and computes one stage of the model, microbatch by microbatch.
+
+The loop of a cell computes its loss after the forward, in code that no stage knows. So the automatic way is GPipe
+(Huang et al., 2019, https://arxiv.org/abs/1811.06965): a forward takes all microbatches through the stages, the last
+one's outputs are joined and given to all ranks, and the backward of that join takes the gradients of the outputs back
+through the stages. Any loss, of the outputs of the whole batch, is then one device's; gradients of a batch are the sums
+over its microbatches. Schedules that begin backwards before all forwards have ended must know the loss beforehand.
+
+In place: the model and its units keep their classes and names; what a rank does not need is on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+)
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy_options import chosen
+from . import loading, norms
+from .agreement import check_untouched
+from .base import Setting
+from .divided import Way, _kind, _no_trace
+from .fsdp import DTYPES
+from .pipeline_flow import Fakes, Flow, Planner, StageRun
+from .pipeline_pass import Passage, Wires
+from .pipeline_units import Units, assigned, measured
+from .shares import map_tensors, tensors_in
+from .streams import undone
+
+_OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+_WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
+
+
+def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+    """Raise ``StrategyError`` for a model, plan or optimizer that a pipeline cannot do right."""
+    check_untouched(model)
+    for dimension in ("dp_shard", "tp", "cp"):
+        if setting.plan.degree(dimension) > 1:
+            raise StrategyError(
+                f"a pipeline whose stages are divided further ({dimension}={setting.plan.degree(dimension)}) "
+                "is not supported",
+                "use pp with ddp (--strategy ddp+pp -O pp=2), which adds whole pipelines",
+            )
+    if chosen(setting.plan, "drop_last"):
+        raise StrategyError(
+            "drop_last leaves out what the microbatches do not divide; here they need not, they may be uneven",
+            "leave -O drop_last out, or give drop_last=True to the DataLoader",
+        )
+    if chosen(setting.plan, "zero1"):
+        raise StrategyError("zero1 and a pipeline do not go together", "leave one of them out")
+    if setting.plan.compile:
+        raise StrategyError("--compile and a pipeline do not go together", "leave one of them out")
+    schedule = setting.plan.options.get("schedule", "gpipe")
+    if schedule != "gpipe":
+        raise StrategyError(
+            f"schedule={schedule} begins backwards before all forwards have ended, and the loss of this loop is "
+            "computed after the forward, in the cell's own code",
+            "use -O schedule=gpipe",
+        )
+    normalising = next(
+        (name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)), None
+    )
+    if normalising is not None and microbatches(setting) > 1:
+        raise StrategyError(
+            f"{normalising} normalises over the batch, and a microbatch is a part of it",
+            "use -O microbatches=1, or layers that normalise each sample (LayerNorm, GroupNorm)",
+        )
+    for optimizer in optimizers:
+        if isinstance(optimizer, _WHOLE_MODEL_OPTIMIZERS):
+            raise StrategyError(
+                f"{type(optimizer).__name__} needs all gradients in one place, a stage has its own",
+                "use --strategy ddp, or another optimizer",
+            )
+
+
+def microbatches(setting: Setting) -> int:
+    """Parts of a batch: what is said, or as many as stages."""
+    return int(chosen(setting.plan, "microbatches") or setting.plan.degree("pp"))
+
+
+class Pipeline:
+    """A model in stages."""
+
+    def __init__(self, root: nn.Module, setting: Setting, samples: Callable[[], int | None] = lambda: None) -> None:
+        """``samples``: of the batch at hand, where it is known."""
+        self.root, self._setting, self._samples = root, setting, samples
+        self.group = setting.mesh["pp"].get_group()
+        self.stage, self.stages = self.group.rank(), self.group.size()
+        self._original = root.forward
+        self._units = Units(root, self.stages)
+        self._fakes = Fakes(setting.device)
+        self._wires = Wires(self.group, setting.device)
+        self._calls: list[tuple[int, int]] = []
+        self._flows: dict[Hashable, Flow] = {}
+        self._ways: dict[Hashable, tuple[Way, ...]] = {}
+        self._holders: dict[str, list[int]] = {}
+        self._unit_stages: dict[int, list[int]] = {}
+        self._whole: dict[nn.Parameter, nn.Parameter] = {}
+
+    # ---------------------------------------------------------------------------------------------------- partition
+
+    def cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], ways: tuple[Way, ...] | None) -> None:
+        """Decide on the stages by a trial with these inputs, and let go of what is of others. All ranks call it.
+
+        ``ways``: how the parts of a batch make the whole outputs, as ``Divider`` found it for this kind of call.
+        """
+        loading.broadcast_states(self.root, self.group, self._setting.device)
+        if ways is not None:
+            self._ways[self._kind(args, kwargs)] = ways
+        part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
+        self._calls = self._decided(part_args, part_kwargs)
+        flow = self._flow(part_args, part_kwargs)
+        names = loading.names_of(self.root)
+        self._holders = {name: sorted(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
+        self._unit_stages = {number: sorted(stages) for number, stages in flow.units.items()}
+        self._flows.clear()  # they know parameters that are replaced now
+        self._fakes = Fakes(self._setting.device)
+        for parameter, places in loading.slots(self.root).items():
+            if self.stage not in self._holders[names[parameter]]:
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+                loading.put(places, empty)
+                self._whole[empty] = parameter
+        pipeline = self
+
+        def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return pipeline(args, kwargs)
+
+        vars(self.root)["forward"] = MethodType(forward, self.root)
+        self._setting.say(self._described())
+
+    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, int]]:
+        """Unit and stage of each call: the first rank of all measures and decides."""
+        found: list[Any] = [None]
+        if dist.get_rank() == 0:
+            try:
+                with _no_trace(self.root), undone(), self._precision():
+                    costs = measured(self._units, self._setting.device, lambda: self._original(*args, **kwargs))
+                stage_of = assigned(self._units, costs, self.stages, chosen(self._setting.plan, "balance"))
+                found = [[(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)]]
+            except Exception as error:  # noqa: BLE001  # all ranks raise it
+                found = [error if isinstance(error, StrategyError) else StrategyError(f"the trial failed: {error!r}")]
+        dist.broadcast_object_list(found, src=0)
+        if isinstance(found[0], StrategyError):
+            raise found[0]
+        decided: list[tuple[int, int]] = found[0]
+        return decided
+
+    def _described(self) -> str:
+        sizes = {name: parameter.numel() for name, parameter in self.root.named_parameters()}
+        each = [
+            sum(sizes[name] for name, held in self._holders.items() if stage in held) for stage in range(self.stages)
+        ]
+        calls = [sum(1 for _, own in self._calls if own == stage) for stage in range(self.stages)]
+        stages = ", ".join(f"{count} layers ({size:,} parameters)" for count, size in zip(calls, each, strict=True))
+        return (
+            f"{type(self.root).__name__} in {self.stages} stages: {stages}; {microbatches(self._setting)} microbatches"
+        )
+
+    # ------------------------------------------------------------------------------------------------------ forward
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The forward of the model, on all ranks of the pipeline; all get the outputs."""
+        ways = self._ways.get(self._kind(args, kwargs)) if torch.is_grad_enabled() else None
+        rows = self._rows(args, kwargs, ways is not None)
+        with self._precision():
+            passage = Passage(self, args, kwargs, rows, ways)
+            return passage.outputs()
+
+    def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
+        """What flows between the stages for inputs like these."""
+        return self._flow(args, kwargs)
+
+    def run_stage(
+        self, flow: Flow, received: dict[int, Tensor], args: Any, kwargs: Any
+    ) -> tuple[Any, dict[int, Tensor]]:
+        """This rank's part of one microbatch: the outputs (in the last stage), and what is passed on."""
+        run = StageRun(flow, self.stage, self._fakes, received)
+        outputs = run.run(self._original, self._units, args, kwargs)
+        return outputs, run.passed
+
+    @property
+    def wires(self) -> Wires:
+        return self._wires
+
+    def tied(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """Trained parameters that several stages hold, this one among them."""
+        own = dict(self.root.named_parameters())
+        return [
+            (own[name], held)
+            for name, held in self._holders.items()
+            if len(held) > 1 and self.stage in held and own[name].requires_grad
+        ]
+
+    def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
+        key = (_specification((args, kwargs)), self.root.training, torch.is_grad_enabled(), *_autocast(self._setting))
+        if key not in self._flows:
+            planner = Planner(self._units, self._fakes, self._calls, self.stages)
+            try:
+                with _no_trace(self.root), undone(), planner, self._units.run_by(planner):
+                    outputs = self._original(*args, **kwargs)
+            except _OF_VALUES as error:
+                raise StrategyError(
+                    f"the model's forward decides by the values of its tensors ({error})",
+                    "a stage knows only its own; decide by shapes or by the inputs, or use another strategy",
+                ) from error
+            self._flows[key] = planner.ends(outputs)
+        return self._flows[key]
+
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        return _kind(self.root, args, kwargs, self._total(args, kwargs))
+
+    def _total(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        known = self._samples()
+        return known if known is not None and known in sizes else (sizes[0] if sizes else 0)
+
+    def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], divided: bool) -> list[slice]:
+        """The rows of each microbatch, as evenly as they go; one for all where nothing is proved."""
+        total = self._total(args, kwargs)
+        parts = max(1, min(microbatches(self._setting), total)) if divided else 1
+        each, more = divmod(total, parts)
+        ends = [each * (part + 1) + min(part + 1, more) for part in range(parts)]
+        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _cut(self, values: Any, rows: slice) -> Any:
+        total = self._total(*values)
+        whole = rows.stop - rows.start == total
+
+        def part(tensor: Tensor) -> Tensor:
+            if whole or not tensor.dim() or tensor.size(0) != total or isinstance(tensor, nn.Parameter):
+                return tensor
+            return tensor[rows]
+
+        return map_tensors(values, part)
+
+    def cut_inputs(self, values: Any, rows: slice) -> Any:
+        """Arguments for the rows of one microbatch."""
+        return self._cut(values, rows)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        dtype = DTYPES.get(self._setting.plan.precision)
+        return nullcontext() if dtype is None else torch.autocast(self._setting.device.type, dtype)
+
+    @property
+    def in_fp32(self) -> bool:
+        """Whether outputs are given as fp32, as a loss expects them."""
+        return self._setting.plan.precision in DTYPES
+
+    # ------------------------------------------------------------------------------------- after the user's backward
+
+    def has(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether one of them is of this model, in whichever stage."""
+        own = {id(parameter) for parameter in self.root.parameters()}
+        return any(id(parameter) in own for parameter in parameters)
+
+    def clip(self, parameters: Sequence[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """``clip_grad_norm_`` by the norm over all stages; a tied parameter counts in the first that holds it."""
+        elsewhere = {id(p) for name, p in self.root.named_parameters() if self._holders[name][0] != self.stage}
+        own = [parameter for parameter in parameters if parameter.grad is not None]
+        counted = [parameter.grad for parameter in own if id(parameter) not in elsewhere and parameter.grad is not None]
+        norm = norms.total_norm(counted, _norm_type(args, kwargs), self.group)
+        torch.nn.utils.clip_grads_with_norm_(own, _max_norm(args, kwargs), norm)
+        return norm
+
+    # ------------------------------------------------------------------------------------------------------- the end
+
+    def restore(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The whole model, its gradients dropped, and the optimizers' whole state on rank 0. All ranks call it.
+
+        One parameter at a time. On other ranks parameters of other stages stay on the meta device.
+        """
+        vars(self.root).pop("forward", None)
+        slots = loading.slots(self.root)
+        names = loading.names_of(self.root)
+        for parameter, places in slots.items():
+            held = self._holders[names[parameter]]
+            old = self._whole.get(parameter)
+            value = self._to_first(None if old is not None else parameter.detach(), held)
+            if old is None:
+                continue
+            if value is not None:
+                old.data = value
+                loading.put(places, old)
+            for optimizer in optimizers:
+                _put_back(optimizer, parameter, old)
+        for optimizer in optimizers:
+            self._gather_state(optimizer, names)
+        for number, stages in self._unit_stages.items():
+            for buffer in self._units.modules[number].buffers():
+                value = self._to_first(buffer, stages)
+                if value is not None and self.stage not in stages:
+                    buffer.data.copy_(value)
+
+    def _to_first(self, mine: Any, held: Sequence[int]) -> Any:
+        """What the first stage that holds it has, on the pipeline's first rank (None on others)."""
+        return self._wires.to_first(mine, held[0])
+
+    def _gather_state(self, optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> None:
+        """Parameters are those of before on rank 0 already, elsewhere too; their state follows."""
+        by_old = {self._whole.get(parameter, parameter): name for parameter, name in names.items()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in by_old:
+                    state = optimizer.state.get(parameter)
+                    found = self._to_first(dict(state) if state else None, self._holders[by_old[parameter]])
+                    if self.stage == 0 and found:
+                        optimizer.state[parameter] = found
+
+    @property
+    def replaced(self) -> dict[nn.Parameter, nn.Parameter]:
+        """What was replaced by what: the parameters of other stages."""
+        return {old: new for new, old in self._whole.items()}
+
+
+def _put_back(optimizer: torch.optim.Optimizer, new: nn.Parameter, old: nn.Parameter) -> None:
+    for group in optimizer.param_groups:
+        group["params"] = [old if parameter is new else parameter for parameter in group["params"]]
+    optimizer.state.pop(new, None)
+
+
+def _max_norm(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    return float(args[0] if args else kwargs["max_norm"])
+
+
+def _norm_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    return float(args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0))
+
+
+def _specification(values: Any) -> str:
+    """Equal for arguments with which the forward does the same."""
+    return repr(map_tensors(values, lambda t: (t.shape, t.dtype, t.requires_grad)))  # type: ignore[arg-type,return-value]
+
+
+def _autocast(setting: Setting) -> tuple[Any, ...]:
+    kind = setting.device.type
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

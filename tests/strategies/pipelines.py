@@ -1,0 +1,242 @@
+"""Unmodified loops in stages: held against one device, and what each option does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from jupyter_torchdist.runtime.strategies.auto import Automatic
+
+from . import models
+from .models import CASES, Case, adamw, sgd
+from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting
+
+STEPS = 3
+
+
+def staged(**options: Any) -> Automatic:
+    """All ranks in one pipeline."""
+    degrees = options.pop("degrees", {"pp": dist.get_world_size()})
+    how = setting(degrees, SAID.append, **options)
+    automatic = Automatic(replace(how, plan=replace(how.plan, name="pp")))
+    automatic.install()
+    return automatic
+
+
+def trained(
+    case: Case,
+    automatic: Automatic | None,
+    make: models.MakeOptimizer = adamw,
+    after: Callable[[nn.Module], Any] = lambda model: None,
+) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
+    """The loop of a cell, with a strategy around it or without."""
+    try:
+        model = case.model()
+        optimizer = make([p for p in model.parameters() if p.requires_grad])
+        losses = [models.step(model, optimizer, *batch, after=lambda: after(model)) for batch in case.batches(STEPS)]
+        if automatic is not None:
+            automatic.finish()
+    finally:
+        if automatic is not None:
+            automatic.abandon()
+    return losses, model, optimizer
+
+
+def compare(case: Case, make: models.MakeOptimizer = adamw, after: Any = lambda model: None, **options: Any) -> None:
+    expected, alone, _ = trained(case, None, make, after)
+    losses, model, optimizer = trained(case, staged(**options), make, after)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=CLOSE, rtol=CLOSE)
+    if dist.get_rank() == 0:
+        assert_close(model.state_dict(), alone.state_dict())
+        states = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"]]
+        assert all(state and not value.is_meta for state in states for value in state.values())
+    else:
+        assert all(parameter.is_meta for parameter in model.parameters())
+
+
+class Deep(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(*[layer for _ in range(5) for layer in (nn.Linear(6, 6), nn.Tanh())])
+
+
+class UNet(nn.Module):
+    """A skip over all stages, a parameter of the root, a mask of the inputs, and an output beside the main one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6) for _ in range(5)])
+        self.scale = nn.Parameter(torch.full((6,), 0.7))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        mask = (x > 0).float()
+        first = torch.tanh(self.layers[0](x))
+        y = first * self.scale
+        for layer in self.layers[1:4]:
+            y = torch.tanh(layer(y)) * mask
+        return self.layers[4](y + first), {"first": first.square().mean()}
+
+
+def deep() -> Case:
+    return Case(Deep, CASES["mlp"].inputs, lambda: torch.randint(6, (models.SAMPLES,)))
+
+
+def gpt(tied: bool) -> Case:
+    return Case(lambda: models.Gpt(tied=tied, layers=4), CASES["tied"].inputs, CASES["tied"].targets)
+
+
+def check_a_loop_in_stages_is_one_devices() -> None:
+    compare(deep())
+    compare(gpt(tied=False))
+    compare(gpt(tied=True), sgd)
+
+
+def check_whole_pipelines_beside_each_other() -> None:
+    if dist.get_world_size() == 4:
+        compare(deep(), degrees={"pp": 2, "dp_replicate": 2})
+        compare(gpt(tied=True), sgd, degrees={"pp": 2, "dp_replicate": 2})
+
+
+def losses_of(build: Callable[[], nn.Module], automatic: Automatic | None, samples: int = 8) -> tuple[list[float], Any]:
+    """A loop whose loss is of its own kind: contrastive in the batch, with the model's second output, on its input."""
+    torch.manual_seed(4)
+    model = build()
+    optimizer = sgd(list(model.parameters()))
+    losses, slopes = [], []
+    for _ in range(STEPS):
+        x = torch.randn(samples, 6, requires_grad=True)
+        optimizer.zero_grad()
+        y, extra = model(x)
+        loss = ((y @ y.T).softmax(-1).diagonal().log().mean() - extra["first"]) ** 2
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        assert x.grad is not None
+        slopes.append(x.grad)
+    if automatic is not None:
+        automatic.finish()
+    return losses, (slopes, model.state_dict())
+
+
+def check_skips_root_parameters_any_loss_and_gradients_of_inputs() -> None:
+    for samples in (8, 7, 1):
+        expected, (slopes, weights) = losses_of(UNet, None, samples)
+        losses, (ours, trained_weights) = losses_of(UNet, staged(microbatches=3), samples)
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=CLOSE, rtol=CLOSE)
+        for mine, other in zip(ours, slopes, strict=True):
+            torch.testing.assert_close(mine, other, atol=CLOSE, rtol=CLOSE)
+        if dist.get_rank() == 0:
+            assert_close(trained_weights, weights)
+
+
+def check_a_norm_is_that_of_all_stages() -> None:
+    norms: list[float] = []
+
+    def clip(model: nn.Module) -> None:
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+
+    for case in (deep(), gpt(tied=True)):
+        norms.clear()
+        compare(case, sgd, clip)
+        torch.testing.assert_close(torch.tensor(norms[:STEPS]), torch.tensor(norms[STEPS:]), atol=CLOSE, rtol=CLOSE)
+
+
+def check_each_rank_holds_its_stage_alone() -> None:
+    automatic = staged(balance="parameters")
+    try:
+        model = deep().model()
+        optimizer = adamw(list(model.parameters()))
+        models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+        held = everyone(sum(p.numel() for p in model.parameters() if not p.is_meta))
+        states = everyone(sum(v.numel() for s in optimizer.state.values() for v in s.values() if v.dim()))
+        whole = sum(p.numel() for p in model.parameters())
+        assert sum(held) == whole and max(held) <= 3 * whole / 5
+        assert states == [2 * part for part in held]
+        model.eval()
+        with torch.no_grad():  # evaluation goes through the stages too
+            assert len({tuple(row) for row in everyone(model(torch.ones(3, 6))[0].tolist())}) == 1
+        automatic.finish()
+    finally:
+        automatic.abandon()
+
+
+def stages_of(**options: Any) -> tuple[list[int], str]:
+    """Parameters of each stage, and what was said."""
+    automatic = staged(**options)
+    try:
+        model = options.get("build", Deep)()
+        optimizer = adamw(list(model.parameters()))
+        models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+        held = everyone(sum(p.numel() for p in model.parameters() if not p.is_meta))
+        automatic.finish()
+        return held, SAID[-1]
+    finally:
+        automatic.abandon()
+
+
+def check_blocks_a_stage_as_said_and_microbatches() -> None:
+    stages = dist.get_world_size()
+    numbers = (*[1] * (stages - 1), 6 - stages)
+    held, said = stages_of(balance=numbers, microbatches=4)
+    assert held == [42 * number for number in numbers]
+    assert "4 microbatches" in said
+    assert "add up to the blocks" in refusal(lambda: stages_of(balance=(1, 1)))
+
+
+def check_what_a_pipeline_cannot_do_is_refused() -> None:
+    def train(build: Callable[[], nn.Module], inputs: Tensor, make: Any = adamw, **options: Any) -> str:
+        automatic = staged(**options)
+
+        def run() -> None:
+            model = build()
+            optimizer = make(list(model.parameters()))
+            model(inputs).sum().backward()
+            optimizer.step()
+
+        try:
+            return refusal(run)
+        finally:
+            automatic.abandon()
+
+    x = torch.ones(8, 6)
+    two = lambda: nn.Sequential(nn.Linear(6, 6))  # noqa: E731
+    assert "are more than the 1 layers" in train(two, x)
+    assert "normalises over the batch" in train(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), x)
+    assert "schedule=1f1b" in train(Deep, x, schedule="1f1b")
+    assert "drop_last" in train(Deep, x, drop_last=True)
+    assert "LBFGS" in train(Deep, x, torch.optim.LBFGS)
+    assert "decides by the values" in train(Choosing, x, trust_model=True)
+
+
+class Choosing(Deep):
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.children()
+        y = first(x)
+        for layer in others:
+            y = layer(y) if y.sum() != 0 else y
+        return y  # type: ignore[no-any-return]
+
+
+def check_an_overflow_in_one_stage_skips_the_step_of_all() -> None:
+    automatic = staged(balance="parameters")
+    try:
+        model = deep().model()
+        optimizer = sgd(list(model.parameters()))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        x, _ = deep().batches(1)[0]
+        scaler.scale(model(x).sum()).backward()
+        last = [parameter for parameter in model.parameters() if not parameter.is_meta][-1]
+        if dist.get_rank() == 0 and last.grad is not None:
+            last.grad[0] = float("inf")
+        before = last.detach().clone()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(last, before)
+        assert scaler.get_scale() == 4.0
+        automatic.finish()
+    finally:
+        automatic.abandon()

@@ -156,6 +156,12 @@ def check_each_rank_holds_its_stage_alone() -> None:
         whole = sum(p.numel() for p in model.parameters())
         assert sum(held) == whole and max(held) <= 3 * whole / 5
         assert states == [2 * part for part in held]
+        state = model.state_dict()  # whole, on all ranks
+        assert everyone({name: value.tolist() for name, value in state.items()}) == [
+            {name: value.tolist() for name, value in state.items()}
+        ] * len(held)
+        model.load_state_dict({name: value + 1 for name, value in state.items()})
+        assert_close(model.state_dict(), {name: value + 1 for name, value in state.items()})
         model.eval()
         with torch.no_grad():  # evaluation goes through the stages too
             assert len({tuple(row) for row in everyone(model(torch.ones(3, 6))[0].tolist())}) == 1

@@ -105,6 +105,7 @@ class Pipeline:
         self._flows: dict[Hashable, Flow] = {}
         self._ways: dict[Hashable, tuple[Way, ...]] = {}
         self._holders: dict[str, list[int]] = {}
+        self._first_names: dict[str, str] = {}
         self._unit_stages: dict[int, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
 
@@ -124,6 +125,9 @@ class Pipeline:
         names = loading.names_of(self.root)
         self._holders = {name: sorted(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
         self._unit_stages = {number: sorted(stages) for number, stages in flow.units.items()}
+        self._first_names = {
+            name: names[parameter] for name, parameter in self.root.named_parameters(remove_duplicate=False)
+        }
         self._flows.clear()  # they know parameters that are replaced now
         self._fakes = Fakes(self._setting.device)
         for parameter, places in loading.slots(self.root).items():
@@ -137,6 +141,11 @@ class Pipeline:
             return pipeline(args, kwargs)
 
         vars(self.root)["forward"] = MethodType(forward, self.root)
+
+        def whole(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+            pipeline.make_whole(state, prefix)
+
+        self.root.register_state_dict_post_hook(whole)
         self._setting.say(self._described())
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, int]]:
@@ -188,6 +197,14 @@ class Pipeline:
         run = StageRun(flow, self.stage, self._fakes, received)
         outputs = run.run(self._original, self._units, args, kwargs)
         return outputs, run.passed
+
+    def make_whole(self, state: dict[str, Any], prefix: str) -> None:
+        """A state dict of the model, with the parameters of all stages. All ranks call it."""
+        for name, parameter in self.root.named_parameters(remove_duplicate=False):
+            if prefix + name in state:
+                held = self._holders[self._first_names[name]]
+                if len(held) < self.stages:
+                    state[prefix + name] = self._wires.of_holder(parameter, held[0])
 
     @property
     def wires(self) -> Wires:

@@ -51,6 +51,15 @@ class Wires:
         """The last stage's values, on all."""
         dist.broadcast(_bytes(tensor), group=self.group, group_src=self.stages - 1)
 
+    def of_holder(self, mine: Tensor, owner: int) -> Tensor:
+        """A copy of the owner's tensor on all."""
+        if self.stage == owner:
+            whole = mine.detach().clone()
+        else:
+            whole = torch.empty(mine.shape, dtype=mine.dtype, device=self.device)
+        dist.broadcast(_bytes(whole), group=self.group, group_src=owner)
+        return whole
+
     def to_first(self, mine: Any, owner: int) -> Any:
         """An owner's object or tensors (on the CPU) at the first stage; None elsewhere."""
         if owner == 0:

@@ -93,7 +93,7 @@ class Rank:
             self.events.write("rank.ready")
             self.run(spec)
             if self.automatic is not None:
-                self.automatic.finish()
+                self.automatic.finish(vars(self.main))
             _finish_saving()
             _join_threads()
             self.interrupts.disarm()

@@ -69,27 +69,9 @@ APART: dict[tuple[str, str], Expectation] = {
     ("sparse_embedding", "fsdp"): Refused("SparseAdam cannot train parameters that fsdp or tp has sharded"),
 }
 
-_NOT_PLAIN = "a name that is bound to a sharded parameter keeps it after the job"
-_FOREACH = "the optimizer comes back with foreach=False"
-_MIXED = "sharded parameters do not mix with the cell's plain tensors"
-
 KNOWN: dict[tuple[str, str], str] = {
-    ("byol", "fsdp"): "the copy of the model that follows by assigning `.data` goes another way",
-    ("dqn", "fsdp"): _MIXED,
-    ("encode_decode", "fsdp"): _FOREACH,
-    ("gan", "fsdp"): _NOT_PLAIN,
-    ("grad_norm_logging", "fsdp"): "a number read from a sharded tensor is that of the rank's shard",
-    ("maml", "fsdp"): "functional_call with sharded parameters ends in a crash of native code",
-    ("new_head", "fsdp"): _NOT_PLAIN,
-    ("pinn", "fsdp"): "a backward through a gradient finds the parameters gathered no more",
-    ("ppo", "fsdp"): _MIXED,
-    ("recommender", "fsdp"): _FOREACH,
-    ("resume", "fsdp"): _MIXED,
-    ("sam", "fsdp"): _NOT_PLAIN,
-    ("several_models", "fsdp"): _FOREACH,
-    ("sum_loss", "fsdp"): "the weights go another way",
-    ("swa", "fsdp"): _MIXED,
-    ("unfreeze", "fsdp"): _NOT_PLAIN,
+    ("pinn", "fsdp"): "a backward through a gradient finds the parameters gathered no more: torch's own words",
+    ("ppo", "fsdp"): "a parameter used outside of the model's forward is a shard there: torch's own words, with a note",
 }
 """What is wrong still."""
 

@@ -49,7 +49,16 @@ from .holders import hand_over
 from .loops import Loops
 from .patches import Patches
 from .shares import averaged, tensors_in
-from .statedicts import Files, cleared_gradients, taken_state, whole_state
+from .statedicts import (
+    NUMBERS,
+    Files,
+    cleared_gradients,
+    taken_optimizer_state,
+    taken_state,
+    whole_optimizer_state,
+    whole_state,
+    whole_values,
+)
 from .streams import begin_alike, own_stream
 
 Weight = float | torch.Tensor
@@ -78,6 +87,7 @@ class Automatic:
         self._roots: dict[int, nn.Module] = {}
         self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
         self._models: list[nn.Module] = []  # those that are sharded
+        self._kernels: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._replaced: dict[nn.Parameter, nn.Parameter] = {}
         self._sharded = setting.plan.degree("dp_shard") > 1
         self._pipelines: list[pipeline.Pipeline] = []
@@ -97,7 +107,10 @@ class Automatic:
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._copied)
         self._patches.give(DTensor, "data", DATA)
-        self._patches.give(DTensor, "__format__", lambda tensor, form: format(tensor.full_tensor(), form))
+        for name, read in NUMBERS.items():
+            self._patches.give(DTensor, name, read)
+        around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
+        around(torch.optim.Optimizer, "load_state_dict", taken_optimizer_state)
         around(nn.Module, "state_dict", whole_state)
         around(nn.Module, "load_state_dict", taken_state)
         around(nn.Module, "zero_grad", cleared_gradients)
@@ -123,9 +136,11 @@ class Automatic:
             if isinstance(thing, torch.optim.Optimizer):
                 self._note(thing)
 
-    def finish(self) -> None:
-        """Everything is plain again, whole on rank 0. All ranks call it."""
+    def finish(self, names: dict[str, Any]) -> None:
+        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self.abandon()
+        if self._sharded:
+            whole_values(names)
         for root in self._roots.values():
             batchnorm.revert(root)
             precision.revert(root)
@@ -139,6 +154,9 @@ class Automatic:
                 plain.restore(model, self._replaced)
             for optimizer in self._living():
                 plain.restore_optimizer(optimizer, self._replaced)
+            for group, kernels in reversed(self._kernels):
+                group.update(kernels)
+            hand_over({new: old for old, new in self._replaced.items()}, (self._replaced,))
         if self._pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
 
@@ -280,6 +298,7 @@ class Automatic:
         fsdp.apply(model, self._setting)
         replaced = optimizers.replaced(before, model)
         for optimizer in self._living():
+            self._kernels += [(group, _kernels(group)) for group in optimizer.param_groups]
             optimizers.remap(optimizer, replaced)
         hand_over(replaced, (before, self._replaced))
         optimizers.release(replaced)
@@ -399,6 +418,11 @@ class Automatic:
             return original(module, given, *args, **kwargs)
         finally:
             self._functional -= 1
+
+
+def _kernels(group: dict[str, Any]) -> dict[str, Any]:
+    """Which kernels an optimizer takes for a group: shards beside plain parameters need others for a time."""
+    return {name: group[name] for name in ("foreach", "fused") if name in group}
 
 
 def _check_built(plan: StrategyPlan) -> None:

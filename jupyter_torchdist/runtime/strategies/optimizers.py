@@ -59,13 +59,13 @@ def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.P
     for old, new in replaced.items():
         if old in optimizer.state:
             values = optimizer.state.pop(old)
-            optimizer.state[new] = {name: _like(value, old, new) for name, value in values.items()}
+            optimizer.state[new] = {name: placed_like(value, old, new) for name, value in values.items()}
         if old.grad is not None and new.grad is None:
-            new.grad = _like(old.grad, old, new)
+            new.grad = placed_like(old.grad, old, new)
     _one_by_one_where_mixed(optimizer)
 
 
-def _like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
+def placed_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
     """A parameter's state, placed as the parameter: no communication, as it is the same on all ranks.
 
     What has another shape is whole on every rank, a number (the step) stays plain.

@@ -19,6 +19,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .optimizers import placed_like
+from .shares import map_tensors
+
 
 def whole_state(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """``Module.state_dict`` in full tensors; all ranks call it when the model is sharded."""
@@ -27,7 +30,7 @@ def whole_state(original: Callable[..., Any], module: nn.Module, *args: Any, **k
     if not nested:
         for name, value in state.items():
             if isinstance(value, DTensor):
-                state[name] = value.full_tensor().detach()
+                state[name] = whole(value)
     return state
 
 
@@ -46,6 +49,58 @@ def taken_state(
         if hasattr(state, attribute):
             placed = _with(placed, attribute, getattr(state, attribute))
     return original(module, placed, *args, **kwargs)
+
+
+def whole_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
+    """``Optimizer.state_dict`` in full tensors; all ranks call it when parameters are sharded."""
+    return map_tensors(original(optimizer), whole)
+
+
+def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """``Optimizer.load_state_dict`` of full tensors for sharded parameters."""
+    original(optimizer, state)
+    for parameter, values in optimizer.state.items():
+        if isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor):
+            for name, value in values.items():
+                values[name] = placed_like(value, parameter, parameter)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in full on every rank; all ranks call it when it is sharded."""
+    full: torch.Tensor = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
+    return full
+
+
+def whole_values(names: dict[str, Any]) -> None:
+    """What user code made of sharded parameters and kept, in full: lists and dicts in place, tuples anew."""
+    seen: set[int] = set()
+
+    def made(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if isinstance(value, nn.Parameter) else whole(value)  # parameters are given back themselves
+        if id(value) in seen or not isinstance(value, (list, dict, tuple)):
+            return value
+        seen.add(id(value))
+        if isinstance(value, list):
+            value[:] = [made(one) for one in value]
+        elif isinstance(value, dict):
+            for key, one in list(value.items()):
+                value[key] = made(one)
+        elif any(isinstance(one, (torch.Tensor, list, dict, tuple)) for one in value):
+            parts = [made(one) for one in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return value
+
+    for name, value in list(names.items()):
+        if not name.startswith("__"):
+            names[name] = made(value)
+
+
+NUMBERS = {
+    name: (lambda own: lambda tensor, *args: own(whole(tensor), *args))(getattr(torch.Tensor, name))
+    for name in ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__format__")
+}
+"""Methods of a DTensor that read numbers: those of the whole, where PyTorch reads the rank's shard."""
 
 
 def cleared_gradients(original: Callable[..., Any], module: nn.Module, set_to_none: bool = True) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .runtime.checkpoint.loading import load as load
     from .runtime.checkpoint.position import follow as follow
     from .runtime.checkpoint.saving import save as save
+    from .runtime.strategies.stages import stage as stage
     from .store.catalog import jobs as jobs
 
     last: Job | None
@@ -49,6 +50,7 @@ _HOMES = {
     "follow": ".runtime.checkpoint.position",
     "load": ".runtime.checkpoint.loading",
     "save": ".runtime.checkpoint.saving",
+    "stage": ".runtime.strategies.stages",
 }
 
 # Without ``print``: a star import must not replace Python's own.
@@ -74,6 +76,7 @@ __all__ = [
     "progress",
     "rank",
     "save",
+    "stage",
     "unload_ipython_extension",
     "world_size",
 ]

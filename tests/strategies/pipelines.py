@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import jupyter_torchdist as td
 from jupyter_torchdist.runtime.strategies.auto import Automatic
 
 from . import models
@@ -170,11 +171,11 @@ def check_each_rank_holds_its_stage_alone() -> None:
         automatic.abandon()
 
 
-def stages_of(**options: Any) -> tuple[list[int], str]:
+def stages_of(build: Callable[[], nn.Module] = Deep, **options: Any) -> tuple[list[int], str]:
     """Parameters of each stage, and what was said."""
     automatic = staged(**options)
     try:
-        model = options.get("build", Deep)()
+        model = build()
         optimizer = adamw(list(model.parameters()))
         models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
         held = everyone(sum(p.numel() for p in model.parameters() if not p.is_meta))
@@ -191,6 +192,30 @@ def check_blocks_a_stage_as_said_and_microbatches() -> None:
     assert held == [42 * number for number in numbers]
     assert "4 microbatches" in said
     assert "add up to the blocks" in refusal(lambda: stages_of(balance=(1, 1)))
+
+
+class Placed(nn.Module):
+    """Its first layer alone is in the first stage; another number for each further stage."""
+
+    def __init__(self, *, backwards: bool = False) -> None:
+        super().__init__()
+        stages = [min(layer, dist.get_world_size() - 1) for layer in range(5)]
+        self.layers = nn.ModuleList()
+        for number in reversed(stages) if backwards else stages:
+            with td.stage(number):
+                self.layers.append(nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def check_stages_as_the_model_was_built() -> None:
+    held, _ = stages_of(balance="manual", build=Placed)
+    assert held == [42] * (dist.get_world_size() - 1) + [42 * (6 - dist.get_world_size())]
+    said = refusal(lambda: stages_of(balance="manual", build=lambda: Placed(backwards=True)))
+    assert f"of stage {dist.get_world_size() - 2} is called after one of stage {dist.get_world_size() - 1}" in said
 
 
 def check_what_a_pipeline_cannot_do_is_refused() -> None:

@@ -18,9 +18,7 @@ from torch import nn
 from ...protocol.errors import StrategyError
 from . import blocks
 from .shares import map_tensors, tensors_in
-
-STAGE_MARK = "_torchdist_stage"
-"""Attribute of modules that were built within ``td.stage(i)``."""
+from .stages import MARK
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Call = Callable[..., Any]
@@ -92,13 +90,13 @@ def _below(module: nn.Module, repeated: set[nn.Module]) -> list[nn.Module]:
 
 
 def _is_whole(module: nn.Module, repeated: set[nn.Module]) -> bool:
-    if isinstance(module, _LISTS) or (STAGE_MARK not in vars(module) and _marks(module)):
+    if isinstance(module, _LISTS) or (MARK not in vars(module) and _marks(module)):
         return False
     return not any(part in repeated for part in module.modules())
 
 
 def _marks(module: nn.Module) -> bool:
-    return any(STAGE_MARK in vars(part) for part in module.modules())
+    return any(MARK in vars(part) for part in module.modules())
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -254,7 +252,7 @@ def _by_marks(units: Units, costs: Sequence[Cost], stages: int) -> list[int]:
     for cost in costs:
         module = units.modules[cost.unit]
         before = stage_of[-1] if stage_of else 0
-        stage = vars(module).get(STAGE_MARK, before)
+        stage = vars(module).get(MARK, before)
         if stage < before:
             raise StrategyError(
                 f"a {type(module).__name__} of stage {stage} is called after one of stage {before}",

@@ -136,11 +136,11 @@ class Automatic:
             if isinstance(thing, torch.optim.Optimizer):
                 self._note(thing)
 
-    def finish(self, names: dict[str, Any]) -> None:
+    def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self.abandon()
         if self._sharded:
-            whole_values(names)
+            whole_values(names or {})
         for root in self._roots.values():
             batchnorm.revert(root)
             precision.revert(root)

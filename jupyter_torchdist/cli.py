@@ -83,7 +83,9 @@ def _run(words: list[str]) -> int:
         return 0
     request = request_of(options, program)
     if request.options.plan:
-        print(views.plan_table(prepare(request).plan))
+        prepared = prepare(request)
+        memory = prepared.memory()
+        print("\n\n".join([views.plan_table(prepared.plan), *([views.memory_table(memory)] if memory else ())]))
         return 0
     with Interrupts() as interrupts:
         job = submit(request, starting=interrupts.hold)

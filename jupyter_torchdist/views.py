@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from .protocol.bundle import Captured, Manifest
 from .protocol.errors import TorchDistError
 from .protocol.events import ErrorRecord
+from .protocol.memory import MemoryPlan
 from .protocol.plan import Inventory, Plan
 from .protocol.spec import JobSpec
 from .protocol.state import JobState, RankState, Waiting
@@ -277,6 +278,21 @@ def strategy_lines(strategy: StrategyPlan) -> list[str]:
     ]
     lines += [f"  {words}" for words in done if words]
     return lines + notes
+
+
+def memory_table(memory: MemoryPlan) -> str:
+    """What the fullest rank needs, and whether that is there."""
+    need = memory.need
+    rows = [
+        ("parameters", size(need.parameters)),
+        ("gradients", size(need.gradients)),
+        ("optimizer state", size(need.optimizer)),
+        ("buffers", size(need.buffers)),
+        ("activations", "not known" if need.activations is None else size(need.activations)),
+        ("peak", f"at least {size(need.least)}" if need.peak is None else size(need.peak)),
+    ]
+    notes = [f"  note: {note}" for note in memory.notes]
+    return "\n".join([f"memory: {memory.verdict}", *notes, table(("A RANK'S", "SIZE"), rows)])
 
 
 def mesh(strategy: StrategyPlan) -> str:

@@ -17,7 +17,7 @@ from ..protocol.bundle import Manifest
 from ..protocol.inventory import local_inventory
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
-from ..protocol.plan import Plan
+from ..protocol.plan import Inventory, Plan
 from ..protocol.spec import JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
@@ -25,10 +25,12 @@ from . import leases
 from .drivers import DriverPool
 from .drivers import pool as default_pool
 from .job import Job, attach_to
+from .rehearse import copy_fits, memory_plan
 from .world import chosen_variables, world_here
 
 if TYPE_CHECKING:
     from ..capture import Capture
+    from ..protocol.memory import MemoryPlan
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,20 @@ class Prepared:
     capture: Capture
     plan: Plan
     cwd: Path
+    home: Home
+
+    def memory(self) -> MemoryPlan | None:
+        """What its strategy needs beside what there is, by a rehearsal (seconds); None without a strategy.
+
+        What was captured is stored. Raises ``StoreError``.
+        """
+        return memory_plan(self.spec, self.capture, self.plan, self.cwd, self.home)
 
 
 def prepare(request: Request, home: Home | None = None) -> Prepared:
     """Check, capture and plan; nothing is started and nothing written.
+
+    But for ``--strategy auto`` on GPUs: a rehearsal of the first step says whether a whole copy fits there.
 
     Raises ``OptionError``, ``CellSyntaxError``, ``UndefinedName``, ``CaptureError`` or ``ResourceError``.
     """
@@ -94,7 +106,11 @@ def prepare(request: Request, home: Home | None = None) -> Prepared:
         notebook=request.notebook,
     )
     capture = _capture(request, cwd)
-    return Prepared(spec, capture, _plan(spec, home), cwd)
+    plan = _plan(spec, home)
+    if options.strategy == "auto" and _on_gpus(plan) and plan.world_size > 1:
+        fits = copy_fits(spec, capture, plan, cwd, home, _inventory(options))
+        plan = _plan(spec, home, fits)
+    return Prepared(spec, capture, plan, cwd, home)
 
 
 def submit(
@@ -155,7 +171,13 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
         for blob in earlier.manifest.blobs:
             blob_store(home).verify(blob)
         manifest = replace(earlier.manifest, job=spec.job)
-        return launch_bundle(spec, manifest, _plan(spec, home), cwd or Path.cwd(), home, pool)
+        plan = _with_strategy_of(earlier.plan, _plan(spec, home))
+        return launch_bundle(spec, manifest, plan, cwd or Path.cwd(), home, pool)
+
+
+def _with_strategy_of(earlier: Plan, plan: Plan) -> Plan:
+    """The same ranks keep the strategy that was chosen for them by what is not known here."""
+    return replace(plan, strategy=earlier.strategy) if plan.world_size == earlier.world_size else plan
 
 
 def _on_gpus(plan: Plan) -> bool:
@@ -174,7 +196,7 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
                 earlier = attach_to(holder.paths, home, pool)
                 earlier.kill()
                 earlier.wait()
-    return _plan(spec, home)
+    return _with_strategy_of(plan, _plan(spec, home))
 
 
 def new_job_id() -> str:
@@ -199,13 +221,16 @@ def _capture(request: Request, cwd: Path) -> Capture:
     )
 
 
-def _plan(spec: JobSpec, home: Home) -> Plan:
-    inventory = local_inventory({**os.environ, **chosen_variables(spec.options)})
+def _inventory(options: Options) -> Inventory:
+    return local_inventory({**os.environ, **chosen_variables(options)})
+
+
+def _plan(spec: JobSpec, home: Home, fits: bool | None = None) -> Plan:
+    inventory = _inventory(spec.options)
     holders = leases.holders(home) if inventory.gpus and spec.options.ranks is None else []
     own = {os.getpid()}
     if spec.options.replace:  # what they hold will be free: ``submit`` ends them before it starts anything
         own.update(pid for holder in holders for pid in holder.pids)
         holders = []
-    return make_plan(
-        spec, inventory, busy={gpu: holder.paths.job for holder in holders for gpu in holder.gpus}, own=own
-    )
+    busy = {gpu: holder.paths.job for holder in holders for gpu in holder.gpus}
+    return make_plan(spec, inventory, busy=busy, own=own, fits=fits)

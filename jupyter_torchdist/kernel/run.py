@@ -36,11 +36,13 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
 
 
 def plan_text(request: Request) -> str:
-    """What would run: the plan and the receipt. Nothing is started."""
+    """What would run: the plan, the memory that a strategy needs, and the receipt. No rank is started."""
     prepared = prepare(request)
     receipt = views.indent(views.receipt_table(prepared.capture.receipt))
     notes = [f"note: {note}" for note in prepared.capture.notes]
-    return "\n\n".join([views.plan_table(prepared.plan), f"captured:\n{receipt}", *notes])
+    memory = prepared.memory()
+    needed = [] if memory is None else [views.memory_table(memory)]
+    return "\n\n".join([views.plan_table(prepared.plan), *needed, f"captured:\n{receipt}", *notes])
 
 
 def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:

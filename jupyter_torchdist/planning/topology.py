@@ -22,18 +22,20 @@ def make_plan(
     *,
     busy: Mapping[str, str] | None = None,
     own: Collection[int] = (),
+    fits: bool | None = None,
 ) -> Plan:
     """The plan of ``spec`` on one node.
 
     ``busy`` maps UUIDs of GPUs that an earlier job holds to that job; ``own`` are pids whose GPU memory does
-    not make a GPU busy (the kernel itself). Raises ``ResourceError`` when there is less than was asked for, and what
-    ``plan_strategy`` raises.
+    not make a GPU busy (the kernel itself); ``fits`` is as ``plan_strategy`` takes it. Raises ``ResourceError`` when
+    there is less than was asked for, and what ``plan_strategy`` raises.
     """
     options = spec.options
     if options.ranks is not None:
         gpus: tuple[Gpu, ...] = ()
         world_size = options.ranks
-        _check_cpu(world_size, inventory)
+        if not (options.plan and options.strategy):  # the memory of ranks that will run elsewhere
+            _check_cpu(world_size, inventory)
     else:
         gpus = _choose(options.gpus, inventory, busy or {}, set(own))
         world_size = len(gpus)
@@ -52,7 +54,7 @@ def make_plan(
         collect=options.collect,
         out=options.out,
         env_names=tuple(item.split("=", 1)[0] for item in options.env),
-        strategy=plan_strategy(options, world_size, nodes, gpus),
+        strategy=plan_strategy(options, world_size, nodes, gpus, fits=fits),
     )
 
 

@@ -57,8 +57,7 @@ def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] =
         weights = loading.set_aside(model, group)
     elif chosen(plan, "sync_module_states"):
         loading.broadcast_states(model, group, device)
-    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
-    sharded = _shard(model, setting, scalars)
+    sharded = _shard(model, setting)
     if weights is not None:
         home = torch.device("cpu") if chosen(plan, "cpu_offload") else device
         loading.hand_out(model, weights, group, device, home)
@@ -68,6 +67,13 @@ def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] =
     _prefetch(sharded, setting)
     for method in forward_methods:
         register_fsdp_forward_method(model, method)
+
+
+def shard_alone(model: nn.Module, setting: Setting) -> None:
+    """Shard a model without values, whose gradients nobody will use: nothing is sent, no number is read."""
+    sharded = _shard(model, setting)
+    _settle(model)
+    _prefetch(sharded, setting)
 
 
 def units(model: nn.Module, plan: StrategyPlan) -> list[list[nn.Module]]:
@@ -126,8 +132,9 @@ def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Mod
     return home
 
 
-def _shard(model: nn.Module, setting: Setting, scalars: set[nn.Parameter]) -> list[list[nn.Module]]:
+def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
     """Apply ``fully_shard`` bottom up: inner units first, the root last."""
+    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     inner, last = _precision(setting.plan)
     shared: dict[str, Any] = {"offload_policy": _offload(setting), "ignored_params": scalars}
     _make_contiguous(model, setting)

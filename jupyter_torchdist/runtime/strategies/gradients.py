@@ -38,8 +38,8 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
             elif parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
             dense.append(_local(parameter.grad))
-        for bucket in _buckets(dense):
-            _average(bucket, group)
+        for bucket in buckets(dense):
+            average_bucket(bucket, group)
 
 
 _UNUSED, _SPARSE, _DENSE = 0, 1, 2
@@ -76,7 +76,7 @@ def _rows(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
 
 
-def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Tensors of one type and device, up to a bucket's size, in order."""
     buckets: list[list[Tensor]] = []
     open_: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -92,7 +92,8 @@ def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
-def _average(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
+def average_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace gradients of one type and device by their means over ``group``."""
     flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
     flat /= group.size()  # before the sum, as DDP does: half precision would overflow
     dist.all_reduce(flat, group=group)

@@ -1,0 +1,129 @@
+"""What a job would need, from a rehearsal of its first step in a process of its own: no GPU, no rank, no training."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from .. import capture as capturing
+from ..capture import Capture
+from ..planning import memory
+from ..protocol.inventory import local_inventory
+from ..protocol.memory import MemoryPlan, Rehearsed
+from ..protocol.paths import Home
+from ..protocol.plan import Inventory, Plan
+from ..protocol.spec import JobSpec
+from ..protocol.strategy import StrategyPlan
+from ..store import jobdir
+from ..store.blobs import blob_store
+from .world import world_here
+
+COMMAND = ("-m", "jupyter_torchdist.runtime.rehearsal")
+
+PATIENCE = 150.0
+"""Seconds until an answer is given up: a rehearsal ends itself after 60, its start imports torch."""
+
+
+class Rehearsing:
+    """The process. Each strategy is rehearsed from the beginning."""
+
+    def __init__(self, process: subprocess.Popen[bytes], words: IO[bytes]) -> None:
+        self._process, self._words = process, words
+
+    def __call__(self, strategy: StrategyPlan) -> Rehearsed:
+        """The cell's first step under ``strategy``; whatever goes wrong is its ``reason``."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(strategy.to_json()).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return Rehearsed(reason=self._ended())
+        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+            return Rehearsed(reason=f"there was no answer within {PATIENCE:.0f} s")
+        line = self._process.stdout.readline()
+        return Rehearsed.from_json(json.loads(line)) if line else Rehearsed(reason=self._ended())
+
+    def _ended(self) -> str:
+        self._process.wait()
+        self._words.seek(0)
+        lines = self._words.read().decode("utf-8", "backslashreplace").strip().splitlines()
+        return f"its process ended ({lines[-1] if lines else f'code {self._process.returncode}'})"
+
+
+@contextmanager
+def rehearsing(spec: JobSpec, capture: Capture, cwd: Path, home: Home, *, gpus: bool) -> Iterator[Rehearsing]:
+    """The process while the block lasts. What was captured is stored, as for a run. Raises ``StoreError``."""
+    world = world_here(spec.options, cwd)
+    with ExitStack() as stack:
+        stack.enter_context(jobdir.creating(home, spec.job))
+        aside = stack.enter_context(tempfile.TemporaryDirectory(prefix="torchdist-"))
+        manifest = capturing.pack(capture, spec.job, blob_store(home).put)
+        words = stack.enter_context(tempfile.TemporaryFile())
+        process = subprocess.Popen(
+            [sys.executable, *COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=words,
+            env=world.environ,
+            cwd=world.cwd,
+            start_new_session=True,  # an interrupt of the kernel is not its own
+        )
+        stack.callback(_end, process)
+        order = {
+            "spec": spec.to_json(),
+            "manifest": manifest.to_json(),
+            "blobs": str(home.blobs),
+            "sources": str(Path(aside) / "sources"),
+            "sys_path": list(world.sys_path),
+            "gpus": gpus,
+        }
+        assert process.stdin is not None
+        with suppress(OSError):  # it has ended; the first question says how
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.flush()
+        yield Rehearsing(process, words)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It, and a fork that may still rehearse."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+
+
+def memory_plan(
+    spec: JobSpec, capture: Capture, plan: Plan, cwd: Path, home: Home, inventory: Inventory | None = None
+) -> MemoryPlan | None:
+    """The memory of a job that has a strategy, judged; None for one without. Raises ``StoreError``."""
+    strategy = plan.strategy
+    if strategy.name == "none":
+        return None
+    inventory = inventory or local_inventory()
+    with rehearsing(spec, capture, cwd, home, gpus=any(node.gpus for node in plan.nodes)) as rehearse:
+        found = rehearse(strategy)
+        judged = memory.judge(found, plan, inventory)
+        if judged.fits is False and not strategy.activation_checkpointing:
+            checkpointed = rehearse(memory.with_checkpointing(strategy))
+            judged = memory.judge(found, plan, inventory, checkpointed)
+        return judged
+
+
+def copy_fits(spec: JobSpec, capture: Capture, plan: Plan, cwd: Path, home: Home, inventory: Inventory) -> bool | None:
+    """Whether a rank's device holds the whole training, as ``--strategy auto`` asks; None where that is not known."""
+    with rehearsing(spec, capture, cwd, home, gpus=True) as rehearse:
+        replicated = memory.replicated(plan)
+        return memory.judge(rehearse(replicated.strategy), replicated, inventory).fits

@@ -1,0 +1,112 @@
+"""Whether a job's training fits the memory of what it is planned for. The numbers come from a rehearsal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..protocol.memory import MemoryPlan, Need, ParameterSize, Rehearsed, elements
+from ..protocol.plan import Inventory, Plan
+from ..protocol.strategy import StrategyPlan
+from .topology import OVERSUBSCRIPTION_LIMIT
+
+DIVIDES = ("ddp", "fsdp", "hsdp")
+"""Strategies of which a rehearsal knows what a rank holds."""
+
+
+def need(found: Rehearsed, strategy: StrategyPlan) -> Need:
+    """What the fullest rank of ``strategy`` holds."""
+    parameters = sum(_elements(one, strategy) * one.itemsize for one in found.parameters)
+    trained = [one for one in found.parameters if one.trained]
+    gradients = sum(_elements(one, strategy) * one.itemsize for one in trained)
+    optimizer = _optimizer_state(trained, strategy)
+    peak = None
+    if found.working is not None:
+        peak = parameters + optimizer + found.buffers + found.batch + found.working
+    whole = sum(elements(one.shape) * one.itemsize for one in found.parameters)
+    return Need(parameters, gradients, optimizer, found.buffers, found.activations, peak, whole + found.buffers)
+
+
+def with_checkpointing(strategy: StrategyPlan) -> StrategyPlan:
+    """The same with activations computed again."""
+    return replace(strategy, activation_checkpointing=True)
+
+
+def replicated(plan: Plan) -> Plan:
+    """The same ranks with a whole copy each, as ``auto`` prefers it."""
+    degrees = {"dp_replicate": plan.world_size} if plan.world_size > 1 else {}
+    return replace(plan, strategy=replace(plan.strategy, name="ddp", degrees=degrees))
+
+
+def _elements(one: ParameterSize, strategy: StrategyPlan) -> int:
+    return elements(one.shape, strategy.degree("dp_shard") if one.sharded else 1)
+
+
+def _optimizer_state(trained: list[ParameterSize], strategy: StrategyPlan) -> int:
+    sizes = [_elements(one, strategy) * one.state + one.state_whole for one in trained]
+    ranks = strategy.degree("dp_replicate")
+    if not strategy.options.get("zero1") or ranks == 1:
+        return sum(sizes)
+    loads, kept = [0] * ranks, [0] * ranks
+    for one, size in zip(trained, sizes, strict=True):  # whole, each to the rank with the least, as zero1 does
+        rank = loads.index(min(loads))
+        loads[rank] += elements(one.shape)
+        kept[rank] += size
+    return max(kept)
+
+
+def judge(found: Rehearsed, plan: Plan, inventory: Inventory, checkpointed: Rehearsed | None = None) -> MemoryPlan:
+    """What the job needs beside what there is.
+
+    ``checkpointed`` is the same step with activation checkpointing, named where the first one does not fit.
+    """
+    wanted = need(found, plan.strategy)
+    room, where = room_of(plan, inventory)
+    notes = list(found.notes)
+    if plan.strategy.degree("dp_shard") > 1:
+        notes.append(f"before its first step a rank holds the whole model: {gigabytes(wanted.building)} GB")
+    if found.reason:
+        notes.append(f"not rehearsed: {found.reason}")
+    others = [part for part in plan.strategy.name.split("+") if part not in DIVIDES]
+    if others:
+        notes.append(f"{' and '.join(others)} not counted: it divides what stands here further")
+    fits, verdict = _verdict(wanted, room, where, bound="at most " if others else "")
+    if fits is False and checkpointed is not None and checkpointed.working is not None:
+        verdict += f"; with activation checkpointing {gigabytes(need(checkpointed, plan.strategy).least)}"
+    return MemoryPlan(plan.world_size, wanted, room, where, fits, verdict, tuple(notes))
+
+
+def _verdict(wanted: Need, room: int | None, where: str, bound: str) -> tuple[bool | None, str]:
+    """``bound``: in front of a need that another dimension of the mesh makes smaller."""
+    least, known = gigabytes(wanted.least), wanted.peak is not None
+    bound = bound or ("" if known else "at least ")
+    if not wanted.parameters:
+        return None, "what it trains is not known"
+    if room is None:
+        return None, f"needs {bound}{least} GB a rank; {where}"
+    beside = f"{least} of {gigabytes(room)} GB ({where})"
+    if wanted.least > room and bound != "at most ":
+        return False, f"does not fit: {bound}{beside}"
+    if wanted.least <= room and known:
+        return True, f"fits: {bound}{beside}"
+    return None, f"whether it fits is not known: {bound}{beside}"
+
+
+def room_of(plan: Plan, inventory: Inventory) -> tuple[int | None, str]:
+    """Bytes that a rank may use, and whose they are."""
+    chosen = {uuid for node in plan.nodes for uuid in node.gpus}
+    gpus = [gpu for gpu in inventory.gpus if gpu.uuid in chosen]
+    if gpus:
+        least = min(gpus, key=lambda gpu: gpu.memory)
+        return least.memory, f"each {least.name}"
+    if plan.world_size > inventory.cores * OVERSUBSCRIPTION_LIMIT:
+        return None, f"so many ranks do not run on {inventory.host}"
+    if not inventory.memory:
+        return None, f"{inventory.host} does not say what it has"
+    each = inventory.memory // max(1, plan.world_size)
+    return each, f"a rank's part of {gigabytes(inventory.memory)} GB free on {inventory.host}"
+
+
+def gigabytes(size: int) -> str:
+    """``91``, ``3.1``, ``0.02``: powers of ten, as memory is sold; two digits where it is small."""
+    value = size / 1e9
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

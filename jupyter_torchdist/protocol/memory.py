@@ -1,0 +1,93 @@
+"""What a rehearsal of a cell's first step found, and the memory that a rank needs by it. All sizes in bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ParameterSize:
+    """One parameter of a trained model, whole."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    trained: bool
+    sharded: bool
+    """Whether the strategy cuts it; a 0-dim one stays whole."""
+    state: int
+    """Of the optimizer, for each element of the parameter."""
+    state_whole: int = 0
+    """Of the optimizer, of another shape: on every rank."""
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """One step of the cell as a rank takes it, under one strategy."""
+
+    parameters: tuple[ParameterSize, ...] = ()
+    buffers: int = 0
+    batch: int = 0
+    """What else the rank holds when its step begins: the batch, tensors that the cell made."""
+    activations: int | None = None
+    """Kept when the backward begins: what it needs, the outputs, the loss. None where the step was not rehearsed."""
+    working: int | None = None
+    """The most of forward, backward and the optimizer's step, gradients included, above parameters, optimizer state,
+    buffers and batch."""
+    samples: int | None = None
+    """Of the global batch."""
+    reason: str = ""
+    """Why the step could not be rehearsed, or not to its end."""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Rehearsed:
+        parameters = tuple(ParameterSize(**{**one, "shape": tuple(one["shape"])}) for one in value["parameters"])
+        return Rehearsed(**{**value, "parameters": parameters, "notes": tuple(value["notes"])})
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the fullest rank needs. ``peak`` and ``activations`` are None where the step could not be rehearsed."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    activations: int | None
+    peak: int | None
+    building: int
+    """While the model is whole, before its first step."""
+
+    @property
+    def least(self) -> int:
+        """What is needed for certain: the peak where it is known."""
+        states = self.parameters + self.gradients + self.optimizer + self.buffers
+        return states if self.peak is None else self.peak
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """A job's memory, decided: ``--plan`` prints it."""
+
+    ranks: int
+    need: Need
+    room: int | None
+    """What a rank may use: its GPU's memory, or its part of this machine's; None where that is not known."""
+    where: str
+    """Whose memory that is."""
+    fits: bool | None
+    """None where no room is known, or where what could not be rehearsed may decide."""
+    verdict: str
+    notes: tuple[str, ...] = ()
+
+
+def elements(shape: tuple[int, ...], ranks: int = 1) -> int:
+    """Of the largest of ``ranks`` shards, as ``fully_shard`` cuts and pads: along the first dimension."""
+    if not shape:
+        return 1
+    return -(-shape[0] // ranks) * math.prod(shape[1:])

@@ -1,0 +1,118 @@
+"""What a program's tensors occupy, from operation to operation, whether they are real or fake.
+
+Seen from the dispatcher: workspaces inside a kernel are not in it, nor is what an allocator rounds up or keeps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+Scalar = Callable[[torch.Tensor], Any]
+"""What a number read from a tensor is."""
+
+Weight = Callable[[int, int], float]
+"""How much a change counts: of its position in the log, and the number of its storage."""
+
+
+class Allocations(TorchDispatchMode):
+    """A log of every storage that operations make, grow, shrink or free.
+
+    ``scalar`` answers in place of ``item()`` and its kin.
+    """
+
+    def __init__(self, scalar: Scalar | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log: list[tuple[int, int]] = []
+        """(number of a storage, bytes more or less), in order."""
+        self._scalar = scalar
+        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._sizes: dict[int, int] = {}
+        self._refs: dict[int, Any] = {}
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> Allocations:
+        original = self._resize
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._note(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment,method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
+            return self._scalar(args[0])
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.see(tensor)
+        return result
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """Count the tensor's storage, if it has one of its own and is not counted yet."""
+        for storage in storages(tensor):
+            self._note(storage)
+
+    def number(self, tensor: torch.Tensor) -> list[int]:
+        """By which the tensor's storages are known in ``log``."""
+        return [self._numbers[storage] for storage in storages(tensor) if storage in self._numbers]
+
+    @property
+    def position(self) -> int:
+        """Where in ``log`` we are."""
+        return len(self.log)
+
+    def live(self, until: int | None = None) -> int:
+        """Bytes at a position (default: now)."""
+        return sum(change for _, change in self.log[:until])
+
+    def most(self, start: int, stop: int, weight: Weight = lambda position, number: 1.0) -> int:
+        """The most between two positions, above what there was at ``start``."""
+        now = most = 0.0
+        for position in range(start, stop):
+            number, change = self.log[position]
+            now += change * weight(position, number)
+            most = max(most, now)
+        return round(most)
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        number = self._numbers.get(storage)
+        if number is None:
+            number = self._numbers[storage] = len(self._refs)
+            self._refs[number] = weakref.ref(storage, partial(self._freed, number))
+        size = storage.nbytes()
+        if (change := size - self._sizes.get(number, 0)) != 0:
+            self._sizes[number] = size
+            self.log.append((number, change))
+
+    def _freed(self, number: int, _ref: Any) -> None:
+        if size := self._sizes.pop(number, 0):
+            self.log.append((number, -size))
+
+
+def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """Of a tensor, and of what a sharded or sparse one is made of."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, torch.Tensor):
+        return storages(local)
+    if tensor.layout != torch.strided:
+        parts = [tensor._indices(), tensor._values()] if tensor.layout == torch.sparse_coo else []
+        return [storage for part in parts for storage in storages(part)]
+    return [tensor.untyped_storage()]

@@ -19,3 +19,8 @@ from tests.strategies.ranks import run_checks
 def test_parts(home: Path, checks: ModuleType, ranks: int) -> None:
     for failed in launch(run_checks, (checks,), ranks=ranks):
         assert not failed, "\n".join(failed.values())
+
+
+def test_an_error_in_one_stage_ends_all(home: Path) -> None:
+    with pytest.raises(ValueError, match="broken layer"):
+        launch(pipelines.break_in_one_stage, ranks=2)

@@ -41,7 +41,7 @@ def trained(
         optimizer = make([p for p in model.parameters() if p.requires_grad])
         losses = [models.step(model, optimizer, *batch, after=lambda: after(model)) for batch in case.batches(STEPS)]
         if automatic is not None:
-            automatic.finish()
+            automatic.finish({})
     finally:
         if automatic is not None:
             automatic.abandon()
@@ -119,7 +119,7 @@ def losses_of(build: Callable[[], nn.Module], automatic: Automatic | None, sampl
         assert x.grad is not None
         slopes.append(x.grad)
     if automatic is not None:
-        automatic.finish()
+        automatic.finish({})
     return losses, (slopes, model.state_dict())
 
 
@@ -166,7 +166,7 @@ def check_each_rank_holds_its_stage_alone() -> None:
         model.eval()
         with torch.no_grad():  # evaluation goes through the stages too
             assert len({tuple(row) for row in everyone(model(torch.ones(3, 6))[0].tolist())}) == 1
-        automatic.finish()
+        automatic.finish({})
     finally:
         automatic.abandon()
 
@@ -179,7 +179,7 @@ def stages_of(build: Callable[[], nn.Module] = Deep, **options: Any) -> tuple[li
         optimizer = adamw(list(model.parameters()))
         models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
         held = everyone(sum(p.numel() for p in model.parameters() if not p.is_meta))
-        automatic.finish()
+        automatic.finish({})
         return held, SAID[-1]
     finally:
         automatic.abandon()
@@ -268,6 +268,27 @@ def check_an_overflow_in_one_stage_skips_the_step_of_all() -> None:
         scaler.update()
         assert torch.equal(last, before)
         assert scaler.get_scale() == 4.0
-        automatic.finish()
+        automatic.finish({})
     finally:
         automatic.abandon()
+
+
+class Breaking(nn.Linear):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Breaking.calls += 1
+        if dist.get_rank() == 1 and Breaking.calls > 60:
+            raise ValueError("broken layer")
+        return super().forward(x)
+
+
+def break_in_one_stage() -> None:
+    """A loop whose second stage raises after some steps, while the first waits for its gradients."""
+    staged(balance="parameters")
+    model = nn.Sequential(*[Breaking(6, 6) for _ in range(4)])
+    optimizer = sgd(list(model.parameters()))
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(8, 6)).sum().backward()
+        optimizer.step()

@@ -69,7 +69,10 @@ def judge(found: Rehearsed, plan: Plan, inventory: Inventory, checkpointed: Rehe
     others = [part for part in plan.strategy.name.split("+") if part not in DIVIDES]
     if others:
         notes.append(f"{' and '.join(others)} not counted: it divides what stands here further")
-    fits, verdict = _verdict(wanted, room, where, bound="at most " if others else "")
+    offloaded = bool(plan.strategy.options.get("cpu_offload"))
+    if offloaded:
+        notes.append("cpu_offload not counted: parameters, gradients and optimizer state wait in host memory")
+    fits, verdict = _verdict(wanted, room, where, bound="at most " if others or offloaded else "")
     if fits is False and checkpointed is not None and checkpointed.working is not None:
         verdict += f"; with activation checkpointing {gigabytes(need(checkpointed, plan.strategy).least)}"
     return MemoryPlan(plan.world_size, wanted, room, where, fits, verdict, tuple(notes))

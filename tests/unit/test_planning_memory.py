@@ -121,7 +121,10 @@ def test_what_divides_further_is_no_reason_to_refuse() -> None:
     judged = judge(LARGE, plan_of("--gpus 4 --strategy fsdp+tp -O tp=2", inventory), inventory)
     assert "tp not counted: it divides what stands here further" in judged.notes
     small = machine(0, *[GB] * 4)
-    assert judge(LARGE, plan_of("--gpus 4 --strategy fsdp+tp -O tp=2", small), small).fits is None
+    for line in ("fsdp+tp -O tp=2", "fsdp -O cpu_offload=1"):
+        judged = judge(LARGE, plan_of(f"--gpus 4 --strategy {line}", small), small)
+        assert judged.fits is None
+        assert "at most" in judged.verdict
 
 
 def test_auto_asks_for_a_copy_a_rank() -> None:

@@ -8,14 +8,29 @@ from types import ModuleType
 import pytest
 
 from jupyter_torchdist import launch
-from tests.strategies import hybrid, inside, pipelines, replicating, sharding, sharding_options
+from tests.strategies import (
+    hugging_face,
+    hybrid,
+    inside,
+    lengths,
+    pipelines,
+    products,
+    replicating,
+    sharding,
+    sharding_options,
+    splitting,
+    unchanged,
+)
 from tests.strategies.ranks import run_checks
 
+PARTS = [
+    *((sharding, 2), (sharding_options, 2), (replicating, 2), (inside, 2), (hybrid, 4)),
+    *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
+    *((pipelines, 2), (pipelines, 4)),
+]
 
-@pytest.mark.parametrize(
-    ("checks", "ranks"),
-    [(sharding, 2), (sharding_options, 2), (replicating, 2), (inside, 2), (hybrid, 4), (pipelines, 2), (pipelines, 4)],
-)
+
+@pytest.mark.parametrize(("checks", "ranks"), PARTS)
 def test_parts(home: Path, checks: ModuleType, ranks: int) -> None:
     for failed in launch(run_checks, (checks,), ranks=ranks):
         assert not failed, "\n".join(failed.values())

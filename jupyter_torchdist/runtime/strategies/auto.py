@@ -32,12 +32,16 @@ from . import (
     agreement,
     batchnorm,
     compiling,
+    context,
     fsdp,
     loading,
+    norms,
     optimizers,
     pipeline,
     plain,
     precision,
+    replicate,
+    tensor,
     zero1,
 )
 from .already import distributed_by
@@ -45,6 +49,7 @@ from .base import Setting
 from .datas import DATA
 from .divided import Divider, Way
 from .gradients import average_gradients
+from .held import Held
 from .holders import hand_over
 from .loops import Loops
 from .patches import Patches
@@ -86,10 +91,10 @@ class Automatic:
         self._pending: set[torch.Tensor] = set()
         self._roots: dict[int, nn.Module] = {}
         self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
-        self._models: list[nn.Module] = []  # those that are sharded
+        self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._kernels: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._replaced: dict[nn.Parameter, nn.Parameter] = {}
-        self._sharded = setting.plan.degree("dp_shard") > 1
+        self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._pipelines: list[pipeline.Pipeline] = []
         self._depth = self._functional = 0
 
@@ -149,7 +154,7 @@ class Automatic:
         for staged in self._pipelines:
             staged.restore(self._living())
             plain.restore(staged.root)
-        if self._replaced or self._pipelines:
+        if self._models or self._pipelines:
             for model in self._models:
                 plain.restore(model, self._replaced)
             for optimizer in self._living():
@@ -237,7 +242,8 @@ class Automatic:
         with self._loops.aside():
             if new:
                 ways = self._divider.ready(forward, module, args, kwargs)
-                self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways))
+                hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
+                self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
             if self._loops.sliced is None:
                 outputs = self._divider(forward, module, args, kwargs)
             else:  # the loop has its rows alone
@@ -251,20 +257,22 @@ class Automatic:
     def _is_trained(self, module: nn.Module) -> bool:
         return any(parameter in self._pending for parameter in module.parameters())
 
-    def _distribute(self, root: nn.Module, cut: Callable[[], None]) -> None:
-        """``cut`` makes stages of it, where the plan says so."""
+    def _distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Held]) -> None:
+        """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
         setting = self._setting
         agreement.same_on_all_ranks(root, setting)
         before = optimizers.by_name(root)
         self._check(root)
+        names = [(model, optimizers.by_name(model)) for model in (root, *self._copies_of(root))]
+        self._divide_inside([model for model, _ in names], hold)
         self._divider.shares(root, batchnorm.convert(root, setting))
         if setting.plan.activation_checkpointing:
             activations.apply(root, setting)
         if setting.plan.compile:
             compiling.apply(root, setting)
         if self._sharded:
-            for one in (root, *self._copies_of(root)):
-                self._shard(one)
+            for model, known in names:
+                self._shard(model, known)
         else:
             loading.broadcast_states(root, self._group, setting.device)
             if setting.plan.degree("pp") > 1:
@@ -278,9 +286,10 @@ class Automatic:
         if self._pipelines:  # it has said more
             return
         count = sum(parameter.numel() for parameter in root.parameters())
+        part = "; each computes its part of every batch" if setting.data_ranks > 1 else ""
         setting.say(
             f"{type(root).__name__} ({_much(count)} parameters) is trained by {setting.plan.name} on "
-            f"{setting.data_ranks} ranks; each computes its part of every batch"
+            f"{dist.get_world_size()} ranks{part}"
         )
 
     def _cut(
@@ -293,9 +302,26 @@ class Automatic:
         optimizers.release(staged.replaced)
         self._pipelines.append(staged)
 
-    def _shard(self, model: nn.Module) -> None:
-        before = optimizers.by_name(model)
-        fsdp.apply(model, self._setting)
+    def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Held]) -> None:
+        """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
+        setting = self._setting
+        for dimension, parallelism in (("cp", context), ("tp", tensor)):
+            if setting.plan.degree(dimension) > 1:
+                held = hold()
+                for model in models:
+                    parallelism.apply(model, setting)
+                held.compare(dimension, parallelism.explain)
+                if not self._sharded:
+                    self._models += models
+
+    def _shard(self, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
+        setting = self._setting
+        if setting.plan.degree("dp_shard") > 1:
+            fsdp.apply(model, setting)
+        elif setting.data_ranks > 1:
+            replicate.apply(model, setting)
+        else:
+            precision.apply(model, setting)
         replaced = optimizers.replaced(before, model)
         for optimizer in self._living():
             self._kernels += [(group, _kernels(group)) for group in optimizer.param_groups]
@@ -313,7 +339,10 @@ class Automatic:
             pipeline.check(root, setting, self._living())
         if setting.plan.activation_checkpointing:
             activations.check(root, setting)
-        if self._sharded:
+        for dimension, parallelism in (("cp", context), ("tp", tensor)):
+            if setting.plan.degree(dimension) > 1:
+                parallelism.check(root, setting)
+        if setting.plan.degree("dp_shard") > 1:
             fsdp.check(root, setting)
         else:
             precision.check(root, setting)
@@ -381,7 +410,7 @@ class Automatic:
         for staged in self._pipelines:
             if staged.has(listed):
                 return staged.clip(listed, *args, **kwargs)
-        return _as_one_number(original, listed, *args, **kwargs)
+        return _clip(original, listed, *args, **kwargs)
 
     def _unscale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
         """An overflow in one stage is one of all."""
@@ -427,13 +456,14 @@ def _kernels(group: dict[str, Any]) -> dict[str, Any]:
 
 def _check_built(plan: StrategyPlan) -> None:
     """Raise ``StrategyError`` for what is planned and not performed yet: nothing is taken and then left undone."""
-    missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in ("ddp", "fsdp", "hsdp", "pp")]
+    parts = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp")
+    missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
     missing += ["--checkpoint"] if plan.checkpoint else []
     missing += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
     missing += [f"-O {name}" for name in plan.options if name in _EXPLICIT]
     if missing:
         raise StrategyError(
-            f"{', '.join(missing)}: not built yet for cells of one device", "use ddp, fsdp, hsdp or pp, and td.save"
+            f"{', '.join(missing)}: not built yet for cells of one device", f"use {', '.join(parts)}, and td.save"
         )
 
 
@@ -446,10 +476,11 @@ def _is_of_shards(error: BaseException) -> bool:
     return any(word in text for word in ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0"))
 
 
-def _as_one_number(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _clip(original: Callable[..., Any], parameters: norms.Parameters, *args: Any, **kwargs: Any) -> Any:
     """A norm over sharded gradients, as a number that can be printed; every rank calls it."""
-    norm = original(*args, **kwargs)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
+    return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
 
 def _values(loss: torch.Tensor) -> list[torch.Tensor]:

@@ -121,12 +121,19 @@ class Divider:
             return None
         return self.learn(forward, module, args, kwargs, share)
 
+    def part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What this rank's forward will be given."""
+        share = self._share(args, kwargs)
+        return (args, kwargs) if self._whole or share is None else self._cut((args, kwargs), share)
+
     def shares(self, module: nn.Module, sharing: batchnorm.Sharing | None) -> None:
         """The batch normalisation of a root is synchronised."""
         self._sharing[id(module)] = sharing
 
     def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
-        """The rows to divide; None where nothing is to be divided: no batch, or fewer samples than ranks."""
+        """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
+        if self._group.size() == 1:
+            return None
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         if not sizes:
             return None
@@ -148,7 +155,7 @@ class Divider:
         ]
         tracker, sharing = BatchwiseTracker(), self._sharing.get(id(module))
         try:
-            with _no_trace(module), undone(), own_stream(self._rank), torch.enable_grad():
+            with no_trace(module), undone(), own_stream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
                 with tracker, batchnorm.whole_batch(sharing):
                     tracker.enters(entered, size)
@@ -187,7 +194,7 @@ class Divider:
             cut = map_tensors(
                 _detached(inputs), lambda one: one[start + low : start + high] if _of(one, share) else one
             )
-            with _no_trace(module), without_chance(module), batchnorm.whole_batch(self._sharing.get(id(module))):
+            with no_trace(module), without_chance(module), batchnorm.whole_batch(self._sharing.get(id(module))):
                 return forward(*cut[0], **cut[1])
 
         def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
@@ -315,7 +322,7 @@ def _changed(module: nn.Module, before: dict[str, torch.Tensor], tracker: Batchw
 
 
 @contextlib.contextmanager
-def _no_trace(module: nn.Module) -> Iterator[None]:
+def no_trace(module: nn.Module) -> Iterator[None]:
     """What the forward does to the modules' attributes, buffers and gradients' flags is undone, its output unseen."""
     parts = list(module.modules())
     attributes = [dict(part.__dict__) for part in parts]

@@ -30,7 +30,7 @@ from ...protocol.strategy_options import chosen
 from . import loading, norms
 from .agreement import check_untouched
 from .base import Setting
-from .divided import Way, _kind, _no_trace
+from .divided import Way, _kind, no_trace
 from .fsdp import DTYPES
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
 from .pipeline_pass import Passage, Wires
@@ -153,7 +153,7 @@ class Pipeline:
         found: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
-                with _no_trace(self.root), undone(), self._precision():
+                with no_trace(self.root), undone(), self._precision():
                     costs = measured(self._units, self._setting.device, lambda: self._original(*args, **kwargs))
                 stage_of = assigned(self._units, costs, self.stages, chosen(self._setting.plan, "balance"))
                 found = [[(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)]]
@@ -224,7 +224,7 @@ class Pipeline:
         if key not in self._flows:
             planner = Planner(self._units, self._fakes, self._calls, self.stages)
             try:
-                with _no_trace(self.root), undone(), planner, self._units.run_by(planner):
+                with no_trace(self.root), undone(), planner, self._units.run_by(planner):
                     outputs = self._original(*args, **kwargs)
             except _OF_VALUES as error:
                 raise StrategyError(

@@ -1,0 +1,179 @@
+"""Context parallelism: each rank of ``cp`` keeps its part of every sequence, in the repeated blocks of a model.
+
+Before an attention an all-to-all gives each rank whole sequences of its heads, after it another gives it all heads of
+its tokens back (DeepSpeed-Ulysses, Jacobs et al., https://arxiv.org/abs/2309.14509). So causal masks mean what they
+meant. What comes before and after the blocks (positions, embeddings, the head) sees whole sequences. Only PyTorch's
+``F.scaled_dot_product_attention`` is replaced: an attention written otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from ...protocol.errors import StrategyError
+from . import blocks, loading
+from .base import Setting
+from .stack import Tokens, around_forward, average_after_backward, hidden_in, refuse_copies
+
+_OWN_ATTENTION = "use F.scaled_dot_product_attention in the blocks, or --strategy fsdp"
+
+
+def check(model: nn.Module, setting: Setting) -> None:
+    """Raise ``StrategyError`` for a model without one stack of repeated blocks, or with ``nn.MultiheadAttention``."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            raise StrategyError(
+                f"cp cannot divide {name or type(model).__name__}: torch.nn.MultiheadAttention checks its masks "
+                "against the tokens that it is given, which are a part of the sequence",
+                _OWN_ATTENTION,
+            )
+    stack = blocks.repeated(model)
+    if not stack:
+        raise StrategyError(
+            f"cp divides the sequence within repeated blocks, and {type(model).__name__} has none", _OWN_ATTENTION
+        )
+    names = {module: name for name, module in model.named_modules()}
+    parents = sorted({names[block].rpartition(".")[0] for block in stack})
+    if len(parents) > 1:
+        raise StrategyError(
+            f"cp divides one stack of blocks; {type(model).__name__} has {len(parents)}: {', '.join(parents)}",
+            "use --strategy fsdp",
+        )
+
+
+def apply(model: nn.Module, setting: Setting) -> None:
+    """Divide the sequence within the blocks of ``model``; all ranks. They begin with rank 0's weights."""
+    group, everybody = setting.mesh["cp"].get_group(), dist.group.WORLD
+    assert everybody is not None
+    if not loading.someone_lacks_weights(model, everybody, setting.device):
+        loading.broadcast_states(model, everybody, setting.device)
+    stack = blocks.repeated(model)
+    attention = _Ulysses(group)
+    _divide(stack, Tokens(group, "cp"), attention)
+    average_after_backward(model, group, set())
+    refuse_copies(model, "cp")
+    setting.say(
+        f"cp: {len(stack)} blocks ({type(stack[0]).__name__}) compute 1/{group.size()} of every sequence a rank"
+    )
+
+
+def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None:
+    """Cut what enters the first block, join what leaves the last; each block is given its part of what goes beside."""
+
+    def forward(block: nn.Module) -> Callable[..., Any]:
+        def within(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if block is stack[0]:
+                tokens.begins(hidden_in(args, kwargs, block))
+            args, kwargs = tokens.cut((args, kwargs))
+            with attention:
+                outputs = original(*args, **kwargs)
+            if block is not stack[-1]:
+                return outputs
+            if not attention.calls:
+                raise StrategyError(
+                    f"{type(block).__name__} computes no F.scaled_dot_product_attention: its tokens would not see "
+                    "those of other ranks",
+                    _OWN_ATTENTION,
+                )
+            return tokens.join(outputs)
+
+        return within
+
+    for block in stack:
+        around_forward(block, forward(block))
+
+
+class _Ulysses(TorchFunctionMode):
+    """``F.scaled_dot_product_attention`` over whole sequences, of which each rank has a part."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self._group = group
+        self.calls = 0
+        """Attentions that were divided so far."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            self.calls += 1
+            return self._attention(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _attention(
+        self,
+        func: Callable[..., Tensor],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """``query``, ``key``, ``value``: batch x heads x this rank's tokens x width."""
+        self._check(query, key)
+        ranks, rank = int(self._group.size()), int(self._group.rank())
+        whole = [exchange(one, self._group, scatter=-3, gather=-2) for one in (query, key, value)]
+        if attn_mask is not None:
+            if attn_mask.shape[-1] not in (1, whole[1].shape[-2]) or attn_mask.shape[-2] not in (1, whole[0].shape[-2]):
+                raise StrategyError(
+                    f"cp: a mask of {list(attn_mask.shape)} for sequences of {whole[0].shape[-2]} tokens",
+                    "make the mask before the blocks, where sequences are whole",
+                )
+            if attn_mask.ndim >= 3 and attn_mask.shape[-3] > 1:
+                attn_mask = attn_mask.chunk(ranks, -3)[rank]
+        return exchange(func(*whole, attn_mask, *args, **kwargs), self._group, scatter=-2, gather=-3)
+
+    def _check(self, query: Tensor, key: Tensor) -> None:
+        ranks = int(self._group.size())
+        if query.ndim < 4:
+            raise StrategyError(
+                f"cp divides heads, and an attention is given {list(query.shape)}, without any",
+                "give it batch x heads x sequence x width",
+            )
+        for what, tensor in (("heads", query), ("heads of keys", key)):
+            if tensor.shape[-3] % ranks:
+                raise StrategyError(
+                    f"cp: {tensor.shape[-3]} {what} over {ranks} ranks do not divide evenly",
+                    f"choose -O cp=N that divides {tensor.shape[-3]}",
+                )
+        if query.shape[-2] != key.shape[-2]:
+            raise StrategyError(
+                f"cp: {query.shape[-2]} queries beside {key.shape[-2]} keys: attention to another sequence",
+                "use --strategy fsdp",
+            )
+
+
+def exchange(tensor: Tensor, group: dist.ProcessGroup, *, scatter: int, gather: int) -> Tensor:
+    """All-to-all: dimension ``scatter`` is divided among the ranks, ``gather`` put together. Differentiable."""
+    result: Tensor = _Exchange.apply(tensor, group, scatter, gather)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, scatter: int, gather: int) -> Tensor:
+        ctx.group, ctx.scatter, ctx.gather = group, scatter, gather
+        sent = torch.stack(tensor.chunk(int(group.size()), scatter)).contiguous()
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return torch.cat(list(received), gather)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return exchange(grads[0], ctx.group, scatter=ctx.gather, gather=ctx.scatter), None, None, None
+
+
+def explain(error: BaseException) -> StrategyError | None:
+    """What a block says that was written for whole sequences, in words; None for another error."""
+    if isinstance(error, RuntimeError) and ("must match the size" in str(error) or "shape" in str(error)):
+        return StrategyError(
+            f"cp: a block computes with something of the whole sequence beside its part: {str(error).splitlines()[0]}",
+            "pass positions and masks into the blocks as arguments (batch x sequence x width), or use --strategy fsdp",
+        )
+    return None

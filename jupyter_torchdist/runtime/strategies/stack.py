@@ -1,0 +1,125 @@
+"""Inputs divided along the sequence: cut where they enter a region of the model, joined where they leave it.
+
+The gradients of what computes within are those of a rank's tokens times the ranks (``shares``): their mean over the
+ranks of ``group`` is one device's, and averaging what is whole on every rank changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from .gradients import AtEndOfBackward, average_gradients
+from .shares import Rows, cut_rows, join_rows, map_tensors, tensors_in
+
+Forward = Callable[..., Any]
+
+
+class Tokens:
+    """The sequence in flight: ``length`` tokens over the ranks of ``group``, along dimension 1."""
+
+    def __init__(self, group: dist.ProcessGroup, what: str) -> None:
+        self.group, self.what = group, what
+        self.length = 0
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.length, self.group)
+
+    def begins(self, hidden: torch.Tensor) -> None:
+        """``hidden``: batch x sequence x width. Raises ``StrategyError`` for a length that the ranks do not divide."""
+        ranks = int(self.group.size())
+        if hidden.ndim != 3:
+            raise StrategyError(
+                f"{self.what} divides inputs of shape batch x sequence x width, and was given {list(hidden.shape)}",
+                "add the missing dimension, or use fsdp",
+            )
+        self.length = hidden.shape[1]
+        if self.length % ranks:
+            raise StrategyError(
+                f"{self.what}: {self.length} tokens over {ranks} ranks do not divide evenly",
+                f"pad the sequences to a multiple of {ranks}",
+            )
+
+    def cut(self, value: Any) -> Any:
+        """This rank's tokens of every tensor that has the whole sequence in dimension 1 (no mask: it has four)."""
+        return map_tensors(value, lambda one: cut_rows(one, self.rows, 1) if self._has(one, self.length) else one)
+
+    def join(self, value: Any) -> Any:
+        part = self.length // int(self.group.size())
+        return map_tensors(value, lambda one: no_view(join_rows(one, self.rows, 1)) if self._has(one, part) else one)
+
+    def _has(self, tensor: torch.Tensor, length: int) -> bool:
+        return tensor.ndim == 3 and tensor.shape[1] == length
+
+
+def no_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the same memory, to be changed in place by who gets it: FSDP2's hooks get lost on views."""
+    result: torch.Tensor = _NoView.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _NoView(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+def refuse_copies(model: nn.Module, strategy: str) -> None:
+    """A copy would call the forward of what it was copied from."""
+
+    def refuse(_memo: object) -> NoReturn:
+        raise StrategyError(
+            f"copy.deepcopy of {type(model).__name__}, which is divided by {strategy}: a copy would be without that",
+            "copy the model before its first training step, or use --strategy ddp",
+        )
+
+    vars(model)["__deepcopy__"] = refuse
+
+
+def hidden_in(args: Sequence[Any], kwargs: dict[str, Any], module: nn.Module) -> torch.Tensor:
+    """The tensor that flows through the blocks: the first one that is given."""
+    tensors = tensors_in((tuple(args), kwargs))
+    if not tensors:
+        raise StrategyError(f"{type(module).__name__} is called without a tensor", "pass the hidden states first")
+    return tensors[0]
+
+
+def around_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
+    """``module.forward(...)`` becomes ``wrapper(original, ...)``, until ``plain.restore``."""
+    original = module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    forward.__module__ = __name__
+    vars(module)["forward"] = forward
+
+
+def average_after_backward(model: nn.Module, group: dist.ProcessGroup, split_over_group: set[str]) -> None:
+    """Gradients of all parameters but those named are averaged over ``group`` at the end of each backward.
+
+    Parameters are looked up by then: a strategy may have replaced them since. After FSDP's own end of the backward,
+    which is queued before or after ours.
+    """
+
+    def average() -> None:
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: average_gradients(_others(model, split_over_group), group))
+
+    model.register_forward_hook(AtEndOfBackward(average).watch)
+
+
+def _others(model: nn.Module, split: set[str]) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if name not in split]

@@ -1,0 +1,96 @@
+"""Code that was written for whole tensors, computed on DTensors: within one module, plain before and after it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+_PARTS = {torch.split, torch.chunk, torch.Tensor.split, torch.Tensor.chunk}
+"""What cuts fused projections into queries, keys and values."""
+
+_NOT_MIXED = {DTensor.from_local, DTensor.to_local, DTensor.redistribute, DTensor.full_tensor}
+
+
+def split_inside(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Let ``module`` work on DTensors over ``mesh`` where its layers give them; what it returns is plain and whole.
+
+    ``F.scaled_dot_product_attention`` runs on each rank's heads, fused projections are cut within the heads, and plain
+    tensors beside DTensors count as the same on all ranks, which they are.
+    """
+    original = module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with _Beside(mesh):
+            outputs = original(*args, **kwargs)
+        return tree_map_only(DTensor, plain, outputs)
+
+    forward.__module__ = __name__
+    vars(module)["forward"] = forward
+
+
+def plain(tensor: DTensor) -> torch.Tensor:
+    """The whole tensor on every rank, of which the gradient is whole on every rank too."""
+    return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim).to_local()
+
+
+class _Beside(TorchFunctionMode):
+    """Computes with DTensors and plain tensors beside each other."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        mixed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
+        if not mixed or func in _NOT_MIXED or getattr(func, "__name__", "") in ("__get__", "__set__"):
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(func, *args, **kwargs)
+        if func is F.dropout:
+            return self._on_parts(func, args[0].placements, args[0], *args[1:], **kwargs)
+        args, kwargs = tree_map_only(torch.Tensor, self._beside, (args, kwargs))
+        outputs = func(*args, **kwargs)
+        if func in _PARTS and mixed[0].placements == (Shard(mixed[0].ndim - 1),):
+            return type(outputs)(self._last(part) for part in outputs)
+        return outputs
+
+    def _beside(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor) or not tensor.ndim:
+            return tensor
+        return DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
+
+    def _last(self, part: torch.Tensor) -> torch.Tensor:
+        """This rank's heads of the queries, keys or values alone."""
+        if isinstance(part, DTensor) and part.placements == (Replicate(),) and not part.shape[-1] % self._mesh.size():
+            return part.redistribute(placements=[Shard(part.ndim - 1)])
+        return part
+
+    def _attention(
+        self, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Each rank its heads, dimension -3; whole on every rank where the heads are not split."""
+        heads = Shard(query.ndim - 3)
+        split = all(isinstance(one, DTensor) and one.placements == (heads,) for one in (query, key, value))
+        at: Placement = heads if split else Replicate()
+        query, key, value = (self._beside(one).redistribute(placements=[at]) for one in (query, key, value))  # type: ignore[attr-defined]
+        if isinstance(attn_mask, torch.Tensor):
+            per_head = split and attn_mask.ndim >= 3 and attn_mask.shape[-3] > 1
+            mask = self._beside(attn_mask)
+            where = Shard(attn_mask.ndim - 3) if per_head else Replicate()
+            attn_mask = mask.redistribute(placements=[where]).to_local()  # type: ignore[attr-defined]
+        return self._on_parts(func, (at,), query, key, value, attn_mask, *args, **kwargs)
+
+    def _on_parts(self, func: Callable[..., Any], placements: Any, *args: Any, **kwargs: Any) -> Any:
+        parts, options = tree_map_only(DTensor, lambda tensor: tensor.to_local(), (args, kwargs))
+        return DTensor.from_local(func(*parts, **options), self._mesh, placements, run_check=False)

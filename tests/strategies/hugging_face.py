@@ -1,0 +1,55 @@
+"""Transformers models, made from a configuration, under tensor and context parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from jupyter_torchdist.runtime.strategies import tensor
+
+from .ranks import refusal, setting
+from .unchanged import WORLD, equal
+
+
+def llama(**changed: Any) -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 12}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, **changed}))
+
+
+def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    torch.manual_seed(5)
+    model: Any = llama()
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    for words in torch.randint(12, (3, 4, 8)):
+        optimizer.zero_grad()
+        logits = model(input_ids=words).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, optimizer, losses
+
+
+def check_a_model_with_a_plan_of_its_own() -> None:
+    equal(setting({"tp": WORLD()}), cell)
+    model = llama()
+    tensor.apply(model, setting({"tp": WORLD()}))
+    weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")
+    assert isinstance(weight, DTensor) and weight.to_local().shape == (8 // WORLD(), 16)
+
+
+def check_its_sequences_are_divided() -> None:
+    equal(setting({"cp": WORLD()}), cell)
+
+
+def check_what_cannot_be_split_is_refused() -> None:
+    how = setting({"tp": WORLD()})
+    assert "num_key_value_heads=1" in refusal(lambda: tensor.check(llama(num_key_value_heads=1), how))
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=12, n_positions=8))
+    assert "finds nothing to split in GPT2LMHeadModel" in refusal(lambda: tensor.check(gpt2, how))

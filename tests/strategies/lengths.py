@@ -1,0 +1,93 @@
+"""Context parallelism: equal to one device, and what it cannot divide."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from jupyter_torchdist.runtime.strategies import context, plain
+from jupyter_torchdist.runtime.strategies.base import Setting
+
+from . import models
+from .languages import LENGTH, WIDTH, WORDS, Language
+from .models import adamw, step
+from .ranks import CLOSE, SAID, assert_close, counted_calls, hooks_of, mean, refusal, setting
+from .splitting import LANGUAGES
+
+STEPS = 3
+
+
+def cp(**options: Any) -> Setting:
+    return setting({"cp": dist.get_world_size()}, **options)
+
+
+def check_languages_train_as_on_one_device() -> None:
+    for name in ("apart", "tied"):
+        which = LANGUAGES[name]
+        losses, weights = models.alone(which, STEPS)
+        model = which.model()
+        hooks = hooks_of(model)
+        context.check(model, cp())
+        context.apply(model, cp())
+        optimizer = adamw(list(model.parameters()))
+        for number, (inputs, targets) in enumerate(which.batches(STEPS)):
+            loss = mean(step(model, optimizer, inputs, targets, after=lambda: None))
+            assert abs(loss - losses[number]) < CLOSE, (number, loss, losses[number])
+        assert_close(model.state_dict(), weights)
+        plain.restore(model)
+        assert hooks_of(model) == hooks
+        assert not [part for part in model.modules() if {"forward", "__deepcopy__"} & vars(part).keys()]
+
+
+def check_blocks_keep_a_part_of_the_tokens_and_exchange_them_four_times_an_attention() -> None:
+    model, shapes = Language(), []
+    context.apply(model, cp())
+    model.get_submodule("layers.0.mlp").register_forward_hook(lambda _m, inputs, _out: shapes.append(inputs[0].shape))
+    with counted_calls("all_to_all_single") as calls:
+        output = model(torch.randint(WORDS, (2, LENGTH)))
+    assert shapes == [(2, LENGTH // dist.get_world_size(), WIDTH)] and output.shape == (2, LENGTH, WORDS)
+    assert calls == {"all_to_all_single": 8}  # two attentions: query, key, value, and back
+    assert any("2 blocks (Layer)" in line for line in SAID)
+
+
+def check_masks_and_heads_of_keys_mean_what_they_meant() -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(1)
+    query, key, value = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)
+    q, k, v = (one.chunk(world, 2)[rank] for one in (query, key, value))
+    for mask in (None, torch.randn(6, 6), torch.randn(2, 1, 6, 6), torch.randn(2, 4, 6, 6)):
+        options: Any = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": True}
+        expected = F.scaled_dot_product_attention(query, key, value, **options)
+        with ulysses():
+            ours = F.scaled_dot_product_attention(q, k, v, **options)
+        torch.testing.assert_close(ours, expected.chunk(world, 2)[rank])
+
+
+def ulysses() -> Any:
+    return context._Ulysses(cp().mesh["cp"].get_group())
+
+
+def check_what_cannot_be_divided_is_refused() -> None:
+    def of(model: nn.Module) -> str:
+        return refusal(lambda: context.check(model, cp()))
+
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=False)
+    assert "torch.nn.MultiheadAttention" in of(encoder)
+    assert "has none" in of(models.Mlp())
+    both = nn.ModuleDict({"encoder": Language().layers, "decoder": Language().layers})
+    assert "has 2: decoder, encoder" in of(both)
+    model = Language()
+    context.apply(model, cp())
+    assert "5 tokens over" in refusal(lambda: model(torch.randint(WORDS, (2, 5))))
+    assert "copy.deepcopy of Language" in refusal(lambda: copy.deepcopy(model))
+    x, attention = torch.randn(2, 4, 4, 4), F.scaled_dot_product_attention
+    with ulysses():
+        assert "3 heads over" in refusal(lambda: attention(x[:, :3], x, x))
+        assert "4 queries beside 3 keys" in refusal(lambda: attention(x, x[:, :, :3], x[:, :, :3]))
+        assert "without any" in refusal(lambda: attention(x[0], x[0], x[0]))
+        assert "a mask of [4, 4] for sequences of 8" in refusal(lambda: attention(x, x, x, torch.ones(4, 4)))

@@ -1,0 +1,30 @@
+"""What needs four ranks: data parallelism beside tensor and context parallelism."""
+
+from __future__ import annotations
+
+from torch.distributed.tensor import DTensor
+
+from .languages import Fused, Language
+from .ranks import local_bytes, setting
+from .splitting import LANGUAGES, case, trained
+from .unchanged import equal, language
+
+
+def check_sharded_and_split() -> None:
+    model = trained(LANGUAGES["tied"], setting({"dp_shard": 2, "tp": 2}))
+    assert isinstance(model, Language)
+    up = model.layers[0].get_parameter("mlp.w1.weight")
+    assert isinstance(up, DTensor) and up.device_mesh.shape == (2, 2)
+    assert local_bytes([up]) == up.numel() * 4 // 4
+
+
+def check_replicated_and_split() -> None:
+    model = trained(case(lambda: Language(Fused)), setting({"dp_replicate": 2, "tp": 2}))
+    weight = model.get_parameter("layers.0.mlp.0.weight")
+    assert local_bytes([weight]) == weight.numel() * 4 // 2
+
+
+def check_unchanged_cells_under_products() -> None:
+    for data in ("dp_shard", "dp_replicate"):
+        for inside in ("tp", "cp"):
+            equal(setting({data: 2, inside: 2}), language(lambda: Language(tied=True)))

@@ -1,0 +1,123 @@
+"""Cells as users write them, divided inside by the automatic way: one device's losses, and a plain model after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from jupyter_torchdist.runtime.strategies.auto import Automatic
+from jupyter_torchdist.runtime.strategies.base import Setting
+
+from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
+from .ranks import CLOSE, assert_close, refusal, setting
+
+Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
+
+
+def under(how: Setting, cell: Cell) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    name = "+".join({"dp_shard": "fsdp", "dp_replicate": "ddp"}.get(one, one) for one in how.plan.degrees)
+    automatic = Automatic(replace(how, plan=replace(how.plan, name=name)))
+    automatic.install()
+    try:
+        found = cell()
+        automatic.finish()
+    finally:
+        automatic.abandon()
+    return found
+
+
+def language(build: Callable[[], nn.Module]) -> Cell:
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        model, losses = build(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        words = torch.randint(WORDS, (16, LENGTH))
+        for _ in range(2):
+            for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), 4, shuffle=True):
+                optimizer.zero_grad()
+                logits = model(x)
+                loss = F.cross_entropy(logits.view(-1, WORDS), y.view(-1))
+                loss.backward()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                losses += [loss.item(), norm.item(), (logits.argmax(-1) == y).float().mean().item()]
+        return model, optimizer, losses
+
+    return cell
+
+
+def equal(how: Setting, cell: Cell) -> Any:
+    before, _, expected = cell()
+    model, optimizer, losses = under(how, cell)
+    assert len(losses) == len(expected)
+    for number, (ours, theirs) in enumerate(zip(losses, expected, strict=True)):
+        assert abs(ours - theirs) < 2 * CLOSE, (number, ours, theirs)
+    assert type(model) is type(before) and not any(isinstance(p, DTensor) for p in model.parameters())
+    assert not [part for part in model.modules() if {"forward", "__deepcopy__"} & vars(part).keys()]
+    if dist.get_rank() == 0:
+        assert_close(model.state_dict(), before.state_dict())
+        assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
+        assert all(state["exp_avg"].shape == p.shape for p, state in optimizer.state.items())
+    return model
+
+
+WORLD = dist.get_world_size
+
+
+def check_tensor_parallelism() -> None:
+    model = equal(setting({"tp": WORLD()}), language(lambda: Language(tied=True)))
+    assert model.head.weight is model.words.weight
+    equal(setting({"tp": WORLD()}, sequence_parallel=True), language(Language))
+
+
+def check_context_parallelism() -> None:
+    equal(setting({"cp": WORLD()}), language(Language))
+
+
+class Crossed(Language):
+    """Between the layers of its MLP is something that looks at a rank's part as if it were the whole."""
+
+    def __init__(self) -> None:
+        super().__init__(Fused)
+        for layer in self.layers:
+            layer.mlp = nn.Sequential(nn.Linear(WIDTH, 32), Reversed(), nn.Linear(32, WIDTH))
+
+
+class Reversed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        whole = x.to_local() if isinstance(x, DTensor) else x
+        return DTensor.from_local(whole.flip(-1), x.device_mesh, x.placements) if isinstance(x, DTensor) else x.flip(-1)
+
+
+def check_what_would_compute_something_else_is_refused_before_the_first_step() -> None:
+    before = torch.nn.functional.cross_entropy
+    message = refusal(lambda: under(setting({"tp": WORLD()}), language(Crossed)))
+    assert "tp would change what Crossed computes: the norm of output 0" in message and "tp_plan" in message
+    assert before is torch.nn.functional.cross_entropy
+
+
+class Sums(nn.Module):
+    """Attention by hand, which cp does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.q(x).cumsum(1)  # type: ignore[no-any-return]
+
+
+def check_sequences_that_cannot_be_divided_are_refused_before_the_first_step() -> None:
+    def of(build: Callable[[], nn.Module]) -> str:
+        return refusal(lambda: under(setting({"cp": WORLD()}), language(build)))
+
+    assert "Layer computes no F.scaled_dot_product_attention" in of(lambda: Language(Sums))
+    assert "1 heads over 2 ranks" in of(lambda: Language(lambda: Apart(heads=1)))  # type: ignore[arg-type]

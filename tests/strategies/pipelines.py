@@ -238,6 +238,7 @@ def check_what_a_pipeline_cannot_do_is_refused() -> None:
     assert "are more than the 1 layers" in train(two, x)
     assert "normalises over the batch" in train(lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), x)
     assert "schedule=1f1b" in train(Deep, x, schedule="1f1b")
+    assert "activation-checkpointing and" in train(Deep, x, activation_checkpointing=True)
     assert "drop_last" in train(Deep, x, drop_last=True)
     assert "LBFGS" in train(Deep, x, torch.optim.LBFGS)
     assert "decides by the values" in train(Choosing, x, trust_model=True)

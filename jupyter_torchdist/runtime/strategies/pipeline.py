@@ -59,6 +59,11 @@ def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.O
         )
     if chosen(setting.plan, "zero1"):
         raise StrategyError("zero1 and a pipeline do not go together", "leave one of them out")
+    if setting.plan.activation_checkpointing:
+        raise StrategyError(
+            "--activation-checkpointing and a pipeline do not go together",
+            "leave it out, or call torch.utils.checkpoint.checkpoint within the blocks",
+        )
     if setting.plan.compile:
         raise StrategyError("--compile and a pipeline do not go together", "leave one of them out")
     schedule = setting.plan.options.get("schedule", "gpipe")

@@ -11,7 +11,8 @@ y = (x[:, 0] * x[:, 1] > 0).long()
 train_loader = DataLoader(TensorDataset(x[:40], y[:40]), batch_size=20, shuffle=True)
 model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-path = os.path.join(tempfile.mkdtemp(), "best.pt")
+checkpoints = tempfile.TemporaryDirectory()
+path = os.path.join(checkpoints.name, "best.pt")
 
 losses, best_acc, patience, epoch = [], 0.0, 2, 0
 while patience > 0 and epoch < 6:
@@ -33,4 +34,4 @@ while patience > 0 and epoch < 6:
     epoch += 1
     print(f"epoch {epoch} accuracy {acc:.3f} best {best_acc:.3f}")
 model.load_state_dict(torch.load(path))
-os.remove(path)
+checkpoints.cleanup()

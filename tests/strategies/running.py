@@ -58,12 +58,14 @@ def notebook() -> Iterator[dict[str, Any]]:
         sys.modules["__main__"] = before
 
 
-def run_cell(text: str, options: Options, names: Mapping[str, Any] | None = None) -> Outcome:
+def run_cell(
+    text: str, options: Options, names: Mapping[str, Any] | None = None, patience: float = PATIENCE
+) -> Outcome:
     """Submit ``text`` from a notebook that knows ``names``, and wait for its end."""
     with notebook() as namespace:
         namespace.update(names or {})
         job = submit(Request(text, "Cell In[3]", 2, options, namespace))
-        state = job.wait(PATIENCE).state
+        state = job.wait(patience).state
         error = job.exception()
         if state == "succeeded":
             job.bring(namespace)

@@ -52,7 +52,7 @@ def cases() -> list[object]:
         known = KNOWN.get((cell, strategy))
         return [
             *([pytest.mark.soak] if cell in MORE else []),
-            *([pytest.mark.xfail(reason=known)] if known else []),
+            *([pytest.mark.xfail(reason=known, strict=False)] if known else []),
         ]
 
     return [

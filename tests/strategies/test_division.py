@@ -63,10 +63,20 @@ def test_without_a_strategy_every_rank_does_all() -> None:
     assert outcome.names["training"] == [[10, 10, 5] * 2] * 2
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
+@pytest.mark.parametrize("cell", ["uneven_batches", "gpt_untied"])
+def test_four_ranks(cell: str) -> None:
+    check_on_four(cell, "fsdp")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_models_and_optimizers_on_four_ranks(strategy: str) -> None:
-    text = text_of("model_zoo")
-    outcome = run_cell(text, Options(ranks=4, strategy=strategy))
+    check_on_four("model_zoo", strategy)
+
+
+def check_on_four(cell: str, strategy: str) -> None:
+    text = text_of(cell)
+    outcome = run_cell(text, Options(ranks=4, strategy=strategy), patience=600)
     assert outcome.error is None, outcome.error
-    off = differences(trace(outcome.names, outcome.printed), run_alone({"zoo": text})["zoo"])
+    off = differences(trace(outcome.names, outcome.printed), run_alone({cell: text})[cell])
     assert not off, "\n".join(sorted(off)[:12])

@@ -8,7 +8,6 @@ they load what it saved.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,17 +132,22 @@ def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 class Files:
-    """What ``torch.save`` wrote, so that ``torch.load`` finds it whole on every rank."""
+    """What ``torch.save`` wrote, so that ``torch.load`` finds it whole on every rank.
+
+    Saves are told apart by their number, not by their path: that of a temporary directory is each rank's own.
+    """
 
     def __init__(self) -> None:
-        self._saved: Counter[str] = Counter()
+        self._saves = 0
+        self._saved: dict[str, int] = {}
 
     def save(self, original: Callable[..., Any], value: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         """To a path: once, by the first rank. To an open file: as ever."""
         if not isinstance(file, (str, os.PathLike)):
             return original(value, file, *args, **kwargs)
         path = os.path.abspath(file)
-        self._saved[path] += 1
+        self._saves += 1
+        self._saved[path] = self._saves
         if dist.get_rank() != 0:
             return None
         aside = f"{path}.part"
@@ -152,13 +156,14 @@ class Files:
             os.replace(aside, path)
         finally:
             Path(aside).unlink(missing_ok=True)
-            _store().set(_key(path, self._saved[path]), b"1")
+            _store().set(_key(self._saves), path)
         return None
 
     def load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        """From a path that user code saved to: when the first rank has written it."""
-        if isinstance(file, (str, os.PathLike)) and (count := self._saved[os.path.abspath(file)]):
-            _store().wait([_key(os.path.abspath(file), count)])
+        """From a path that user code saved to: what the first rank has written, where that is on this machine."""
+        if isinstance(file, (str, os.PathLike)) and (number := self._saved.get(os.path.abspath(file))):
+            written = _store().get(_key(number)).decode()
+            file = written if os.path.exists(written) else file
         return original(file, *args, **kwargs)
 
 
@@ -166,5 +171,5 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _key(path: str, count: int) -> str:
-    return f"torchdist/saved/{count}/{path}"
+def _key(number: int) -> str:
+    return f"torchdist/saved/{number}"

@@ -9,11 +9,8 @@ was watched for two steps and needs nothing but its own rows is given those alon
 
 from __future__ import annotations
 
-import copy
 import functools
-import gc
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -26,7 +23,6 @@ from torch.utils.data import DataLoader
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from ..autolog import UNSCALED
 from . import (
     activations,
     agreement,
@@ -45,15 +41,15 @@ from . import (
     zero1,
 )
 from .already import distributed_by
+from .backwards import Backwards
 from .base import Setting
 from .datas import DATA
 from .divided import Divider, Way
-from .gradients import average_gradients
 from .held import Held
-from .holders import hand_over
 from .loops import Loops
+from .optimized import Optimized
 from .patches import Patches
-from .shares import averaged, tensors_in
+from .shares import tensors_in, to_device
 from .statedicts import (
     NUMBERS,
     Files,
@@ -65,9 +61,6 @@ from .statedicts import (
     whole_values,
 )
 from .streams import begin_alike, own_stream
-
-Weight = float | torch.Tensor
-"""What a rank's loss counts with in the whole batch's."""
 
 
 class Automatic:
@@ -83,17 +76,15 @@ class Automatic:
         self._loops = Loops(
             self._group,
             setting.say,
+            setting.device,
             batch=str(options.get("batch", "auto")),
             summed=options.get("loss") == "sum",
         )
         self._patches = Patches()
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._pending: set[torch.Tensor] = set()
+        self._optimized = Optimized(setting.device)
+        self._backwards = Backwards(self._group, self._optimized, self._divider, self._loops, lambda: self._depth > 0)
         self._roots: dict[int, nn.Module] = {}
-        self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
-        self._kernels: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._replaced: dict[nn.Parameter, nn.Parameter] = {}
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._pipelines: list[pipeline.Pipeline] = []
         self._depth = self._functional = 0
@@ -104,13 +95,13 @@ class Automatic:
         """From here on optimizers are noted, and what they train becomes distributed when it is called."""
         begin_alike()
         around = self._patches.around
-        around(torch.optim.Optimizer, "add_param_group", self._add_param_group)
+        around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
         around(nn.Module, "__call__", self._call)
-        around(torch.autograd, "backward", self._backward)
-        around(torch.autograd, "grad", self._grad)
+        around(torch.autograd, "backward", self._backwards.backward)
+        around(torch.autograd, "grad", self._backwards.grad)
         around(torch.func, "functional_call", self._functional_call)
         around(DataLoader, "__iter__", self._loops.iterate)
-        self._patches.give(nn.Module, "__deepcopy__", self._copied)
+        self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
         self._patches.give(DTensor, "data", DATA)
         for name, read in NUMBERS.items():
             self._patches.give(DTensor, name, read)
@@ -136,10 +127,8 @@ class Automatic:
         return True
 
     def note_captured(self) -> None:
-        """Optimizers that came with the bundle were built in the notebook."""
-        for thing in gc.get_objects():
-            if isinstance(thing, torch.optim.Optimizer):
-                self._note(thing)
+        """The bundle is loaded."""
+        self._optimized.note_captured()
 
     def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
@@ -149,20 +138,18 @@ class Automatic:
         for root in self._roots.values():
             batchnorm.revert(root)
             precision.revert(root)
-        for optimizer in self._living():
+        for optimizer in self._optimized:
             zero1.undo(optimizer)
         for staged in self._pipelines:
-            staged.restore(self._living())
+            staged.restore(list(self._optimized))
             plain.restore(staged.root)
         if self._models or self._pipelines:
             for model in self._models:
-                plain.restore(model, self._replaced)
-            for optimizer in self._living():
-                plain.restore_optimizer(optimizer, self._replaced)
-            for group, kernels in reversed(self._kernels):
-                group.update(kernels)
-            hand_over({new: old for old, new in self._replaced.items()}, (self._replaced,))
-        if self._pending and not self._roots:
+                plain.restore(model, self._optimized.replaced)
+            for optimizer in self._optimized:
+                plain.restore_optimizer(optimizer, self._optimized.replaced)
+            self._optimized.give_back()
+        if self._optimized.pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
 
     def annotate(self, error: BaseException) -> None:
@@ -178,46 +165,13 @@ class Automatic:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._patches.undo()
 
-    # ------------------------------------------------------------------------------------------------------ optimizers
-
-    def _add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, group: Any) -> None:
-        original(optimizer, group)
-        self._note(optimizer)
-
-    def _note(self, optimizer: torch.optim.Optimizer) -> None:
-        if all(known() is not optimizer for known in self._optimizers):
-            self._optimizers.append(weakref.ref(optimizer))
-        distributed = {parameter for root in self._roots.values() for parameter in root.parameters()}
-        self._pending |= set(_trained_by(optimizer)) - distributed
-
-    def _living(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
-
-    @property
-    def _copied(self) -> Callable[..., Any]:
-        """``nn.Module.__deepcopy__``. A copy (averaged weights, a target) is sharded with its model: cells use both."""
-        copies = self._copies
-
-        def deepcopied(module: nn.Module, memo: dict[int, Any]) -> Any:
-            reconstruct: Any = copy._reconstruct  # type: ignore[attr-defined]  # what copy.deepcopy does by itself
-            copied = reconstruct(module, memo, *module.__reduce_ex__(4))
-            copies.append((weakref.ref(module), weakref.ref(copied)))
-            return copied
-
-        return deepcopied
-
-    def _copies_of(self, root: nn.Module) -> list[nn.Module]:
-        """Those that no optimizer trains: another root is distributed when it is called."""
-        living = [copied() for source, copied in self._copies if source() is root]
-        return [one for one in living if one is not None and not self._is_trained(one)]
-
     # -------------------------------------------------------------------------------------------------------- forwards
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._depth or not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         replaceable = not (self._functional and self._sharded)
-        new = bool(self._pending) and replaceable and self._is_trained(module)
+        new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)
         if not new and id(module) not in self._roots:
             return original(module, *args, **kwargs)
         self._depth += 1
@@ -239,8 +193,10 @@ class Automatic:
         if watch is not None:
             watch.forward(tensors_in((args, kwargs)))
         self._divider.samples = self._loops.samples
+        args, kwargs = to_device((args, kwargs), self._setting.device)
         with self._loops.aside():
             if new:
+                loading.move(module, self._setting.device)
                 ways = self._divider.ready(forward, module, args, kwargs)
                 hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
                 self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
@@ -254,16 +210,13 @@ class Automatic:
             watch.forwarded(tensors_in(outputs), self._divider.ways)
         return outputs
 
-    def _is_trained(self, module: nn.Module) -> bool:
-        return any(parameter in self._pending for parameter in module.parameters())
-
     def _distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Held]) -> None:
         """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
         setting = self._setting
         agreement.same_on_all_ranks(root, setting)
         before = optimizers.by_name(root)
         self._check(root)
-        names = [(model, optimizers.by_name(model)) for model in (root, *self._copies_of(root))]
+        names = [(model, optimizers.by_name(model)) for model in (root, *self._optimized.copies_of(root))]
         self._divide_inside([model for model, _ in names], hold)
         self._divider.shares(root, batchnorm.convert(root, setting))
         if setting.plan.activation_checkpointing:
@@ -279,9 +232,9 @@ class Automatic:
                 cut()
             else:
                 precision.apply(root, setting)
-            for optimizer in self._living() if chosen(setting.plan, "zero1") else ():
+            for optimizer in self._optimized if chosen(setting.plan, "zero1") else ():
                 zero1.apply(optimizer, self._group)
-        self._pending -= set(before.values())
+        self._optimized.distributed(before.values())
         self._roots[id(root)] = root
         if self._pipelines:  # it has said more
             return
@@ -297,9 +250,7 @@ class Automatic:
     ) -> None:
         staged = pipeline.Pipeline(root, self._setting, lambda: self._divider.samples)
         staged.cut(args, kwargs, ways)
-        for optimizer in self._living():
-            optimizers.remap(optimizer, staged.replaced)
-        optimizers.release(staged.replaced)
+        self._optimized.follow(staged.replaced, (), shown=False)
         self._pipelines.append(staged)
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Held]) -> None:
@@ -322,13 +273,7 @@ class Automatic:
             replicate.apply(model, setting)
         else:
             precision.apply(model, setting)
-        replaced = optimizers.replaced(before, model)
-        for optimizer in self._living():
-            self._kernels += [(group, _kernels(group)) for group in optimizer.param_groups]
-            optimizers.remap(optimizer, replaced)
-        hand_over(replaced, (before, self._replaced))
-        optimizers.release(replaced)
-        self._replaced |= replaced
+        self._optimized.follow(optimizers.replaced(before, model), (before,))
         self._models.append(model)
 
     def _check(self, root: nn.Module) -> None:
@@ -336,7 +281,7 @@ class Automatic:
         setting = self._setting
         batchnorm.check(root)
         if setting.plan.degree("pp") > 1:
-            pipeline.check(root, setting, self._living())
+            pipeline.check(root, setting, list(self._optimized))
         if setting.plan.activation_checkpointing:
             activations.check(root, setting)
         for dimension, parallelism in (("cp", context), ("tp", tensor)):
@@ -346,64 +291,10 @@ class Automatic:
             fsdp.check(root, setting)
         else:
             precision.check(root, setting)
-        for optimizer in self._living():
+        for optimizer in self._optimized:
             optimizers.check(optimizer, self._sharded)
 
     # ------------------------------------------------------------------------------------------------------- gradients
-
-    def _backward(
-        self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        if self._depth or torch._C._current_graph_task_id() != -1:
-            original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
-            return
-        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if self._loops.watch is not None:
-            self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
-        with self._loops.aside():
-            if self._loops.sliced is None:
-                original(tensors, grad_tensors, *args, **kwargs)
-            else:
-                weights = [self._loops.weight(loss) for loss in losses]
-                values = [
-                    (value, weight) for loss, weight in zip(losses, weights, strict=True) for value in _values(loss)
-                ]
-                sums = self._started(values)
-                original(tensors, self._scaled(losses, weights, grad_tensors), *args, **kwargs)
-                self._written(values, sums)
-            if self._divider.divided:
-                self._average()
-
-    def _started(self, values: Sequence[tuple[torch.Tensor, Weight]]) -> list[tuple[torch.Tensor, Any]]:
-        """The all-reduces of the losses, issued before the backward and on every rank: no ``item()`` waits."""
-        started = []
-        for value, weight in values:
-            share = value.detach() * weight
-            started.append((share, dist.all_reduce(share, group=self._group, async_op=True)))
-        return started
-
-    def _written(self, values: Sequence[tuple[torch.Tensor, Weight]], sums: Sequence[tuple[torch.Tensor, Any]]) -> None:
-        """The user's tensors have the whole batch's loss."""
-        for (value, _), (whole, work) in zip(values, sums, strict=True):
-            work.wait()
-            value.data.copy_(whole)
-
-    def _scaled(self, losses: Sequence[torch.Tensor], weights: Sequence[Weight], grads: Any) -> Any:
-        """The gradients of the losses, such that their mean over the ranks is one device's."""
-        ranks = self._group.size()
-        if all(isinstance(weight, float) and weight * ranks == 1.0 for weight in weights):
-            return grads
-        given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
-        return [
-            (torch.ones_like(loss) if grad is None else grad) * (weight * ranks)
-            for loss, weight, grad in zip(losses, weights, given, strict=True)
-        ]
-
-    def _average(self) -> None:
-        """Idempotent: what is averaged already stays as it is, so accumulated gradients are right too."""
-        trained = dict.fromkeys(one for optimizer in self._living() for one in _trained_by(optimizer))
-        own = [one for one in trained if not isinstance(one, DTensor) and not one.is_meta]  # meta: of another stage
-        average_gradients(own, self._group)  # type: ignore[arg-type]
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -419,20 +310,6 @@ class Automatic:
         precision.agree(scaler)
         return scaler._unscale_grads_(*args, **kwargs)
 
-    def _grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
-
-        Raises ``StrategyError`` for sharded parameters, whose gradients exist within ``backward()`` only.
-        """
-        if any(isinstance(one, DTensor) for one in ([inputs] if isinstance(inputs, torch.Tensor) else inputs)):
-            raise StrategyError(
-                "torch.autograd.grad of parameters that fsdp has sharded", "use --strategy ddp, or backward()"
-            )
-        grads = original(outputs, inputs, *args, **kwargs)
-        if self._depth or not self._divider.divided or torch._C._current_graph_task_id() != -1:
-            return grads
-        return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
-
     def _functional_call(
         self, original: Callable[..., Any], module: nn.Module, given: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -447,11 +324,6 @@ class Automatic:
             return original(module, given, *args, **kwargs)
         finally:
             self._functional -= 1
-
-
-def _kernels(group: dict[str, Any]) -> dict[str, Any]:
-    """Which kernels an optimizer takes for a group: shards beside plain parameters need others for a time."""
-    return {name: group[name] for name in ("foreach", "fused") if name in group}
 
 
 def _check_built(plan: StrategyPlan) -> None:
@@ -481,17 +353,6 @@ def _clip(original: Callable[..., Any], parameters: norms.Parameters, *args: Any
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
     return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
-
-
-def _values(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors that show a loss: it, and what a GradScaler scaled."""
-    source = getattr(loss, UNSCALED, None)
-    return [loss] if source is None else [loss, source]
-
-
-def _trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _much(count: int) -> str:

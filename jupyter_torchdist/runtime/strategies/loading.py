@@ -48,6 +48,15 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def move(model: nn.Module, device: torch.device) -> None:
+    """Parameters and buffers to a GPU, in place; those without values (meta) stay."""
+    if device.type == "cpu":
+        return
+    for tensor in _states(model):
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(device)
+
+
 def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
     """The first rank's parameters and buffers, on all ranks.
 

@@ -22,7 +22,7 @@ from .divided import Added, weight_of
 from .divisors import form_of
 from .places import ByLoop, Place
 from .shares import Rows as Share
-from .shares import tensors_in
+from .shares import tensors_in, to_device
 from .unseen import LinesRun, unseen_use
 from .watching import LoopWatch
 
@@ -65,11 +65,12 @@ class Loops:
         self,
         group: dist.ProcessGroup,
         say: Callable[[str], None],
+        device: torch.device,
         *,
         batch: str = "auto",
         summed: bool | None = None,
     ) -> None:
-        self._group, self._say, self._batch = group, say, batch
+        self._group, self._say, self._device, self._batch = group, say, device, batch
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._asserted = Joint(Added(mean=not summed), None)
@@ -106,10 +107,15 @@ class Loops:
         """``iter(loader)`` of user code."""
         frame = self._users_frame()
         if frame is None or not torch.is_grad_enabled() or self._group.size() == 1:
-            return original(loader)
+            return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
         if loader.batch_sampler is None or not getattr(loader, "in_order", True):
-            return original(loader)  # its batches are cut in the forward
+            # Its batches are cut in the forward.
+            return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
         return self._batches(original, loader, frame)
+
+    def _moved(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
+        for batch in original(loader):
+            yield to_device(batch, self._device)
 
     def _batches(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
         shadow = self._shadow(loader)
@@ -125,7 +131,8 @@ class Loops:
         run = LinesRun(frame)
         inner = iter(original(shadow))
         try:
-            for batch in inner:
+            for loaded in inner:
+                batch = to_device(loaded, self._device)
                 total, sliced = parts.drawn.popleft()
                 self.samples = total
                 self.sliced = Share(total, self._group) if sliced else None

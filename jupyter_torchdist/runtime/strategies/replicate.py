@@ -52,10 +52,7 @@ def apply(model: nn.Module, setting: Setting) -> None:
         options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
         fsdp.apply(model, replace(setting, plan=replace(setting.plan, options=options)))
         return
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(setting.device)
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(setting.device)
+    loading.move(model, setting.device)
     loading.broadcast_states(model, setting.data_group, setting.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return

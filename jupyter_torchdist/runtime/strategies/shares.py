@@ -147,6 +147,13 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return value
 
 
+def to_device(value: Any, device: torch.device) -> Any:
+    """``value`` with its tensors on a GPU, where ``device`` is one and they were on the CPU."""
+    if device.type == "cpu":
+        return value
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True) if not tensor.is_cuda else tensor)
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors that ``map_tensors`` would change, in its order."""
     found: list[torch.Tensor] = []

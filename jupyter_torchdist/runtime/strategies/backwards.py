@@ -1,0 +1,111 @@
+"""Losses and gradients of user code, such that they are one device's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ...protocol.errors import StrategyError
+from ..autolog import UNSCALED
+from .divided import Divider
+from .gradients import average_gradients
+from .loops import Loops
+from .optimized import Optimized
+from .shares import averaged
+
+Weight = float | torch.Tensor
+"""What a rank's loss counts with in the whole batch's."""
+
+
+class Backwards:
+    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        optimized: Optimized,
+        divider: Divider,
+        loops: Loops,
+        is_within: Callable[[], bool],
+    ) -> None:
+        self._group, self._optimized = group, optimized
+        self._divider, self._loops, self._is_within = divider, loops, is_within
+
+    def backward(
+        self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """In place of ``torch.autograd.backward``: the losses become the whole batch's, the gradients one device's."""
+        if self._is_within() or torch._C._current_graph_task_id() != -1:
+            original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
+            return
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if self._loops.watch is not None:
+            self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
+        with self._loops.aside():
+            if self._loops.sliced is None:
+                original(tensors, grad_tensors, *args, **kwargs)
+            else:
+                weights = [self._loops.weight(loss) for loss in losses]
+                values = [
+                    (value, weight) for loss, weight in zip(losses, weights, strict=True) for value in _values(loss)
+                ]
+                sums = self._started(values)
+                original(tensors, self._scaled(losses, weights, grad_tensors), *args, **kwargs)
+                self._written(values, sums)
+            if self._divider.divided:
+                self._average()
+
+    def _started(self, values: Sequence[tuple[torch.Tensor, Weight]]) -> list[tuple[torch.Tensor, Any]]:
+        """The all-reduces of the losses, issued before the backward and on every rank: no ``item()`` waits."""
+        started = []
+        for value, weight in values:
+            share = value.detach() * weight
+            started.append((share, dist.all_reduce(share, group=self._group, async_op=True)))
+        return started
+
+    def _written(self, values: Sequence[tuple[torch.Tensor, Weight]], sums: Sequence[tuple[torch.Tensor, Any]]) -> None:
+        """The user's tensors have the whole batch's loss."""
+        for (value, _), (whole, work) in zip(values, sums, strict=True):
+            work.wait()
+            value.data.copy_(whole)
+
+    def _scaled(self, losses: Sequence[torch.Tensor], weights: Sequence[Weight], grads: Any) -> Any:
+        """The gradients of the losses, such that their mean over the ranks is one device's."""
+        ranks = self._group.size()
+        if all(isinstance(weight, float) and weight * ranks == 1.0 for weight in weights):
+            return grads
+        given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
+        return [
+            (torch.ones_like(loss) if grad is None else grad) * (weight * ranks)
+            for loss, weight, grad in zip(losses, weights, given, strict=True)
+        ]
+
+    def _average(self) -> None:
+        """Idempotent: what is averaged already stays as it is, so accumulated gradients are right too."""
+        trained = self._optimized.parameters()
+        own = [one for one in trained if not isinstance(one, DTensor) and not one.is_meta]  # meta: of another stage
+        average_gradients(own, self._group)  # type: ignore[arg-type]
+
+    def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
+
+        Raises ``StrategyError`` for sharded parameters, whose gradients exist within ``backward()`` only.
+        """
+        if any(isinstance(one, DTensor) for one in ([inputs] if isinstance(inputs, torch.Tensor) else inputs)):
+            raise StrategyError(
+                "torch.autograd.grad of parameters that fsdp has sharded", "use --strategy ddp, or backward()"
+            )
+        grads = original(outputs, inputs, *args, **kwargs)
+        if self._is_within() or not self._divider.divided or torch._C._current_graph_task_id() != -1:
+            return grads
+        return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
+
+
+def _values(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors that show a loss: it, and what a GradScaler scaled."""
+    source = getattr(loss, UNSCALED, None)
+    return [loss] if source is None else [loss, source]

@@ -1,0 +1,120 @@
+"""What the cell's optimizers train, and who holds it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import optimizers
+from .holders import hand_over
+
+
+class Optimized:
+    """The optimizers of a job, the same objects all along, and copies of the models they train.
+
+    ``pending`` are parameters that no distributed module has yet. On GPUs parameters move to ``device`` when their
+    optimizer is built: what the cell makes of them afterwards is there, and so is its state.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
+        self._kernels: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._distributed: set[torch.Tensor] = set()
+        self.pending: set[torch.Tensor] = set()
+        self.replaced: dict[nn.Parameter, nn.Parameter] = {}
+        """Parameters of the cell -> those that have taken their place."""
+
+    def __iter__(self) -> Iterator[torch.optim.Optimizer]:
+        yield from [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+
+    def add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, group: Any) -> None:
+        """In place of ``Optimizer.add_param_group``, through which every parameter comes."""
+        original(optimizer, group)
+        self.note(optimizer)
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer, or parameters that it was given since."""
+        if all(known() is not optimizer for known in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
+        for parameter in _trained_by(optimizer):
+            if parameter not in self._distributed and parameter not in self.pending:
+                self.pending.add(parameter)
+                if self._device.type != "cpu" and parameter.device.type == "cpu":
+                    parameter.data = parameter.data.to(self._device)
+
+    def note_captured(self) -> None:
+        """Optimizers that came with the bundle were built in the notebook."""
+        for thing in gc.get_objects():
+            if isinstance(thing, torch.optim.Optimizer):
+                self.note(thing)
+
+    def are_in(self, module: nn.Module) -> bool:
+        """Whether an optimizer trains a parameter of a module that is not distributed yet."""
+        return any(parameter in self.pending for parameter in module.parameters())
+
+    def distributed(self, parameters: Collection[torch.Tensor]) -> None:
+        """These, and those that took their places, are taken care of."""
+        self.pending -= set(parameters)
+        self._distributed |= {*parameters, *self.replaced.values()}
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All that is trained, each once."""
+        return list(dict.fromkeys(one for optimizer in self for one in _trained_by(optimizer)))
+
+    def follow(
+        self, replaced: Mapping[nn.Parameter, nn.Parameter], ours: Collection[Any], *, shown: bool = True
+    ) -> None:
+        """Optimizers, and what else of the cell holds a parameter, go on with the new ones.
+
+        ``ours`` are containers that keep the old ones. ``shown`` false: the cell shall not see the new ones.
+        """
+        for optimizer in self:
+            self._kernels += [(group, _kernels(group)) for group in optimizer.param_groups]
+            optimizers.remap(optimizer, replaced)
+        if shown:
+            hand_over(replaced, (*ours, self.replaced))
+        optimizers.release(replaced)
+        if shown:
+            self.replaced |= replaced
+
+    def give_back(self) -> None:
+        """The cell's containers hold its own parameters again, and optimizers take the kernels they took."""
+        for group, kernels in reversed(self._kernels):
+            group.update(kernels)
+        hand_over({new: old for old, new in self.replaced.items()}, (self.replaced,))
+
+    @property
+    def deepcopy(self) -> Callable[..., Any]:
+        """``nn.Module.__deepcopy__``. A copy (averaged weights, a target) is sharded with its model: cells use both."""
+        copies = self._copies
+
+        def deepcopied(module: nn.Module, memo: dict[int, Any]) -> Any:
+            reconstruct: Any = copy._reconstruct  # type: ignore[attr-defined]  # what copy.deepcopy does by itself
+            copied = reconstruct(module, memo, *module.__reduce_ex__(4))
+            copies.append((weakref.ref(module), weakref.ref(copied)))
+            return copied
+
+        return deepcopied
+
+    def copies_of(self, root: nn.Module) -> list[nn.Module]:
+        """Those that no optimizer trains: another root is distributed when it is called."""
+        living = [copied() for source, copied in self._copies if source() is root]
+        return [one for one in living if one is not None and not self.are_in(one)]
+
+
+def _kernels(group: dict[str, Any]) -> dict[str, Any]:
+    """Which kernels an optimizer takes for a group: shards beside plain parameters need others for a time."""
+    return {name: group[name] for name in ("foreach", "fused") if name in group}
+
+
+def _trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]

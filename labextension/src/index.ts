@@ -172,7 +172,7 @@ function notify(job: JobSummary, openJob: (job: string) => void): void {
   const kind = job.effective === 'succeeded' ? 'success' : job.effective === 'cancelled' ? 'info' : 'error';
   const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), job.reason].filter(Boolean).join(': ');
   Notification.emit(words, kind, {
-    autoClose: kind === 'error' ? false : 5000,
+    autoClose: kind === 'error' ? 30000 : 5000,
     actions: [{ label: trans('Open'), callback: () => openJob(job.job) }]
   });
 }

@@ -132,8 +132,8 @@ describe('cancel', () => {
     feed.answer = asked => ({ said: 'kill' in asked && asked.kill ? 'killed' : 'every rank was interrupted' });
     press('Cancel');
     expect(feed.asked('cancel')).toHaveLength(0);
-    expect(find(root, '.td-ask').textContent).toContain('Interrupt');
-    press('Interrupt');
+    expect(find(root, '.td-ask').textContent).toBe('Cancel this job?');
+    press('Cancel job');
     await frames();
     expect(feed.asked('cancel').map(asked => 'kill' in asked && asked.kill)).toEqual([false]);
     expect(find(root, '.td-said').textContent).toBe('every rank was interrupted');
@@ -156,14 +156,14 @@ describe('cancel', () => {
     await header(hello(running));
     find(root, '.td-cancel button').focus();
     press('Cancel');
-    expect(document.activeElement?.textContent).toBe('Interrupt');
+    expect(document.activeElement?.textContent).toBe('Cancel job');
   });
 
   it('takes a double click for one', async () => {
     const feed = await header(hello(running));
     feed.answer = () => ({ said: 'interrupted' });
     press('Cancel');
-    press('Interrupt');
+    press('Cancel job');
     await frames();
     find(root, 'button', 'Kill now').dispatchEvent(new MouseEvent('click', { bubbles: true, detail: 2 }));
     expect(feed.asked('cancel')).toHaveLength(1);
@@ -185,7 +185,7 @@ describe('cancel', () => {
     const feed = await header(hello(running));
     feed.answer = () => ({ error: 'this is <i>another</i> user’s job' });
     press('Cancel');
-    press('Interrupt');
+    press('Cancel job');
     await frames();
     expect(find(root, '.td-said').textContent).toContain('<i>another</i>');
     expect(find(root, '.td-cancel button').textContent).toBe('Cancel');

@@ -232,8 +232,8 @@ def test_with_the_keyboard_alone(server: Jupyter, page: Page, home: Path) -> Non
 
         tab_to(page, view.get_by_role("button", name="Cancel"), "Shift+Tab")
         page.keyboard.press("Enter")
-        expect(view).to_contain_text("Interrupt every rank?")
-        expect(view.get_by_role("button", name="Interrupt", exact=True)).to_be_focused()
+        expect(view).to_contain_text("Cancel this job?")
+        expect(view.get_by_role("button", name="Cancel job", exact=True)).to_be_focused()
         check(page, "the tab, asking", ".td-main")
         page.keyboard.press("Escape")
         expect(view.get_by_role("button", name="Cancel")).to_be_focused()

@@ -128,7 +128,7 @@ def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(
     view = notebook.view(1)
     expect(view).to_contain_text("asleep", timeout=60_000)
     view.get_by_role("button", name="Cancel").click()
-    view.get_by_role("button", name="Interrupt").click()
+    view.get_by_role("button", name="Cancel job").click()
     state_is(view, "cancelled")
     notebook.kernel_ready()
     expect(notebook.cell(1)).to_contain_text("JobCancelled")
@@ -154,7 +154,7 @@ def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(
     page.get_by_role("tab", name="Cell In[2]").click()
     expect(tab).to_be_visible()
     tab.get_by_role("button", name="Cancel").click()
-    tab.get_by_role("button", name="Interrupt").click()
+    tab.get_by_role("button", name="Cancel job").click()
     state_is(tab, "cancelled")
     notebook.picture("restored")
     assert not notebook.errors

@@ -56,7 +56,7 @@ def lasting_server(
 
 def cancel(view: Locator) -> None:
     view.get_by_role("button", name="Cancel", exact=True).click()
-    view.get_by_role("button", name="Interrupt", exact=True).click()
+    view.get_by_role("button", name="Cancel job", exact=True).click()
 
 
 def find(view: Locator, words: str) -> None:

@@ -52,8 +52,10 @@ export class CancelControl {
         button('button.td-button.td-danger', trans('Cancel'), () => this.ifAble(() => this.go('asking')), signal)
       ],
       asking: () => [
-        make('span.td-ask', {}, trans('Interrupt every rank?')),
-        button('button.td-button.td-danger', trans('Interrupt'), () => this.ifAble(() => this.send(false)), signal),
+        make('span.td-ask', {}, trans('Cancel this job?')),
+        button('button.td-button.td-danger', trans('Cancel job'), () => this.ifAble(() => this.send(false)), signal, {
+          title: trans('Interrupts every rank; what exists then comes back')
+        }),
         button('button.td-button', trans('Keep running'), () => this.go('idle'), signal)
       ],
       interrupted: () => [
@@ -96,7 +98,7 @@ export class CancelControl {
     }
   }
 
-  /** The second click of a double click on “Interrupt” is not meant for this button. */
+  /** The second click of a double click on “Cancel job” is not meant for this button. */
   private kill(event: MouseEvent): void {
     if (event.detail < 2) {
       this.ifAble(() => this.send(true));

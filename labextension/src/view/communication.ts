@@ -54,11 +54,6 @@ function nothingYet(): HTMLElement {
     'div.td-empty',
     {},
     make('p', {}, trans('Nothing was measured between the ranks of this job.')),
-    make(
-      'p',
-      {},
-      trans('Transports and interfaces for each pair of ranks, rings, and what took how long will stand here.')
-    ),
     make('p', {}, trans('To check the links now, run this in a cell: '), make('code', {}, '%dist doctor'))
   );
 }

@@ -56,7 +56,7 @@ export class LogBar {
   private readonly said = make('span.td-logs-said', { role: 'status' });
   private readonly followButton: HTMLButtonElement;
   private readonly olderButton: HTMLButtonElement;
-  private readonly files = make('select', { 'aria-label': trans('download a whole file') });
+  private readonly files = make('select', { 'aria-label': trans('download a whole file'), hidden: '' });
   private drawnRanks = '';
   private drawnFiles = '';
 
@@ -131,6 +131,7 @@ export class LogBar {
     const drawn = names.join(' ');
     if (drawn !== this.drawnFiles) {
       this.drawnFiles = drawn;
+      this.files.hidden = names.length === 0;
       const options = names.map(name => make('option', { value: name }, fileWords(name)));
       this.files.replaceChildren(make('option', { value: '' }, trans('Download…')), ...options);
     }

@@ -159,7 +159,9 @@ export class LogsTab {
     if (this.session.logs.length > 0) {
       return trans('None of the lines here is shown: choose all ranks and streams, or search for something else.');
     }
-    return trans('Nothing was printed yet.');
+    return this.session.state.state === 'starting'
+      ? trans('The ranks are starting; nothing was printed yet.')
+      : trans('Nothing was printed yet.');
   }
 
   private remember(): void {

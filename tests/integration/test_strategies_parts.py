@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from jupyter_torchdist import launch
+from jupyter_torchdist.client.functions import launch
 from tests.strategies import (
     hugging_face,
     hybrid,

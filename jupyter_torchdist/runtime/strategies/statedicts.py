@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -134,42 +135,57 @@ def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 class Files:
     """What ``torch.save`` wrote, so that ``torch.load`` finds it whole on every rank.
 
-    Saves are told apart by their number, not by their path: that of a temporary directory is each rank's own.
+    Ranks that name the same path leave the writing to the first; a path of a rank's own (in a temporary directory)
+    is written by that rank. Saves are told apart by their number.
     """
 
     def __init__(self) -> None:
         self._saves = 0
-        self._saved: dict[str, int] = {}
+        self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
 
     def save(self, original: Callable[..., Any], value: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        """To a path: once, by the first rank. To an open file: as ever."""
+        """To a path: once. To an open file: as ever."""
         if not isinstance(file, (str, os.PathLike)):
             return original(value, file, *args, **kwargs)
         path = os.path.abspath(file)
         self._saves += 1
-        self._saved[path] = self._saves
         if dist.get_rank() != 0:
-            return None
+            if self._path_of_the_first() == path:
+                self._left[path] = self._saves
+                return None
+            return original(value, path, *args, **kwargs)
+        _store().set(_key("path", self._saves), path)
         aside = f"{path}.part"
         try:
             original(value, aside, *args, **kwargs)
             os.replace(aside, path)
         finally:
             Path(aside).unlink(missing_ok=True)
-            _store().set(_key(self._saves), path)
+            _store().set(_key("written", self._saves), b"1")
         return None
 
     def load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-        """From a path that user code saved to: what the first rank has written, where that is on this machine."""
-        if isinstance(file, (str, os.PathLike)) and (number := self._saved.get(os.path.abspath(file))):
-            written = _store().get(_key(number)).decode()
-            file = written if os.path.exists(written) else file
+        """From a path that was left to the first rank: when it has written it."""
+        if isinstance(file, (str, os.PathLike)) and (number := self._left.get(os.path.abspath(file))):
+            _store().wait([_key("written", number)])
         return original(file, *args, **kwargs)
+
+    def _path_of_the_first(self) -> str | None:
+        """None where the first rank does not save: a branch of the cell is another rank's alone."""
+        key = _key("path", self._saves)
+        try:
+            _store().wait([key], _PATIENCE)
+        except RuntimeError:
+            return None
+        return str(_store().get(key).decode())
+
+
+_PATIENCE = timedelta(seconds=10)
 
 
 def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _key(number: int) -> str:
-    return f"torchdist/saved/{number}"
+def _key(what: str, number: int) -> str:
+    return f"torchdist/saved/{number}/{what}"

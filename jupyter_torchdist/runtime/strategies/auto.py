@@ -311,7 +311,12 @@ class Automatic:
         return scaler._unscale_grads_(*args, **kwargs)
 
     def _functional_call(
-        self, original: Callable[..., Any], module: nn.Module, given: Any, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        parameter_and_buffer_dicts: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Raises ``StrategyError`` for a model whose own parameters are shards."""
         if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
@@ -321,7 +326,7 @@ class Automatic:
         self._divider.exact = False
         self._functional += 1
         try:
-            return original(module, given, *args, **kwargs)
+            return original(module, parameter_and_buffer_dicts, *args, **kwargs)
         finally:
             self._functional -= 1
 

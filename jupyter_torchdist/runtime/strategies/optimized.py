@@ -35,9 +35,9 @@ class Optimized:
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
         yield from [optimizer for known in self._optimizers if (optimizer := known()) is not None]
 
-    def add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, group: Any) -> None:
+    def add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, param_group: Any) -> None:
         """In place of ``Optimizer.add_param_group``, through which every parameter comes."""
-        original(optimizer, group)
+        original(optimizer, param_group)
         self.note(optimizer)
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:

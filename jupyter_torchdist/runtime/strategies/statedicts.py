@@ -35,7 +35,7 @@ def whole_state(original: Callable[..., Any], module: nn.Module, *args: Any, **k
 
 
 def taken_state(
-    original: Callable[..., Any], module: nn.Module, state: Mapping[str, Any], *args: Any, **kwargs: Any
+    original: Callable[..., Any], module: nn.Module, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """``Module.load_state_dict`` of full tensors into a sharded model."""
     own = {name: value for name, value in _named(module) if isinstance(value, DTensor)}
@@ -43,11 +43,11 @@ def taken_state(
         name: distribute_tensor(value, own[name].device_mesh, own[name].placements, src_data_rank=None)
         if name in own and isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
         else value
-        for name, value in state.items()
+        for name, value in state_dict.items()
     }
     for attribute in ("_metadata",):
-        if hasattr(state, attribute):
-            placed = _with(placed, attribute, getattr(state, attribute))
+        if hasattr(state_dict, attribute):
+            placed = _with(placed, attribute, getattr(state_dict, attribute))
     return original(module, placed, *args, **kwargs)
 
 
@@ -56,9 +56,9 @@ def whole_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.O
     return map_tensors(original(optimizer), whole)
 
 
-def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer, state: Any) -> None:
+def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
     """``Optimizer.load_state_dict`` of full tensors for sharded parameters."""
-    original(optimizer, state)
+    original(optimizer, state_dict)
     for parameter, values in optimizer.state.items():
         if isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor):
             for name, value in values.items():
@@ -136,39 +136,39 @@ class Files:
     """What ``torch.save`` wrote, so that ``torch.load`` finds it whole on every rank.
 
     Ranks that name the same path leave the writing to the first; a path of a rank's own (in a temporary directory)
-    is written by that rank. Saves are told apart by their number.
+    is written by that rank. Saves are told apart by their number. Arguments have torch's names: cells may use those.
     """
 
     def __init__(self) -> None:
         self._saves = 0
         self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
 
-    def save(self, original: Callable[..., Any], value: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+    def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         """To a path: once. To an open file: as ever."""
-        if not isinstance(file, (str, os.PathLike)):
-            return original(value, file, *args, **kwargs)
-        path = os.path.abspath(file)
+        if not isinstance(f, (str, os.PathLike)):
+            return original(obj, f, *args, **kwargs)
+        path = os.path.abspath(f)
         self._saves += 1
         if dist.get_rank() != 0:
             if self._path_of_the_first() == path:
                 self._left[path] = self._saves
                 return None
-            return original(value, path, *args, **kwargs)
+            return original(obj, path, *args, **kwargs)
         _store().set(_key("path", self._saves), path)
         aside = f"{path}.part"
         try:
-            original(value, aside, *args, **kwargs)
+            original(obj, aside, *args, **kwargs)
             os.replace(aside, path)
         finally:
             Path(aside).unlink(missing_ok=True)
             _store().set(_key("written", self._saves), b"1")
         return None
 
-    def load(self, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+    def load(self, original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
         """From a path that was left to the first rank: when it has written it."""
-        if isinstance(file, (str, os.PathLike)) and (number := self._left.get(os.path.abspath(file))):
+        if isinstance(f, (str, os.PathLike)) and (number := self._left.get(os.path.abspath(f))):
             _store().wait([_key("written", number)])
-        return original(file, *args, **kwargs)
+        return original(f, *args, **kwargs)
 
     def _path_of_the_first(self) -> str | None:
         """None where the first rank does not save: a branch of the cell is another rank's alone."""

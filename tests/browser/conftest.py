@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 
 import psutil
 import pytest
@@ -56,11 +57,15 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(home: Path, homes: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """``TORCHDIST_HOME`` of this test, under the name by which the server knows it."""
     home.mkdir(mode=0o700)
+    if homes.is_symlink():
+        homes.unlink()
+    elif homes.exists():  # a process of a test that failed made it anew
+        rmtree(homes)
     homes.symlink_to(home)
     with monkeypatch.context() as patch:
         patch.setenv("TORCHDIST_HOME", str(homes))
         yield homes
-    homes.unlink()
+    homes.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -67,9 +67,8 @@ class Autolog:
             self._within.backward = True
             try:
                 original(self_, *args, **kwargs)
-                self.note(
-                    self_, sys._getframe(1)
-                )  # afterwards: a strategy has made the value the whole batch's by then
+                # Afterwards: a strategy has made the value the whole batch's by then.
+                self.note(self_, sys._getframe(1))
             finally:
                 self._within.backward = False
 

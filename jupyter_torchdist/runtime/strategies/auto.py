@@ -301,7 +301,9 @@ class Automatic:
         for staged in self._pipelines:
             if staged.has(listed):
                 return staged.clip(listed, *args, **kwargs)
-        return _clip(original, listed, *args, **kwargs)
+        # A norm over sharded gradients comes as a number that can be printed; every rank calls it.
+        sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
+        return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
     def _unscale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
         """An overflow in one stage is one of all."""
@@ -351,13 +353,6 @@ _EXPLICIT = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradien
 def _is_of_shards(error: BaseException) -> bool:
     text = str(error)
     return any(word in text for word in ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0"))
-
-
-def _clip(original: Callable[..., Any], parameters: norms.Parameters, *args: Any, **kwargs: Any) -> Any:
-    """A norm over sharded gradients, as a number that can be printed; every rank calls it."""
-    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
-    return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
 
 def _much(count: int) -> str:

@@ -88,7 +88,7 @@ class Backwards:
         """Idempotent: what is averaged already stays as it is, so accumulated gradients are right too."""
         trained = self._optimized.parameters()
         own = [one for one in trained if not isinstance(one, DTensor) and not one.is_meta]  # meta: of another stage
-        average_gradients(own, self._group)  # type: ignore[arg-type]
+        average_gradients(own, self._group)
 
     def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.

@@ -106,12 +106,12 @@ class Loops:
     def iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
         """``iter(loader)`` of user code."""
         frame = self._users_frame()
-        if frame is None or not torch.is_grad_enabled() or self._group.size() == 1:
-            return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
-        if loader.batch_sampler is None or not getattr(loader, "in_order", True):
-            # Its batches are cut in the forward.
-            return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
-        return self._batches(original, loader, frame)
+        trains = torch.is_grad_enabled() and self._group.size() > 1
+        # Batches that no sampler draws in order are cut in the forward.
+        drawn = loader.batch_sampler is not None and getattr(loader, "in_order", True)
+        if frame is not None and trains and drawn:
+            return self._batches(original, loader, frame)
+        return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
 
     def _moved(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
         for batch in original(loader):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import optimizers
+from . import loading, optimizers
 from .holders import hand_over
 
 
@@ -44,7 +44,7 @@ class Optimized:
         """The optimizer, or parameters that it was given since."""
         if all(known() is not optimizer for known in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
-        for parameter in _trained_by(optimizer):
+        for parameter in loading.trained_by(optimizer):
             if parameter not in self._distributed and parameter not in self.pending:
                 self.pending.add(parameter)
                 if self._device.type != "cpu" and parameter.device.type == "cpu":
@@ -65,9 +65,9 @@ class Optimized:
         self.pending -= set(parameters)
         self._distributed |= {*parameters, *self.replaced.values()}
 
-    def parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[nn.Parameter]:
         """All that is trained, each once."""
-        return list(dict.fromkeys(one for optimizer in self for one in _trained_by(optimizer)))
+        return list(dict.fromkeys(one for optimizer in self for one in loading.trained_by(optimizer)))
 
     def follow(
         self, replaced: Mapping[nn.Parameter, nn.Parameter], ours: Collection[Any], *, shown: bool = True
@@ -113,8 +113,3 @@ class Optimized:
 def _kernels(group: dict[str, Any]) -> dict[str, Any]:
     """Which kernels an optimizer takes for a group: shards beside plain parameters need others for a time."""
     return {name: group[name] for name in ("foreach", "fused") if name in group}
-
-
-def _trained_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]

@@ -45,10 +45,10 @@ def taken_state(
         else value
         for name, value in state_dict.items()
     }
-    for attribute in ("_metadata",):
-        if hasattr(state_dict, attribute):
-            placed = _with(placed, attribute, getattr(state_dict, attribute))
-    return original(module, placed, *args, **kwargs)
+    changed = _State(placed)
+    if hasattr(state_dict, "_metadata"):  # versions of the modules' formats
+        changed._metadata = state_dict._metadata
+    return original(module, changed, *args, **kwargs)
 
 
 def whole_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
@@ -121,11 +121,7 @@ def cleared_gradients(original: Callable[..., Any], module: nn.Module, set_to_no
 class _State(dict[str, Any]):
     """A state dict may have attributes."""
 
-
-def _with(state: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    changed = _State(state)
-    setattr(changed, name, value)
-    return changed
+    _metadata: Any
 
 
 def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

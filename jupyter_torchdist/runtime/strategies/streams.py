@@ -16,6 +16,8 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from ..checkpoint import randomness
+
 _GOLDEN = 0x9E3779B97F4A7C15
 """Spreads neighbouring seeds over 64 bits (splitmix64)."""
 
@@ -55,16 +57,11 @@ def own_stream(rank: int) -> Iterator[None]:
 @contextmanager
 def undone() -> Iterator[None]:
     """What is drawn within, by whichever generator, is as if it had not been."""
-    torch_states, python_state = _states(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy else None
+    state = randomness.capture()
     try:
         yield
     finally:
-        _restore(torch_states)
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        randomness.restore(state)
 
 
 def _states() -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 
 from ..protocol.errors import TorchDistError
 from ..protocol.spec import BY_FLAG, OPTIONS, Option
-from ..protocol.strategy_options import BY_NAME, options_of, strategy_of
+from ..protocol.strategy_options import BY_NAME, explained, options_of, strategy_of
 from ..verbs import parse
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ EXAMPLES = {
 }
 """Values that show the form where there is no list of all."""
 STREAMS = ("out", "err")
+ABOUT = 72
+"""Characters that stand beside a choice in a list."""
 
 
 def options(words: list[str], names: Names = tuple) -> list[str]:
@@ -115,7 +117,8 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
         offered = complete(context.text_until_cursor, context.token, names)
         if offered is None:
             return {"completions": []}
-        found = [SimpleCompletion(text=text, type="magic") for text in offered]
+        line = context.text_until_cursor
+        found = [SimpleCompletion(text=text, type=about(line, text)) for text in offered]
         # Names of Python make no sense here, so that no other matcher is heard.
         return {"completions": found, "suppress": True, "ordered": True}
 
@@ -142,3 +145,34 @@ def complete(line: str, token: str, names: Names = tuple) -> list[str] | None:
     if choices is None or not words:  # not words: the magic's own name is still being typed
         return None
     return [choice for choice in choices(words, names) if choice.startswith(token)]
+
+
+def about(line: str, choice: str) -> str:
+    """What ``choice`` is and does, in a few words: front ends show them beside it, as the type of a completion.
+
+    A matcher of IPython's can give a type and nothing else; what there is to say besides is asked for by inspection.
+    """
+    text = _about(line, choice)
+    if len(text) > ABOUT:
+        text = text.partition(" (default")[0]
+    return text if len(text) <= ABOUT else f"{text[: ABOUT - 1]}…"
+
+
+def _about(line: str, choice: str) -> str:
+    magic, *words = line.split()
+    if line[-1:].isspace():
+        words.append("")
+    if magic == "%dist" and words[:1] != ["plan"]:
+        return f"verb: {parse.VERBS[choice]}" if len(words) == 1 else "option" if choice.startswith("-") else "job"
+    option = being_valued(words)
+    if option is None:
+        named = BY_FLAG.get(choice)
+        return f"option {named.metavar}".rstrip() + f": {named.help}" if named else "option: what all of them do"
+    if option.field == "option" and choice.endswith("="):
+        row = BY_NAME[choice.removesuffix("=")]
+        return f"option {row.metavar}: {explained(row)}"
+    return _VALUED.get(option.field, "value")
+
+
+_VALUED = {"out": "name", "exclude": "name", "env": "variable", "config": "file", "timeout": "time", "grace": "time"}
+"""What the values of an option are."""

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.columns import below
 from ..protocol.spec import BY_FLAG, Option, Options, options_help
 from ..protocol.strategy_options import BY_NAME, explained, strategy_help, strategy_of
 from ..verbs import parse
@@ -45,12 +46,12 @@ def _of_options(words: list[str]) -> str:
     if option is not None and option.field == "option":
         row = BY_NAME.get(setting(words)[0])
         return f"-O {row.name}={row.metavar}\n\n{explained(row)}" if row else _settings(option, words)
-    return _of_option(option) if option else options_help()
+    return _of_option(option) if option else options_help(below)
 
 
 def _settings(option: Option, words: list[str]) -> str:
     """``-O`` itself, and what may stand behind it."""
-    return f"{_of_option(option)}\n\n{strategy_help(strategy_of(words))}"
+    return f"{_of_option(option)}\n\n{strategy_help(strategy_of(words), below)}"
 
 
 def _of_option(option: Option) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from .columns import Layout, beside
 from .errors import OptionError
 from .strategy import ALONE, NAMES, PRECISIONS
 
@@ -269,14 +270,12 @@ def _unknown(flag: str) -> OptionError:
     return OptionError(f"there is no option {flag}", hint)
 
 
-def options_help() -> str:
-    """The table of options, one line each, grouped."""
+def options_help(layout: Layout = beside) -> str:
+    """The table of options, grouped."""
     lines = ["%%distribute [options]   run this cell on every rank", ""]
-    width = max(len(option.written) + len(option.metavar) for option in OPTIONS) + 3
     for group in dict.fromkeys(option.group for option in OPTIONS):
-        lines.append(f"{group}:")
-        for option in (option for option in OPTIONS if option.group == group):
-            lines.append(f"  {f'{option.written} {option.metavar}'.strip():<{min(width, 44)}} {option.help}")
+        rows = [(f"{row.written} {row.metavar}".strip(), row.help) for row in OPTIONS if row.group == group]
+        lines += [f"{group}:", *layout(rows)]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .columns import Layout, beside
 from .errors import OptionError
 from .strategy import DIMENSIONS, NAMES, StrategyPlan
 
@@ -284,22 +285,15 @@ def strategy_of(words: Sequence[str]) -> str:
     return "auto"
 
 
-def strategy_help(strategy: str) -> str:
-    """The options of one strategy, one line each, grouped."""
-    groups: dict[str, list[StrategyOption]] = {}
+def strategy_help(strategy: str, layout: Layout = beside) -> str:
+    """The options of one strategy, grouped."""
+    groups: dict[str, list[tuple[str, str]]] = {}
     for row in options_of(strategy):
-        groups.setdefault(_group(row), []).append(row)
+        groups.setdefault(_group(row), []).append((f"-O {row.name}={row.metavar}", explained(row)))
     lines = [f"--strategy {strategy} [-O KEY=VALUE …]", *([] if groups else ["", "takes no options"])]
     for group, rows in groups.items():
-        lines += ["", f"{group}:", *(line for row in rows for line in _lines(row))]
+        lines += ["", f"{group}:", *layout(rows)]
     return "\n".join(lines)
-
-
-def _lines(row: StrategyOption) -> list[str]:
-    written, width = f"-O {row.name}={row.metavar}", 36
-    if len(written) <= width:
-        return [f"  {written:<{width}} {explained(row)}"]
-    return [f"  {written}", f"  {'':<{width}} {explained(row)}"]
 
 
 def explained(row: StrategyOption) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.kernel import completer, inspector
+from jupyter_torchdist.protocol.columns import NARROW
 from jupyter_torchdist.protocol.spec import BY_FLAG, OPTIONS
 
 
@@ -56,6 +57,36 @@ def test_tab(line: str, offered: list[str]) -> None:
     assert tab(line, "big", "other") == offered
 
 
+@pytest.mark.parametrize(
+    ("line", "choice", "said"),
+    [
+        ("%%distribute --ra", "--ranks", "option N: CPU ranks, on Gloo"),
+        ("%%distribute --fre", "--fresh", "option: start new interpreters, for code that cannot bear a fork"),
+        ("%%distribute --", "--help", "option: what all of them do"),
+        ("%%distribute --collect ", "all", "value"),
+        ("%%distribute --exclude ", "big", "name"),
+        (
+            "%%distribute --strategy fsdp -O cpu",
+            "cpu_offload=",
+            "option 1|0: parameters, gradients and optimizer state",
+        ),
+        ("%%distribute --strategy fsdp -O auto_wrap_policy=", "NO_WRAP", "value"),
+        ("%dist ", "logs", "verb: what its ranks printed"),
+        ("%dist logs job --", "--tail", "option"),
+        ("%dist logs ", "the-name", "job"),
+        ("%dist plan --", "--ranks", "option N: CPU ranks, on Gloo"),
+    ],
+)
+def test_what_a_choice_is_stands_beside_it(line: str, choice: str, said: str) -> None:
+    assert completer.about(line, choice).startswith(said)
+
+
+def test_every_option_says_what_it_is_in_little_room() -> None:
+    for option in OPTIONS:
+        said = completer.about("%%distribute --", option.flag)
+        assert option.help[:20] in said and len(said) <= completer.ABOUT
+
+
 @pytest.mark.parametrize("line", ["", "x = 1", "%%distr", "%dist", "%%time --", "print(--"])
 def test_other_lines_are_left_to_ipython(line: str) -> None:
     assert completer.complete(line, "") is None
@@ -103,3 +134,9 @@ def test_shift_tab(code: str, at: str, part: str) -> None:
 @pytest.mark.parametrize(("code", "at"), [("%%distribute\nmodel.x", "mod"), ("len(x)", "le"), ("", ""), ("\n\n", "\n")])
 def test_the_rest_is_left_to_ipython(code: str, at: str) -> None:
     assert inspector.explain(code, code.index(at) + len(at)) is None
+
+
+@pytest.mark.parametrize("code", ["%%distribute ", "%%distribute --strategy fsdp -O "])
+def test_the_table_is_as_narrow_as_a_side_bar(code: str) -> None:
+    said = inspector.explain(code, len(code))
+    assert said is not None and max(map(len, said.splitlines()[4:])) <= NARROW

@@ -214,7 +214,7 @@ class Automatic:
         """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
         setting = self._setting
         agreement.same_on_all_ranks(root, setting)
-        before = optimizers.by_name(root)
+        before, name = optimizers.by_name(root), type(root).__name__
         self._check(root)
         names = [(model, optimizers.by_name(model)) for model in (root, *self._optimized.copies_of(root))]
         self._divide_inside([model for model, _ in names], hold)
@@ -241,7 +241,7 @@ class Automatic:
         count = sum(parameter.numel() for parameter in root.parameters())
         part = "; each computes its part of every batch" if setting.data_ranks > 1 else ""
         setting.say(
-            f"{type(root).__name__} ({_much(count)} parameters) is trained by {setting.plan.name} on "
+            f"{name} ({_much(count)} parameters) is trained by {setting.plan.name} on "
             f"{dist.get_world_size()} ranks{part}"
         )
 

@@ -30,6 +30,7 @@ from . import blocks, loading
 from .agreement import check_untouched
 from .base import Setting
 from .gradients import average_after_backward
+from .shares import map_tensors, tensors_in
 from .unused import agree_on_use
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -149,12 +150,26 @@ def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
 
 
 def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: dict[str, Any]) -> None:
+    for module in target if isinstance(target, list) else [target]:
+        module.register_forward_hook(_outputs_of_their_own)  # before torch's, which then hang on what it returns
     if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
         replicate(target, mesh=_one_dimension(setting), **options)
     else:
         fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
+
+
+@torch.compiler.disable
+def _outputs_of_their_own(module: nn.Module, args: Any, outputs: Any) -> Any | None:
+    """Copies of outputs that are views: a change of a view in place (``y += x``) takes torch's hook off it.
+
+    The unit's parameters would then not be gathered for its backward. See ``_register_pre_backward_hook`` in
+    ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
+    """
+    if all(tensor._base is None for tensor in tensors_in(outputs)):
+        return None
+    return map_tensors(outputs, lambda tensor: tensor if tensor._base is None else tensor.clone())
 
 
 def _mesh(setting: Setting) -> DeviceMesh:

@@ -73,6 +73,7 @@ class Loops:
         self._group, self._say, self._device, self._batch = group, say, device, batch
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
+        self._told: set[str] = set()
         self._asserted = Joint(Added(mean=not summed), None)
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
@@ -172,9 +173,15 @@ class Loops:
         reason = next((one for one in found if one), None)
         self._decided[site] = None if reason or watch.losses is None else Joint(watch.losses, watch.forms)
         if reason:
-            self._say(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
+            self._tell(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
         else:
-            self._say("each rank loads its part of every batch")
+            self._tell("each rank loads its part of every batch")
+
+    def _tell(self, line: str) -> None:
+        """Once: a loader that is made anew in every epoch is a loop of its own each time."""
+        if line not in self._told:
+            self._told.add(line)
+            self._say(line)
 
     def _shadow(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A loader that shares everything with the user's but its batch sampler (and persistent workers)."""

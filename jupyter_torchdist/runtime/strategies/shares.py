@@ -128,7 +128,8 @@ def _gathered(part: torch.Tensor, rows: Rows, dim: int) -> torch.Tensor:
     if front.is_complex():
         received = [torch.view_as_complex(block) for block in received]
     blocks = [block.view(front.dtype)[:size] for block, size in zip(received, rows.sizes, strict=True)]
-    return torch.cat(blocks).movedim(0, dim)
+    # Never a view: user code may change the outputs of its model in place.
+    return torch.cat([block.movedim(0, dim) for block in blocks], dim)
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

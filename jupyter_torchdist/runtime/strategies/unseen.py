@@ -80,11 +80,16 @@ def _unseen_below(run: LinesRun, own: CodeType) -> str | None:
         if code is own or (tree := _tree(code.co_filename)) is None:
             continue
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
+            # A comprehension has code of its own, and runs none of the lines around it.
+            if isinstance(node, ast.FunctionDef) and node.name == code.co_name and _begins(node) == code.co_firstlineno:
                 for statement in _not_run(node.body, lines):
                     if _READS & _names_in(statement):
                         return f"line {statement.lineno} of {node.name}, which has not run yet, may read numbers"
     return None
+
+
+def _begins(function: ast.FunctionDef) -> int:
+    return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def _tree(filename: str) -> ast.Module | None:

@@ -48,7 +48,6 @@ ALIKE: dict[str, Expectation] = {
     "forward_hooks": _KEPT,
     "grad_scaler": Equal(2e-3),  # gradients are rounded to fp16 before they are summed
     "graph_batches": _SHAPES,
-    "hugging_face": Refused("index takes samples by their position in the batch"),
     "literal_batch_size": _SHAPES,
     "load_balancing": _KEPT,
     "mask_of_batch_size": _SHAPES,

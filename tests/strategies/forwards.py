@@ -72,6 +72,10 @@ def _attention_over_the_batch(net: Net, h: Tensor) -> Tensor:
     return h + F.scaled_dot_product_attention(h[None], h[None], h[None])[0]
 
 
+def _counted(rows: int) -> Tensor:
+    return torch.arange(rows)[:, None]
+
+
 BETWEEN: dict[str, Function] = {
     "place_by_arange": lambda net, h: h + net.table[torch.arange(len(h))],
     "place_by_slice": lambda net, h: h + net.table[: len(h)],
@@ -124,6 +128,7 @@ BETWEEN: dict[str, Function] = {
     "outer": lambda net, h: h + torch.einsum("i,j->ij", h[:, 0], h.mean(0)),
     "fine": lambda net, h: h * 2,
     "fine_with_chunks": lambda net, h: torch.cat([2 * part for part in h.split(1)]),
+    "fine_positions_of_an_argument": lambda net, h: h[_counted(len(h)), torch.arange(WIDTH)],
     "fine_loop": lambda net, h: torch.stack([row / row.norm() for row in h]),
 }
 """What stands between the layers; the ``fine`` ones treat each sample alone."""

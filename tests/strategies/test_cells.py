@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
-from collections.abc import Callable
+import os
+import pickle
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 
@@ -19,11 +23,11 @@ MORE = frozenset(
     {
         "batch_sampler", "best_weights", "compiled", "curriculum", "custom_autograd", "custom_sampler",
         "detection_lists", "diffusion", "distillation", "double_precision", "dqn", "embedding_bag",
-        "forward_hooks", "grad_norm_logging", "hugging_face", "is_main_prints", "loader_workers", "mixup",
-        "model_zoo", "new_head", "normalizing_flow", "onecycle", "plateau_scheduler", "recommender", "resume",
-        "sam", "seq2seq", "several_models", "siamese", "simclr", "sliced_by_hand", "swa", "tqdm_loop",
-        "training_step", "transformer_time_first", "triplet_mining", "vit", "vocabulary_from_a_set",
-        "weighted_cross_entropy", "weighted_sampler",
+        "forward_hooks", "grad_norm_logging", "hugging_face", "hugging_face_families", "is_main_prints",
+        "loader_workers", "mixup", "model_zoo", "new_head", "normalizing_flow", "onecycle", "plateau_scheduler",
+        "recommender", "resume", "sam", "seq2seq", "several_models", "siamese", "simclr", "sliced_by_hand",
+        "swa", "tqdm_loop", "training_step", "transformer_time_first", "triplet_mining", "vit",
+        "vocabulary_from_a_set", "weighted_cross_entropy", "weighted_sampler",
     }
 )  # fmt: skip
 """Cells that are much like another one: run by ``make soak``."""
@@ -35,16 +39,36 @@ def _no_cache_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Callable[[str], Trace]:
-    """What a cell leaves on one device; all of them are run by the first test that asks."""
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
+    """What a cell leaves on one device. Those that are compared with are run at once, by the first test that asks."""
     traces: dict[str, Trace] = {}
+    folder = tmp_path_factory.getbasetemp()
 
     def of(name: str) -> Trace:
-        if not traces:
-            traces.update(run_alone({cell: text_of(cell) for cell in all_cells()}))
+        if name not in traces:
+            wanted = {name, *compared(request.session.items)}
+            of_all_workers = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+            traces.update(run_once(of_all_workers / "alone", wanted))
         return traces[name]
 
     return of
+
+
+def run_once(path: Path, cells: Iterable[str]) -> dict[str, Trace]:
+    """Run the cells on one device, or take what another worker of this session left at ``path``."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_bytes(pickle.dumps(run_alone({cell: text_of(cell) for cell in cells})))
+        found: dict[str, Trace] = pickle.loads(path.read_bytes())
+    return found
+
+
+def compared(items: Iterable[pytest.Item]) -> set[str]:
+    """Cells whose trace on one device one of these tests looks at."""
+    calls = [item.callspec.params for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    asked = {(str(call["cell"]), str(call["strategy"])) for call in calls if call.keys() >= {"cell", "strategy"}}
+    return {cell for cell, strategy in asked if not isinstance(expected(cell, strategy), Refused)}
 
 
 def cases() -> list[object]:

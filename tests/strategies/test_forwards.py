@@ -23,7 +23,8 @@ def test_refused_or_the_same(ranks: int) -> None:
     assert outcome.error is None, outcome.error
     divided = {name: found for name, found in outcome.names["found"].items() if not isinstance(found, str)}
     assert divided == {name: pytest.approx(alone[name], rel=1e-5, abs=1e-6) for name in divided}
-    assert {name for name in BETWEEN if name.startswith("fine")} >= divided.keys() >= {"fine"}
+    fine = {name for name in BETWEEN if name.startswith("fine")}
+    assert fine >= divided.keys() >= {"fine", "fine_positions_of_an_argument"}
     refusals = [found for found in outcome.names["found"].values() if isinstance(found, str)]
     assert all("-O model=whole" in words for words in refusals)
 

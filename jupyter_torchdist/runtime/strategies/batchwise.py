@@ -237,7 +237,7 @@ class BatchwiseTracker(TorchDispatchMode):
             self._alone.update(dict.fromkeys(call.out, True))
         if follows or call.draws or call.makes or sized(call):
             self._follow(call)
-        elif call.name in _VIEWS and args[0] in self._positions:
+        if call.name in _VIEWS and args[0] in self._positions:
             self._positions[call.out] = True
         return call.out
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
 import os
-import re
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import FrameType
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 
+from .bindings import running, sources, value_of
 from .lattice import Place, Rows
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -58,7 +55,7 @@ def origin(value: float, rows: Callable[[torch.Tensor], Rows | None]) -> Origin:
     )
     if frame is None:
         return Origin.OPEN
-    expression = _running(frame)
+    expression = running(frame)
     return Origin.OPEN if expression is None else _origin(expression, Scene(frame, value, rows))
 
 
@@ -69,31 +66,6 @@ def _frame(skip: tuple[str, ...]) -> FrameType | None:
     return frame
 
 
-def _running(frame: FrameType) -> ast.AST | None:
-    """The expression or statement that ``frame`` is at; the whole line before Python 3.11."""
-    lines = linecache.getlines(frame.f_code.co_filename)
-    if not 0 < frame.f_lineno <= len(lines):
-        return None
-    text = lines[frame.f_lineno - 1]
-    if hasattr(frame.f_code, "co_positions"):
-        span = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-        if None not in span:
-            text = _cut(lines, *span)  # none of them is None
-    try:
-        return ast.parse(textwrap.dedent(text).strip())
-    except SyntaxError:
-        return None
-
-
-def _cut(lines: list[str], first: int, last: int, start: int, end: int) -> str:
-    """Lines from the byte ``start`` of the first to the byte ``end`` of the last."""
-    chosen = [line.encode() for line in lines[first - 1 : last]]
-    chosen[-1] = chosen[-1][:end]
-    chosen[0] = chosen[0][start:]
-    joined = b"".join(chosen).decode(errors="replace")
-    return f"({joined})" if len(chosen) > 1 and not re.search(r"^\s*\w[^=]*[^=!<>]=", joined) else joined
-
-
 def _origin(tree: ast.AST, scene: Scene) -> Origin:
     if any(isinstance(node, ast.Call) and _is_attribute(node.func, "chunk") for node in ast.walk(tree)):
         return Origin.SIZE  # a fraction of it
@@ -101,12 +73,14 @@ def _origin(tree: ast.AST, scene: Scene) -> Origin:
     if any(_is_literal(node, scene.value) for factor in factors for node in ast.walk(factor)):
         return Origin.LITERAL
     for factor in factors:
-        sources = [factor]
+        given = [(factor, scene.frame)]
         if isinstance(factor, ast.Name):
-            sources = _assigned(scene.frame.f_code.co_filename, factor.id)
-            if sources and all(_is_literal(node, scene.value) for node in sources):
+            given = sources(factor.id, scene.frame)
+            if given and all(_is_literal(node, scene.value) for node, _ in given):
                 return Origin.LITERAL
-        found = {origin for source in sources for origin in _sizes(source, scene) or [Origin.OPEN]}
+        found = {
+            origin for node, frame in given for origin in _sizes(node, replace(scene, frame=frame)) or [Origin.OPEN]
+        }
         if found in ({Origin.SIZE}, {Origin.LITERAL}):
             return found.pop()
         if Origin.SIZE in found and Origin.OPEN not in found:  # ``B * T``
@@ -161,12 +135,12 @@ def _size(node: ast.AST, scene: Scene) -> Origin | None:
 
 
 def _of_all(holder: ast.AST, scene: Scene) -> Origin:
-    tensor = _value(holder, scene.frame)
+    tensor = value_of(holder, scene.frame)
     return Origin.SIZE if isinstance(tensor, torch.Tensor) and scene.rows(tensor) is not None else Origin.OPEN
 
 
 def _of_dim(holder: ast.AST, index: ast.AST, scene: Scene) -> Origin:
-    tensor, dim = _value(holder, scene.frame), _value(index, scene.frame)
+    tensor, dim = value_of(holder, scene.frame), value_of(index, scene.frame)
     if not isinstance(tensor, torch.Tensor) or not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
         return Origin.SIZE if dim == 0 and not isinstance(tensor, (list, tuple, dict, str)) else Origin.OPEN
     rows = scene.rows(tensor)
@@ -175,58 +149,5 @@ def _of_dim(holder: ast.AST, index: ast.AST, scene: Scene) -> Origin:
     return Origin.SIZE if dim % tensor.dim() == rows.dim else Origin.LITERAL
 
 
-def _value(node: ast.AST, frame: FrameType) -> Any:
-    """What a name, an attribute or an item stands for, found without running anything of the user's."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return -node.operand.value if isinstance(node.operand.value, int) else None
-    if isinstance(node, ast.Name):
-        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
-    if isinstance(node, ast.Attribute):
-        return getattr(_value(node.value, frame), "__dict__", {}).get(node.attr)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        holder = _value(node.value, frame)
-        if type(holder) is dict:
-            return holder.get(node.slice.value)
-        if type(holder) in (list, tuple) and isinstance(node.slice.value, int):
-            return dict(enumerate(holder)).get(node.slice.value)
-    return None
-
-
 def _is_attribute(node: ast.AST, *names: str) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and node.attr in names
-
-
-def _assigned(filename: str, name: str) -> list[ast.AST]:
-    """What the source binds ``name`` to; a name that is also bound in another way has no expression here."""
-    found: list[ast.AST] = []
-    for node in ast.walk(_tree(filename)):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name) and target.id == name:
-                    found.append(node.value)
-                elif isinstance(target, ast.Tuple) and name in (names := [getattr(e, "id", "") for e in target.elts]):
-                    at = ast.Constant(names.index(name))
-                    found.append(ast.Subscript(node.value, at, ast.Load()))  # of ``B, T = x.shape``, ``x.shape[0]``
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and isinstance(node.target, ast.Name):
-            if node.target.id == name and node.value is not None:
-                found.append(node.value)
-        elif isinstance(node, (ast.For, ast.comprehension, ast.AugAssign)):
-            if any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.target)):
-                return []
-        elif isinstance(node, ast.arg) and node.arg == name:
-            return []
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(source: str) -> ast.AST:
-    try:
-        return ast.parse(re.sub(r"\A%%[^\n]*", "", source))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
-def _tree(filename: str) -> ast.AST:
-    return _parsed("".join(linecache.getlines(filename)))

@@ -66,8 +66,7 @@ def plan_strategy(
     _check_size(name, world_size)
     degrees = _degrees(name, values, world_size, nodes, notes)
     values = {key: value for key, value in values.items() if key not in DIMENSIONS}
-    nccl = bool(gpus) and options.backend != "gloo"
-    strategy_checks.check(name, values, degrees, nccl=nccl, checkpoint=options.checkpoint is not None)
+    strategy_checks.check(name, values, degrees, checkpoint=options.checkpoint is not None)
     notes += strategy_checks.notes(values)
     if world_size == 1:
         notes.append("one rank: nothing is divided")

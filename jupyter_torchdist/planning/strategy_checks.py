@@ -15,9 +15,9 @@ RESHARDED = {"FULL_SHARD": True, "HYBRID_SHARD": True, "SHARD_GRAD_OP": False, "
 """Whether parameters are freed between forward and backward, by the names of FSDP1."""
 
 
-def check(name: str, values: Values, degrees: Mapping[str, int], *, nccl: bool, checkpoint: bool) -> None:
+def check(name: str, values: Values, degrees: Mapping[str, int], *, checkpoint: bool) -> None:
     """Raises ``OptionError`` for options that cannot stand together on this mesh."""
-    _check_ddp(values, nccl)
+    _check_ddp(values)
     _check_sharding(name, values, degrees)
     _check_units(values)
     _check_pipeline(values, degrees)
@@ -30,9 +30,7 @@ def check(name: str, values: Values, degrees: Mapping[str, int], *, nccl: bool, 
         raise OptionError(f"-O {periodic[0]}: into which directory?", "add --checkpoint DIR")
 
 
-def _check_ddp(values: Values, nccl: bool) -> None:
-    if values.get("comm_hook") == "bf16" and not nccl:
-        raise OptionError("-O comm_hook=bf16: torch's hook needs NCCL; these ranks use Gloo", "-O comm_hook=fp16")
+def _check_ddp(values: Values) -> None:
     if values.get("uneven_inputs") and values.get("static_graph"):
         raise OptionError(
             "-O uneven_inputs and -O static_graph contradict each other: ranks without a batch repeat no graph",
@@ -117,5 +115,7 @@ def notes(values: Values) -> Iterator[str]:
         yield "version 1: run as FSDP2, which shards each parameter by itself; losses and weights are the same"
     if values.get("use_orig_params") is False:
         yield "use_orig_params=0: FSDP2 has no flat parameters, names stay as they are"
+    if values.get("find_unused_parameters"):
+        yield "find_unused_parameters: done in every step as it is; static_graph=1 does it once"
     if values.get("backward_prefetch") == "NO_PREFETCH":
         yield "backward_prefetch=NO_PREFETCH: less memory, more waiting"

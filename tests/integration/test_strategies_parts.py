@@ -9,6 +9,7 @@ import pytest
 
 from jupyter_torchdist.client.functions import launch
 from tests.strategies import (
+    averaging,
     hugging_face,
     hybrid,
     inside,
@@ -24,7 +25,7 @@ from tests.strategies import (
 from tests.strategies.ranks import run_checks
 
 PARTS = [
-    *((sharding, 2), (sharding_options, 2), (replicating, 2), (inside, 2), (hybrid, 4)),
+    *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
     *((pipelines, 2), (pipelines, 4)),
 ]

@@ -118,7 +118,7 @@ def test_without_a_strategy_nothing_is_planned() -> None:
             "-O transformer_layer_cls_to_wrap and -O min_num_params contradict",
             "keep one",
         ),
-        ("--strategy ddp -O comm_hook=bf16", (2,), "needs NCCL", "-O comm_hook=fp16"),
+        ("--strategy ddp -O comm_hook=batched_powersgd", (2,), "one of none, fp16, bf16, powersgd", "-O comm_hook="),
         ("--strategy ddp -O uneven_inputs=1 -O static_graph=1", (2,), "uneven_inputs and -O static_graph", "keep one"),
         ("--strategy ddp -O trust_loss=1 -O loss=sum", (2,), "for a mean", "trust_loss out"),
         ("--strategy ddp -O checkpoint_steps=5", (2,), "into which directory?", "--checkpoint DIR"),

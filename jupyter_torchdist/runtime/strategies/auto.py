@@ -41,6 +41,7 @@ from . import (
     zero1,
 )
 from .already import distributed_by
+from .averaging import Averaging, How
 from .backwards import Backwards
 from .base import Setting
 from .datas import DATA
@@ -82,7 +83,10 @@ class Automatic:
         )
         self._patches = Patches()
         self._optimized = Optimized(setting.device)
-        self._backwards = Backwards(self._group, self._optimized, self._divider, self._loops, lambda: self._depth > 0)
+        self._averaging = Averaging(self._group, How.of(setting.plan))
+        self._backwards = Backwards(
+            self._group, self._optimized, self._divider, self._loops, lambda: self._depth > 0, self._averaging
+        )
         self._roots: dict[int, nn.Module] = {}
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
@@ -164,6 +168,7 @@ class Automatic:
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._patches.undo()
+        self._averaging.end()
 
     # -------------------------------------------------------------------------------------------------------- forwards
 
@@ -339,15 +344,10 @@ def _check_built(plan: StrategyPlan) -> None:
     missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
     missing += ["--checkpoint"] if plan.checkpoint else []
     missing += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
-    missing += [f"-O {name}" for name in plan.options if name in _EXPLICIT]
     if missing:
         raise StrategyError(
             f"{', '.join(missing)}: not built yet for cells of one device", f"use {', '.join(parts)}, and td.save"
         )
-
-
-_EXPLICIT = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook")
-"""Options of DDP's own reducer, for which gradients are averaged here after each backward instead."""
 
 
 def _is_of_shards(error: BaseException) -> bool:

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
 from ..autolog import UNSCALED
+from .averaging import Averaging
 from .divided import Divider
-from .gradients import average_gradients
 from .loops import Loops
 from .optimized import Optimized
 from .shares import averaged
@@ -31,8 +31,9 @@ class Backwards:
         divider: Divider,
         loops: Loops,
         is_within: Callable[[], bool],
+        averaging: Averaging,
     ) -> None:
-        self._group, self._optimized = group, optimized
+        self._group, self._optimized, self._averaging = group, optimized, averaging
         self._divider, self._loops, self._is_within = divider, loops, is_within
 
     def backward(
@@ -46,18 +47,37 @@ class Backwards:
         if self._loops.watch is not None:
             self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
         with self._loops.aside():
-            if self._loops.sliced is None:
-                original(tensors, grad_tensors, *args, **kwargs)
-            else:
-                weights = [self._loops.weight(loss) for loss in losses]
-                values = [
-                    (value, weight) for loss, weight in zip(losses, weights, strict=True) for value in _values(loss)
-                ]
-                sums = self._started(values)
-                original(tensors, self._scaled(losses, weights, grad_tensors), *args, **kwargs)
-                self._written(values, sums)
+            self._averaging.begin(regular=self._is_silent() and not _creates_graph(*args, **kwargs))
+            try:
+                self._run(original, tensors, losses, grad_tensors, args, kwargs)
+            except BaseException:
+                self._averaging.fail()
+                raise
             if self._divider.divided:
-                self._average()
+                # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
+                self._averaging.average(self._optimized.parameters())
+
+    def _run(
+        self,
+        original: Callable[..., Any],
+        tensors: Any,
+        losses: Sequence[torch.Tensor],
+        grad_tensors: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        if self._loops.sliced is None:
+            original(tensors, grad_tensors, *args, **kwargs)
+        else:
+            weights = [self._loops.weight(loss) for loss in losses]
+            values = [(value, weight) for loss, weight in zip(losses, weights, strict=True) for value in _values(loss)]
+            sums = self._started(values)
+            original(tensors, self._scaled(losses, weights, grad_tensors), *args, **kwargs)
+            self._written(values, sums)
+
+    def _is_silent(self) -> bool:
+        """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone."""
+        return self._loops.sliced is not None and not self._divider.synchronised
 
     def _started(self, values: Sequence[tuple[torch.Tensor, Weight]]) -> list[tuple[torch.Tensor, Any]]:
         """The all-reduces of the losses, issued before the backward and on every rank: no ``item()`` waits."""
@@ -84,12 +104,6 @@ class Backwards:
             for loss, weight, grad in zip(losses, weights, given, strict=True)
         ]
 
-    def _average(self) -> None:
-        """Idempotent: what is averaged already stays as it is, so accumulated gradients are right too."""
-        trained = self._optimized.parameters()
-        own = [one for one in trained if not isinstance(one, DTensor) and not one.is_meta]  # meta: of another stage
-        average_gradients(own, self._group)
-
     def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
 
@@ -103,6 +117,11 @@ class Backwards:
         if self._is_within() or not self._divider.divided or torch._C._current_graph_task_id() != -1:
             return grads
         return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
+
+
+def _creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:
+    """Of the arguments of ``backward``."""
+    return bool(kwargs.get("create_graph", create_graph))
 
 
 def _values(loss: torch.Tensor) -> list[torch.Tensor]:

@@ -126,6 +126,11 @@ class Divider:
         share = self._share(args, kwargs)
         return (args, kwargs) if self._whole or share is None else self._cut((args, kwargs), share)
 
+    @property
+    def synchronised(self) -> bool:
+        """Whether ranks exchange moments of batches in some model."""
+        return any(sharing is not None for sharing in self._sharing.values())
+
     def shares(self, module: nn.Module, sharing: batchnorm.Sharing | None) -> None:
         """The batch normalisation of a root is synchronised."""
         self._sharing[id(module)] = sharing

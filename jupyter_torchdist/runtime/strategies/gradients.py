@@ -24,14 +24,14 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained or group.size() == 1:
         return
-    used = _used_somewhere(trained, group)
+    used = used_somewhere(trained, group)
     dense: list[Tensor] = []
     with torch.no_grad():
         for parameter, state in zip(trained, used, strict=True):
-            if state == _UNUSED:
+            if state == UNUSED:
                 continue
-            if state == _SPARSE:
-                _average_sparse(parameter, group)
+            if state == SPARSE:
+                average_sparse(parameter, group)
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -42,13 +42,13 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
             average_bucket(bucket, group)
 
 
-_UNUSED, _SPARSE, _DENSE = 0, 1, 2
+UNUSED, SPARSE, DENSE = 0, 1, 2
 
 
-def _used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
-    """How each parameter's gradient is on the ranks that have one; dense where ranks differ."""
+def used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
+    """``UNUSED``, ``SPARSE`` or ``DENSE``: each gradient on the ranks that have one; dense where these differ."""
     device = _local(parameters[0]).device
-    states = [_UNUSED if p.grad is None else _SPARSE if p.grad.is_sparse else _DENSE for p in parameters]
+    states = [UNUSED if p.grad is None else SPARSE if p.grad.is_sparse else DENSE for p in parameters]
     agreed = torch.tensor(states, dtype=torch.int32, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MAX, group)
     return agreed.tolist()
@@ -58,7 +58,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
+def average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
     """Rows of an embedding: sent with their indices, never as a whole table."""
     mine = parameter.grad
     if mine is None:

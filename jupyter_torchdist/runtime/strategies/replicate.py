@@ -30,15 +30,10 @@ POWERSGD_START = 1000
 def check(model: nn.Module, setting: Setting) -> None:
     """Raise ``StrategyError`` for what DDP cannot do here."""
     check_untouched(model)
-    hook = chosen(setting.plan, "comm_hook")
-    if hook == "batched_powersgd":
+    if chosen(setting.plan, "comm_hook") == "bf16" and dist.get_backend(setting.data_group) == "gloo":
         raise StrategyError(
-            "comm_hook=batched_powersgd does not run in PyTorch: its hook hands matrices to a function of batches",
-            "use -O comm_hook=powersgd",
-        )
-    if hook == "bf16" and dist.get_backend(setting.data_group) == "gloo":
-        raise StrategyError(
-            "comm_hook=bf16 needs NCCL; these ranks talk through Gloo", "use -O comm_hook=fp16, or run on GPUs"
+            "comm_hook=bf16: DDP's own reducer takes it with NCCL alone, and these ranks talk through Gloo",
+            "use -O comm_hook=fp16, or run on GPUs",
         )
 
 
@@ -77,8 +72,15 @@ def _compress(model: Any, setting: Setting) -> None:
     elif kind == "bf16":
         model.register_comm_hook(group, default_hooks.bf16_compress_hook)
     elif kind == "powersgd":
-        state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        model.register_comm_hook(powersgd_state(group), powerSGD_hook.powerSGD_hook)
+
+
+def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
+    """What PowerSGD keeps between steps: factors of rank 1, and what they left out.
+
+    Without the small number a layer whose gradient is zero for a step would be divided by zero.
+    """
+    return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START, orthogonalization_epsilon=1e-12)
 
 
 def reducer_of(model: nn.Module) -> DistributedDataParallel:

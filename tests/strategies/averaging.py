@@ -18,7 +18,7 @@ from jupyter_torchdist.runtime.strategies import replicate
 from jupyter_torchdist.runtime.strategies.averaging import REGULAR, Averaging, How
 
 from .models import Mlp
-from .ranks import CLOSE, assert_close, everybody, everyone, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, everybody, everyone, refusal, setting
 from .unchanged import under
 
 SHAPES = ((3, 2), (4,), (), (5,), (2, 3))
@@ -355,8 +355,10 @@ def check_cells_train_as_on_one_device_under_every_option() -> None:
         {"find_unused_parameters": True}, {"comm_hook": "powersgd"}, {"comm_hook": "fp16"},
     )  # fmt: skip
     for options in several:
+        SAID.clear()
         within = 1e-2 if options.get("comm_hook") == "fp16" else CLOSE
-        model, _, losses = under(setting({"dp_replicate": dist.get_world_size()}, batch="slices", **options), cell)
+        model, _, losses = under(setting({"dp_replicate": dist.get_world_size()}, **options), cell)
+        assert "each rank loads its part of every batch" in SAID, SAID  # though the loop stands in a function
         assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < within, options
         assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
         assert_close(model.state_dict(), whole.state_dict(), within)

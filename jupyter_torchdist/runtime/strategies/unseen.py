@@ -41,6 +41,8 @@ class LinesRun:
             sys.settrace(None)
             self._frame.f_trace = None
             self._on = False
+            # Before Python 3.13 tracing leaves a copy of a function's variables, which would keep the batch alive.
+            _ = self._frame.f_locals
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         if not is_users(frame.f_code.co_filename):

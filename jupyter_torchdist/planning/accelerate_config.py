@@ -263,6 +263,11 @@ def _remarks(top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]) 
     ]
     if needless:
         yield f"{', '.join(needless)}: needless here, ranks run the cell and find each other by themselves"
+    if str(top.get("gradient_accumulation_steps", 1)) != "1":
+        yield (
+            "gradient_accumulation_steps: a batch of the cell is taken in so many parts, and stays the batch of one "
+            "step (accelerate would make a step every so many batches)"
+        )
     if "dynamo_use_regional_compilation" in sections["dynamo_config"]:
         yield "dynamo_use_regional_compilation: each repeated block is compiled, always"
     if "parallelism_config_cp_comm_strategy" in sections["parallelism_config"]:

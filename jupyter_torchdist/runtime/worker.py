@@ -142,7 +142,7 @@ class Rank:
             if self.number == 0:
                 self.events.write("job.note", text=text)
 
-        automatic = auto.Automatic(base.make_setting(plan.strategy, device, say))
+        automatic = auto.Automatic(base.make_setting(plan.strategy, device, say), vars(self.main), plan.grace / 2)
         automatic.install()
         return automatic
 

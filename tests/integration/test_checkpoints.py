@@ -46,22 +46,7 @@ def test_what_can_be_saved(home: Path, tmp_path: Path) -> None:
         "ranks_that_save_different_things",
         "a_file_system_that_is_full_half_way",
         "an_error_of_an_asynchronous_save_is_raised_by_the_next",
-        "an_interrupt_in_the_last_step_saves_too",
     )
-
-
-def test_the_automatic_way_resumes(home: Path, tmp_path: Path) -> None:
-    passes(
-        2,
-        tmp_path,
-        "the_curve_goes_on_as_if_never_interrupted",
-        "nothing_to_resume_is_said",
-        "minutes_are_the_first_ranks",
-        "an_interrupt_of_one_rank_stops_all_at_one_step",  # a job's second interrupt is another thing: one a job
-    )
-    with pytest.raises(RankFailed, match="SIGTERM"):
-        passes(2, tmp_path, "terminated")
-    assert td.load(tmp_path / "terminated")["step"] >= 3
 
 
 def test_a_rank_that_dies_while_it_saves_leaves_the_earlier_checkpoint(home: Path, tmp_path: Path) -> None:

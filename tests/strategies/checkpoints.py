@@ -23,11 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import jupyter_torchdist as td
 from jupyter_torchdist.protocol.errors import CheckpointError
-from jupyter_torchdist.runtime.checkpoint.checkpointer import Checkpointer
-from jupyter_torchdist.runtime.checkpoint.loading import open_latest
 
 from . import models
-from .ranks import SAID, assert_close, everyone, mine, setting
+from .ranks import SAID, assert_close, everyone, mine
 
 CASE = models.CASES["untied"]
 SAVED, STEPS = 3, 6
@@ -262,87 +260,3 @@ def a_rank_that_ends_in_an_asynchronous_save(place: Path) -> None:
     if td.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     td.save(place / "killed", model, step=3)
-
-
-# ------------------------------------------------------------------------------------------------- the automatic way
-
-
-def train_automatically(
-    place: Path, name: str, steps: int, signal_at: int | None = None, epochs: int = 3, **plan: Any
-) -> list[float]:
-    """A loop as the automatic way runs it: every rank sees the whole batch, as ``auto.py`` does."""
-    torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
-    model = nn.Sequential(models.Mlp(), nn.Dropout(0.3), nn.Linear(3, 3))
-    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
-    optimizer = models.adamw(list(model.parameters()))
-    checkpointer = Checkpointer(setting(checkpoint=str(place / name), **plan))
-    checkpointer.register("loader", loader)
-    step, losses = 0, []
-    for epoch in range(epochs):
-        for inputs, targets in loader:
-            if not step:
-                fully_shard(model)
-                optimizer = models.adamw(list(model.parameters()))
-                checkpointer.register("model", model)
-                checkpointer.register("optimizer", optimizer)
-                step = checkpointer.resume()
-            losses.append(models.step(model, optimizer, inputs, targets, after=lambda: None))
-            step += 1
-            if step == signal_at and td.rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM if plan.get("term") else signal.SIGINT)
-            checkpointer.after_step(step)
-            if step == steps:
-                checkpointer.finish(step)
-                return losses
-        assert step == 5 * (epoch + 1) or not step
-    checkpointer.finish(step)
-    return losses
-
-
-def the_curve_goes_on_as_if_never_interrupted(place: Path) -> None:
-    whole = train_automatically(place, "whole", 15, checkpoint_steps=4, checkpoint_keep=3)
-    assert len(whole) == 15
-    assert sorted(os.listdir(place / "whole")) == ["step-000004", "step-000008", "step-000012"]
-    first = train_automatically(place, "part", 7, checkpoint_steps=7)  # in the second epoch, batch 2
-    rest = train_automatically(place, "part", 15, checkpoint_steps=100, resume=True)
-    assert first + rest == whole, (whole, first, rest)
-    assert any("resumed at step 7" in line for line in SAID)
-
-
-def nothing_to_resume_is_said(place: Path) -> None:
-    assert len(train_automatically(place, "nothing", 2, resume=True)) == 2
-    assert any("beginning at step 0" in line for line in SAID)
-
-
-def minutes_are_the_first_ranks(place: Path) -> None:
-    train_automatically(place, "minutes", 15, checkpoint_minutes=1e-9)
-    opened = open_latest(place / "minutes", "")
-    assert opened is not None and opened.step is not None
-    assert everyone(opened.step) == [opened.step] * td.world_size
-
-
-def an_interrupt_of_one_rank_stops_all_at_one_step(place: Path) -> None:
-    interrupted = 0
-    try:
-        train_automatically(place, "interrupted", 0, signal_at=2, epochs=100_000, checkpoint_steps=1000)
-    except KeyboardInterrupt:
-        interrupted = 1
-    assert everyone(interrupted) == [1, 1]
-    opened = open_latest(place / "interrupted", "none in {}")
-    assert opened is not None and opened.step is not None and opened.step >= 2
-    assert any(f"stopped at step {opened.step}" in line for line in SAID)
-
-
-def an_interrupt_in_the_last_step_saves_too(place: Path) -> None:
-    interrupted = 0
-    try:
-        train_automatically(place, "late-interrupt", 15, signal_at=15, checkpoint_steps=1000)
-    except KeyboardInterrupt:
-        interrupted = 1
-    assert everyone(interrupted) == [1, 1]
-    assert td.load(place / "late-interrupt")["step"] == 15
-
-
-def terminated(place: Path) -> None:
-    train_automatically(place, "terminated", 0, signal_at=3, epochs=100_000, term=True, checkpoint_steps=1000)

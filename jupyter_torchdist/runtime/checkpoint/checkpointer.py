@@ -10,22 +10,24 @@ from torch.utils.data import DataLoader
 
 from ...protocol.errors import CheckpointError
 from ..strategies.base import Setting
+from ..strategies.statedicts import as_they_are
 from . import position, saving
 from .loading import Opened, open_latest
+from .objects import kind_of
 from .ranks import Ranks, all_ranks, apart
-from .stopping import Stop
 from .variables import Variables
 
 _MINUTES = 10.0
 _KEEP = 2
+TENSORS = "tensors"
+"""Name of the cell's own tensors among the objects of a checkpoint."""
 
 
 class Checkpointer:
-    """Saves while a loop trains, and brings a later run to where it was. Every rank has one and calls it alike.
+    """Saves while a cell trains, and brings a later run of it to where it was. Every rank has one and calls it alike.
 
-    In order: make it; ``register`` every object, a loader before the loop over it begins; ``resume`` once the models
-    and optimizers have their distributed form; ``after_step`` when an optimizer step is over; ``finish`` at the end, or
-    ``close`` when an exception ended it.
+    In order: make it; ``register`` every object before the loop that trains it begins; ``arrive`` where the first step
+    begins that was not done, unless a registered loader does it; ``go_on`` then; ``after_step`` when a step is over.
 
     Options of the plan: ``checkpoint_steps``, ``checkpoint_minutes`` (10 without steps), ``checkpoint_keep`` (2).
 
@@ -37,27 +39,30 @@ class Checkpointer:
     ``while`` over an iterator made before) cannot be led anywhere; its models are restored all the same.
     """
 
-    def __init__(self, setting: Setting, directory: str | Path | None = None) -> None:
-        chosen = directory if directory is not None else setting.plan.checkpoint
-        if chosen is None:
-            raise CheckpointError("no directory for checkpoints", "--checkpoint DIR")
+    def __init__(self, setting: Setting) -> None:
+        assert setting.plan.checkpoint is not None
         options = setting.plan.options
-        self.directory = Path(chosen).absolute()
+        self.directory = Path(setting.plan.checkpoint).absolute()
         self._say = setting.say
         self._ranks = all_ranks()
         self._keep = int(options.get("checkpoint_keep", _KEEP))
         self._cadence = Cadence(self._ranks, options.get("checkpoint_steps"), options.get("checkpoint_minutes"))
         self._objects: dict[str, Any] = {}
         self._variables: Variables | None = None
-        self._arrived = False
-        self._last: int | None = None
+        self.seed: int | None = None
+        """What the run's random numbers began with; one that is resumed begins with the same."""
+        self.arrived = self.went_on = False
+        """Whether the state was restored, and whether the training has changed it since."""
+        self.last: int | None = None
+        """The step of the newest checkpoint, that this run saved or began with."""
         self._opened = self._open() if setting.plan.resume else None
-        self._stop = Stop(self._ranks)
 
     def _open(self) -> Opened | None:
         opened = open_latest(self.directory, "")
         if opened is None:
             self._say(f"nothing to resume in {self.directory}: beginning at step 0")
+            return None
+        self.seed, self.last = opened.own.get("seed"), opened.step
         return opened
 
     @property
@@ -65,16 +70,30 @@ class Checkpointer:
         """The step of the checkpoint that is resumed; 0 without one."""
         return 0 if self._opened is None else self._opened.step or 0
 
+    @property
+    def on_the_way(self) -> bool:
+        """Whether a step that was done already would be done again."""
+        return self._opened is not None and not self.went_on
+
+    @property
+    def led(self) -> bool:
+        """Whether a loader leads to where the checkpoint was saved."""
+        return self._opened is not None and "loader" in self._opened.content.kinds.values()
+
+    def knows(self, name: str) -> bool:
+        """Whether the checkpoint that is resumed has an object of that name."""
+        return self._opened is not None and name in self._opened.content.kinds
+
     def register(self, name: str, value: Any) -> None:
         """Save ``value`` under ``name`` from now on: whatever ``td.save`` takes, and ``Variables`` of a cell.
 
-        A loader or variables that are in the checkpoint are led there from here on; ``resume`` does the rest. A name
-        that is registered again means the new object: a loader that is made anew in each epoch goes on counting.
+        A loader that is in the checkpoint is led to where it was. A name that is registered again means the new object:
+        a loader that is made anew in each epoch goes on counting.
         """
-        earlier = self._objects.get(name)
         if isinstance(value, Variables):
             self._variables = value
             return
+        earlier = self._objects.get(name)
         self._objects[name] = value
         if not isinstance(value, DataLoader):
             return
@@ -83,70 +102,69 @@ class Checkpointer:
             return
         where = position.follow(value)
         if self._opened is not None and earlier is None and name in self._opened.own:
-            where.go_to(self._opened.own[name], self._arrive)
+            where.go_to(self._opened.own[name], self.arrive)
 
-    def resume(self) -> int:
-        """Fill what is registered from the checkpoint and give its step; 0 without one.
+    def arrive(self) -> None:
+        """Everything registered is as it was when the checkpoint was saved; nothing happens without one.
 
-        Random numbers and variables are set when the first loader arrives where it was, before its batch is loaded,
-        or here when none is on the way. Raises ``CheckpointError`` as ``td.load`` does; nothing is changed then.
+        Again, as long as the training has not gone on: code around loops that are over has run in between.
+        Raises ``CheckpointError`` as ``td.load`` does; nothing is changed then.
         """
-        if self._opened is None:
-            return 0
-        self._opened.restore({name: one for name, one in self._objects.items() if not isinstance(one, DataLoader)})
-        loaders = [one for one in self._objects.values() if isinstance(one, DataLoader)]
-        if not any(position.follow(loader).goal for loader in loaders):
-            self._arrive()
-        for note in self._opened.notes:
-            self._say(f"{self._opened.path.name}: {note}")
-        self._say(f"resumed at step {self.step} from {self._opened.path}")
-        return self.step
-
-    def _arrive(self) -> None:
-        if self._arrived or self._opened is None:
+        opened = self._opened
+        if opened is None or self.went_on:
             return
-        self._arrived = True
-        self._opened.restore_random()
+        known = {name: value for name, value in self._objects.items() if self.knows(name)}
+        known = {name: value for name, value in known.items() if not isinstance(value, DataLoader)}
+        values = opened.restore(known)
+        opened.restore_random()
         if self._variables is not None:
-            self._variables.restore(self._opened.own.get("variables", {}))
+            self._variables.restore(values.get(TENSORS, {}))
+            self._variables.restore(opened.own.get("variables", {}))
+        if not self.arrived:
+            self._tell(opened)
+        self.arrived = True
+
+    def _tell(self, opened: Opened) -> None:
+        for note in opened.notes:
+            self._say(f"{opened.path.name}: {note}")
+        self._say(f"resumed at step {self.step} from {opened.path}")
+
+    def go_on(self) -> None:
+        """The training goes on from what was restored. Raises ``CheckpointError`` when that was not all of it."""
+        if self._opened is None or self.went_on:
+            return
+        self.went_on = True
+        there = {name for name, kind in self._opened.content.kinds.items() if kind == "optimizer"}
+        here = {name for name, one in self._objects.items() if kind_of(one) == "optimizer"}
+        if here != there:
+            names = sorted(there - here), sorted(here - there)
+            is_there = f"has {names[0][0]}, which this one has not" if names[0] else f"has no {names[1][0]}"
+            raise CheckpointError(
+                f"{self._opened.path} is of another cell: it {is_there}",
+                "resume the cell that was interrupted, or give --checkpoint another directory",
+            )
+        lost = [name for name in self._opened.content.kinds if name not in self._objects and name != TENSORS]
+        if lost:
+            self._say(f"{self._opened.path.name} has {', '.join(lost)}, which this cell has not made yet: left out")
 
     def after_step(self, step: int) -> None:
-        """``step`` optimizer steps are done. Saves when it is time to.
+        """``step`` steps are done. Saves when it is time to. Raises ``CheckpointError`` when an earlier save failed."""
+        if self._cadence.due(step):
+            self.save(step)
 
-        After an interrupt or SIGTERM of any rank: saves at the step that all agree on, waits until that is complete,
-        and lets the signal act. Raises ``KeyboardInterrupt`` then, and ``CheckpointError`` when an earlier save failed.
-        """
-        signal = self._stop.at(step)
-        if self._cadence.due(step) or signal is not None:
-            self._save(step)
-        if signal is not None:
+    def save(self, step: int, *, complete: bool = False) -> None:
+        """Save what is registered; ``complete``: return when it is on disk."""
+        if step != self.last:
+            own: dict[str, Any] = {"seed": self.seed}
+            objects = self._objects
+            if self._variables is not None:
+                own["variables"] = self._variables.changed()
+                objects = {**objects, TENSORS: self._variables.changed_tensors()}
+            with as_they_are():
+                saving.save_named(self.directory, objects, step, self._keep, True, self._say, own)
+            self.last = step
+        if complete:
             saving.wait()
-            self._say(f"stopped at step {step}; saved in {self.directory}")
-            self._stop.deliver(signal)
-
-    def _save(self, step: int) -> None:
-        if step == self._last:
-            return
-        own = {} if self._variables is None else {"variables": self._variables.changed()}
-        saving.save_named(self.directory, self._objects, step, self._keep, True, self._say, own)
-        self._last = step
-
-    def finish(self, step: int) -> None:
-        """The training is over on every rank, after ``step`` steps: wait for the last save, give the signals back.
-
-        A signal of any rank that found no further step acts now, after a save. Raises what ``after_step`` raises.
-        """
-        saving.wait()
-        asked = [signal for signal in self._ranks.gather(self._stop.asked) if signal is not None]
-        if asked:
-            self._save(step)
-            saving.wait()
-            self._stop.deliver(asked[0])
-        self._stop.close()
-
-    def close(self) -> None:
-        """Give the signals back, and talk to nobody: this rank's training ended with an exception."""
-        self._stop.close()
 
 
 class Cadence:

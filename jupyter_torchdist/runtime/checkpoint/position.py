@@ -77,9 +77,10 @@ class Position:
     def go_to(self, goal: Saved, arrived: Callable[[], None] = _nothing, epochs: bool = True) -> None:
         """Pass over what ``goal`` has seen, in the iterations that follow.
 
-        ``arrived`` is called once, when the first batch that was not seen is about to be loaded: the caller sets
-        everything to what it was then. Without ``epochs`` the next iteration is the one that was under way, for
-        loops that begin at the right epoch by themselves.
+        ``arrived`` is called when the first batch that was not seen is about to be loaded, and when the last iteration
+        that was over has been passed over, as there may be no other: the caller sets everything to what it was then.
+        Without ``epochs`` the next iteration is the one that was under way, for loops that begin at the right epoch
+        by themselves.
         """
         self.goal, self.arrived = goal, arrived
         self.started = 0 if epochs else goal.over
@@ -92,6 +93,8 @@ class Position:
         if goal is None:
             return self._run(make, 0, number)
         if number < goal.over:
+            if number == goal.over - 1 and not goal.live:
+                self._arrive(goal)
             return make() if number in goal.looks else iter(())
         self.goal = None
         if not goal.live:
@@ -103,11 +106,13 @@ class Position:
         self, make: Callable[[], Iterator[Any]], seen: int, number: int, goal: Saved | None = None
     ) -> Iterator[Any]:
         loader = self._loader()
+        now = randomness.capture()
         if goal is not None:
             _set_all(loader, goal.at_start)
         self.at_start = _capture_all(loader)
         iterator = self._make_from(make, seen)
         if goal is not None:
+            randomness.restore(now)  # of two loaders that go on together, the second must not undo the first
             self._arrive(goal)
         self.batches, self.live = seen, True
         return self._count(iterator, number)
@@ -115,8 +120,7 @@ class Position:
     def _arrive(self, goal: Saved) -> None:
         for generator, state in zip(_generators(self._loader()), goal.generators, strict=False):
             generator.set_state(state)
-        arrived, self.arrived = self.arrived, _nothing
-        arrived()
+        self.arrived()
 
     def _seen(self, goal: Saved) -> int:
         """Batches to pass over; fewer when more ranks divide each of them."""
@@ -219,7 +223,7 @@ _positions: weakref.WeakKeyDictionary[Loader, Position] = weakref.WeakKeyDiction
 
 def follow(loader: Loader, replay: bool = False) -> Position:
     """Count the iterations over ``loader`` from now on. Again: the same position."""
-    _watch_iterations()
+    watch_iterations()
     position = _positions.get(loader)
     if position is None:
         position = _positions[loader] = Position(loader, replay)
@@ -240,7 +244,8 @@ def hand_on(earlier: Loader, later: Loader) -> None:
 
 
 @functools.cache
-def _watch_iterations() -> None:
+def watch_iterations() -> None:
+    """Let ``DataLoader.__iter__`` tell the positions. Whoever wraps it too does so afterwards."""
     original = DataLoader.__iter__
 
     @functools.wraps(original)

@@ -13,7 +13,8 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,10 +30,16 @@ _numbers = itertools.count()
 
 
 class Stop:
-    """The first signal asks; a second one does what it would have done without us."""
+    """The first signal asks; a second one does what it would have done without us.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    So does the first after ``patience`` seconds without a step: what the ranks do then is no step of a training, or
+    one of them is gone.
+    """
+
+    def __init__(
+        self, ranks: Ranks, signals: Sequence[signal.Signals] = _SIGNALS, patience: float | None = None
+    ) -> None:
+        self._ranks, self._patience = ranks, patience
         self._asked: int | None = None
         self._vote: int | None = None
         self._closed = threading.Event()
@@ -40,7 +47,7 @@ class Stop:
         self._previous: dict[int, Any] = {}
         self._thread: threading.Thread | None = None
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            self._previous = {number: signal.signal(number, self._on_signal) for number in signals}
         if ranks.group is not None:
             # Every process group has the job's store at hand; torch has no public way to it.
             self._store = PrefixStore(f"torchdist-stop-{next(_numbers)}", _get_default_store())
@@ -97,14 +104,27 @@ class Stop:
         self._news.set()
 
     def _watch(self) -> None:
-        told = False
+        told: float | None = None
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
             while not self._closed.is_set():
                 self._news.wait(_LOOK)
                 self._news.clear()
-                if self._asked is not None:
-                    if not told:
-                        self._store.set("asked", str(self._asked))
-                        told = True
-                elif self._store.check(["asked"]):
-                    self._asked, told = int(self._store.get("asked")), True
+                if self._asked is None and self._store.check(["asked"]):
+                    self._asked, told = int(self._store.get("asked")), told or time.monotonic()
+                elif self._asked is not None and told is None:
+                    self._store.set("asked", str(self._asked))
+                    told = time.monotonic()
+                if told is not None and self._patience is not None and time.monotonic() - told > self._patience:
+                    self._lose_patience()
+                    return
+
+    def _lose_patience(self) -> None:
+        """From the thread: the main one may be where no Python runs."""
+        assert self._asked is not None
+        previous = self._previous.get(self._asked)
+        if self._closed.is_set():
+            return
+        if self._asked == signal.SIGTERM and callable(previous):
+            previous(self._asked, None)  # a last will, that acts from any thread
+        else:
+            os.kill(os.getpid(), self._asked)

@@ -24,6 +24,7 @@ from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from . import (
+    accumulating,
     activations,
     agreement,
     batchnorm,
@@ -48,8 +49,10 @@ from .datas import DATA
 from .divided import Divider, Way
 from .held import Held
 from .loops import Loops
+from .made import Made
 from .optimized import Optimized
 from .patches import Patches
+from .resuming import Resuming
 from .shares import tensors_in, to_device
 from .statedicts import (
     NUMBERS,
@@ -61,31 +64,43 @@ from .statedicts import (
     whole_state,
     whole_values,
 )
-from .streams import begin_alike, own_stream
+from .streams import begin_alike
 
 
 class Automatic:
     """What the rank of a job with a strategy does around the cell."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, namespace: dict[str, Any] | None = None, patience: float = 2.5) -> None:
+        """``namespace``: of the cell; ``patience``: seconds that an interrupt waits for the end of a step."""
         _check_built(setting.plan)
         self._setting, self._group = setting, setting.data_group
         options = setting.plan.options
+        accumulation = accumulating.of(setting.plan)
         self._divider = Divider(
-            self._group, whole=options.get("model") == "whole", trusted=bool(options.get("trust_model"))
+            self._group, accumulation, whole=options.get("model") == "whole", trusted=bool(options.get("trust_model"))
         )
+        self._optimized = Optimized(setting.device)
+        namespace = {} if namespace is None else namespace
+        made = Made(namespace, self._optimized, self._optimized.copies)
+        self._steps = Resuming(setting, made, namespace, patience)
         self._loops = Loops(
             self._group,
             setting.say,
             setting.device,
+            self._steps,
             batch=str(options.get("batch", "auto")),
             summed=options.get("loss") == "sum",
         )
         self._patches = Patches()
-        self._optimized = Optimized(setting.device)
         self._averaging = Averaging(self._group, How.of(setting.plan))
         self._backwards = Backwards(
-            self._group, self._optimized, self._divider, self._loops, lambda: self._depth > 0, self._averaging
+            self._group,
+            self._optimized,
+            self._divider,
+            self._loops,
+            lambda: self._depth > 0,
+            self._averaging,
+            accumulation,
         )
         self._roots: dict[int, nn.Module] = {}
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
@@ -97,7 +112,8 @@ class Automatic:
 
     def install(self) -> None:
         """From here on optimizers are noted, and what they train becomes distributed when it is called."""
-        begin_alike()
+        self._steps.began_with(begin_alike(self._steps.seed))
+        self._steps.install(self._patches)
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
         around(nn.Module, "__call__", self._call)
@@ -126,7 +142,7 @@ class Automatic:
         found = distributed_by(code, names)
         if found is None:
             return False
-        self._patches.undo()
+        self.abandon()
         self._setting.say(f"the cell is distributed already ({found}), so --strategy leaves it alone")
         return True
 
@@ -136,6 +152,7 @@ class Automatic:
 
     def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
+        self._steps.finish()
         self.abandon()
         if self._sharded:
             whole_values(names or {})
@@ -167,6 +184,7 @@ class Automatic:
 
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
+        self._steps.abandon()
         self._patches.undo()
         self._averaging.end()
 
@@ -201,6 +219,7 @@ class Automatic:
         args, kwargs = to_device((args, kwargs), self._setting.device)
         with self._loops.aside():
             if new:
+                self._steps.trains()
                 loading.move(module, self._setting.device)
                 ways = self._divider.ready(forward, module, args, kwargs)
                 hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
@@ -208,9 +227,7 @@ class Automatic:
             if self._loops.sliced is None:
                 outputs = self._divider(forward, module, args, kwargs)
             else:  # the loop has its rows alone
-                self._divider.divided = True
-                with own_stream(self._group.rank()):
-                    outputs = forward(*args, **kwargs)
+                outputs = self._divider.sliced(forward, module, args, kwargs, self._loops.sliced)
         if watch is not None:
             watch.forwarded(tensors_in(outputs), self._divider.ways)
         return outputs
@@ -245,6 +262,7 @@ class Automatic:
             return
         count = sum(parameter.numel() for parameter in root.parameters())
         part = "; each computes its part of every batch" if setting.data_ranks > 1 else ""
+        part += accumulating.said(setting.plan)
         setting.say(
             f"{name} ({_much(count)} parameters) is trained by {setting.plan.name} on "
             f"{dist.get_world_size()} ranks{part}"
@@ -285,6 +303,7 @@ class Automatic:
         """Raise ``StrategyError`` before anything is changed."""
         setting = self._setting
         batchnorm.check(root)
+        accumulating.check(root, setting)
         if setting.plan.degree("pp") > 1:
             pipeline.check(root, setting, list(self._optimized))
         if setting.plan.activation_checkpointing:
@@ -342,8 +361,6 @@ def _check_built(plan: StrategyPlan) -> None:
     """Raise ``StrategyError`` for what is planned and not performed yet: nothing is taken and then left undone."""
     parts = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp")
     missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
-    missing += ["--checkpoint"] if plan.checkpoint else []
-    missing += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
     if missing:
         raise StrategyError(
             f"{', '.join(missing)}: not built yet for cells of one device", f"use {', '.join(parts)}, and td.save"

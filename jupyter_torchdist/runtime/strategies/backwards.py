@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
 from ..autolog import UNSCALED
+from .accumulating import Accumulation
 from .averaging import Averaging
 from .divided import Divider
 from .loops import Loops
@@ -32,9 +34,11 @@ class Backwards:
         loops: Loops,
         is_within: Callable[[], bool],
         averaging: Averaging,
+        accumulation: Accumulation | None = None,
     ) -> None:
         self._group, self._optimized, self._averaging = group, optimized, averaging
         self._divider, self._loops, self._is_within = divider, loops, is_within
+        self._accumulation = accumulation
 
     def backward(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
@@ -47,6 +51,8 @@ class Backwards:
         if self._loops.watch is not None:
             self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
         with self._loops.aside():
+            if self._accumulation is not None:
+                original = functools.partial(self._in_parts, original)
             self._averaging.begin(regular=self._is_silent() and not _creates_graph(*args, **kwargs))
             try:
                 self._run(original, tensors, losses, grad_tensors, args, kwargs)
@@ -76,8 +82,18 @@ class Backwards:
             self._written(values, sums)
 
     def _is_silent(self) -> bool:
-        """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone."""
-        return self._loops.sliced is not None and not self._divider.synchronised
+        """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
+
+        Not in parts either, each of which gives every gradient.
+        """
+        return self._loops.sliced is not None and not self._divider.synchronised and self._accumulation is None
+
+    def _in_parts(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Arguments are those of ``torch.autograd.backward``: the fourth is ``create_graph``."""
+        assert self._accumulation is not None
+        again = kwargs.get("create_graph") or (len(args) > 3 and args[3])
+        with self._accumulation.backward(plain=not again and kwargs.get("inputs") is None):
+            original(*args, **kwargs)
 
     def _started(self, values: Sequence[tuple[torch.Tensor, Weight]]) -> list[tuple[torch.Tensor, Any]]:
         """The all-reduces of the losses, issued before the backward and on every rank: no ``item()`` waits."""

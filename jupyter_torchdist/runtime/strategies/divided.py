@@ -11,7 +11,7 @@ import gc
 import io
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
 from .streams import own_stream, undone
+
+if TYPE_CHECKING:
+    from .accumulating import Accumulation
 
 WHOLE = (
     "-O model=whole computes the whole batch on every rank: the same training, no faster; "
@@ -71,8 +74,10 @@ class Refused:
 class Divider:
     """Divides the forwards of all root modules of a job among the ranks of ``group``."""
 
-    def __init__(self, group: dist.ProcessGroup, *, whole: bool, trusted: bool) -> None:
-        self._group, self._rank = group, group.rank()
+    def __init__(
+        self, group: dist.ProcessGroup, accumulation: Accumulation | None = None, *, whole: bool, trusted: bool
+    ) -> None:
+        self._group, self._rank, self._accumulation = group, group.rank(), accumulation
         self._whole, self._trusted = whole, trusted
         self._known: dict[Hashable, tuple[Way, ...]] = {}
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
@@ -91,16 +96,55 @@ class Divider:
         share = self._share(args, kwargs)
         if self._whole or share is None:
             with batchnorm.whole_batch(self._sharing.get(id(module))):
-                return forward(*args, **kwargs)
+                return self._undivided(forward, module, args, kwargs)
         ways = self._known.get(_kind(module, args, kwargs, share.total))
         if ways is None:
             ways = self.learn(forward, module, args, kwargs, share)
         part_args, part_kwargs = self._cut((args, kwargs), share)
         self.divided = True
+        cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
         with own_stream(self._rank):
-            outputs = forward(*part_args, **part_kwargs)
+            outputs = self._in_parts(forward, module, part_args, part_kwargs, ways, cut, share)
         self.ways = ways
         return self._join(outputs, ways, share)
+
+    def sliced(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+    ) -> Any:
+        """The forward of a loop that has its rows of the batch alone."""
+        self.divided = True
+        size = share.mine.stop - share.mine.start
+        ways = self._known.get(_kind(module, args, kwargs, size))
+        cut = [tensor.dim() > 0 and tensor.size(0) == size for tensor in tensors_in((args, kwargs))]
+        with own_stream(self._rank):
+            return self._in_parts(forward, module, args, kwargs, ways, cut, share)
+
+    def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Among no other ranks, or too small for them."""
+        total = self._total(args, kwargs)
+        if self._accumulation is None or self._group.size() > 1 or total is None or total < 2:
+            return forward(*args, **kwargs)
+        share = Share(total, self._accumulation.as_ranks)
+        ways = self._known.get(_kind(module, args, kwargs, total))
+        if ways is None:
+            ways = self.learn(forward, module, args, kwargs, share)
+        cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
+        return self._in_parts(forward, module, args, kwargs, ways, cut, Share(total, self._group))
+
+    def _in_parts(
+        self,
+        forward: Call,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ways: tuple[Way, ...] | None,
+        cut: Sequence[bool],
+        share: Share,
+    ) -> Any:
+        """This rank's rows, one part of them after another where that is asked for."""
+        if self._accumulation is None or ways is None:
+            return forward(*args, **kwargs)
+        return self._accumulation(forward, module, args, kwargs, ways, cut, share)
 
     def learn(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
@@ -108,7 +152,8 @@ class Divider:
         """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
         found = self._agreed(self._tried(forward, module, args, kwargs, share))
         if isinstance(found, Refused):
-            raise StrategyError(f"{type(module).__name__} cannot be divided among the ranks: {found.reason}", WHOLE)
+            among = "among the ranks" if self._group.size() > 1 else "in parts"
+            raise StrategyError(f"{type(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
         self._known[_kind(module, args, kwargs, share.total)] = found
         return found
 
@@ -139,11 +184,12 @@ class Divider:
         """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
         if self._group.size() == 1:
             return None
-        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
-        if not sizes:
-            return None
-        total = self.samples if self.samples in sizes else sizes[0]
+        total = self._total(args, kwargs)
         return Share(total, self._group) if total is not None and total >= self._group.size() else None
+
+    def _total(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        return self.samples if self.samples in sizes else sizes[0] if sizes else None
 
     def _cut(self, values: Any, share: Share) -> Any:
         return map_tensors(values, lambda tensor: cut_rows(tensor, share) if _of(tensor, share) else tensor)

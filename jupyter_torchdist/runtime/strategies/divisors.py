@@ -10,6 +10,27 @@ _LOSSES = ("NllLossBackward", "NllLoss2DBackward")
 _DEPTH = 50
 
 
+class Parted(torch.autograd.Function):
+    """A loss that was put together of a batch's parts: notes what its graph would have told in one piece."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, divisor: torch.Tensor | None, form: tuple[str, ...]) -> torch.Tensor:
+        ctx.divisor, ctx.form = divisor, form
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None, None
+
+    @classmethod
+    def of(cls, value: torch.Tensor, divisor: torch.Tensor | None, form: tuple[str, ...]) -> torch.Tensor:
+        whole: torch.Tensor = cls.apply(value, divisor, form)  # type: ignore[no-untyped-call]
+        return whole
+
+
+_PARTED: Any = Parted._backward_cls
+
+
 def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
     """The total weight of the targets in the cross entropy that ``loss`` is made of; None where none is found.
 
@@ -19,6 +40,9 @@ def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
     for _ in range(_DEPTH):
         if node is None:
             return None
+        if isinstance(node, _PARTED):
+            divisor: torch.Tensor | None = node.divisor
+            return divisor
         if node.name().startswith(_LOSSES):
             weight: torch.Tensor = node._saved_total_weight
             return weight.detach()
@@ -36,6 +60,8 @@ def form_of(loss: torch.Tensor) -> tuple[str, ...]:
     for _ in range(_DEPTH):
         if node is None or len(form) == _REDUCTIONS_LOOKED_AT:
             break
+        if isinstance(node, _PARTED):
+            return (*form, *node.form)[:_REDUCTIONS_LOOKED_AT]
         if any(word in node.name() for word in _REDUCTIONS):
             form.append(f"{node.name()} {getattr(node, '_saved_reduction', '')}")
         before = [function for function, _ in node.next_functions if function is not None]

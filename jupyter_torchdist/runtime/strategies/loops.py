@@ -21,6 +21,7 @@ from ..autolog import is_users
 from .divided import Added, weight_of
 from .divisors import form_of
 from .places import ByLoop, Place
+from .resuming import Resuming
 from .shares import Rows as Share
 from .shares import tensors_in, to_device
 from .unseen import LinesRun, unseen_use
@@ -38,6 +39,11 @@ class Parts:
         self._sampler, self._group = sampler, group
         self.sliced = False
         self.drawn: deque[tuple[int, bool]] = deque()
+
+    def forget(self, count: int) -> None:
+        """The first ``count`` batches that were drawn are given to nobody."""
+        for _ in range(count):
+            self.drawn.popleft()
 
     def __iter__(self) -> Iterator[list[Any]]:
         for batch in self._sampler:
@@ -66,11 +72,13 @@ class Loops:
         group: dist.ProcessGroup,
         say: Callable[[str], None],
         device: torch.device,
+        steps: Resuming,
         *,
         batch: str = "auto",
         summed: bool | None = None,
     ) -> None:
         self._group, self._say, self._device, self._batch = group, say, device, batch
+        self._steps = steps
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._told: set[str] = set()
@@ -107,12 +115,19 @@ class Loops:
     def iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
         """``iter(loader)`` of user code."""
         frame = self._users_frame()
-        trains = torch.is_grad_enabled() and self._group.size() > 1
         # Batches that no sampler draws in order are cut in the forward.
         drawn = loader.batch_sampler is not None and getattr(loader, "in_order", True)
-        if frame is not None and trains and drawn:
-            return self._batches(original, loader, frame)
+        if frame is not None and torch.is_grad_enabled():
+            divided = self._group.size() > 1 and drawn
+            return self._batches(original, loader, frame) if divided else self._whole(original, loader, frame)
         return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
+
+    def _whole(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
+        with self._steps.loop(loader, loader, frame):
+            for batch in self._moved(original, loader):
+                self._steps.begins_step()
+                yield batch
+                self._steps.ends_step()
 
     def _moved(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
         for batch in original(loader):
@@ -130,27 +145,31 @@ class Loops:
         parts.sliced = self._decided.get(site) is not None
         watch = None if site in self._decided else LoopWatch(self._constants(loader))
         run = LinesRun(frame)
-        inner = iter(original(shadow))
         try:
-            for loaded in inner:
-                batch = to_device(loaded, self._device)
-                total, sliced = parts.drawn.popleft()
-                self.samples = total
-                self.sliced = Share(total, self._group) if sliced else None
-                self.joint = self._decided.get(site)
-                if watch is not None and not sliced:
-                    self._begin(watch, run, batch, total)
-                    yield batch
-                    self.watch = None
-                    run.stop()
-                    watch.end()
-                    if watch.done:
-                        self._decide(site, watch, run, frame)
-                        parts.sliced = self._decided.get(site) is not None
-                        watch = None
-                else:
-                    yield batch
-                self.sliced = self.samples = None
+            with self._steps.loop(loader, shadow, frame):
+                inner = iter(original(shadow))
+                parts.forget(self._steps.passed(shadow))
+                for loaded in inner:
+                    self._steps.begins_step()
+                    batch = to_device(loaded, self._device)
+                    total, sliced = parts.drawn.popleft()
+                    self.samples = total
+                    self.sliced = Share(total, self._group) if sliced else None
+                    self.joint = self._decided.get(site)
+                    if watch is not None and not sliced:
+                        self._begin(watch, run, batch, total)
+                        yield batch
+                        self.watch = None
+                        run.stop()
+                        watch.end()
+                        if watch.done:
+                            self._decide(site, watch, run, frame)
+                            parts.sliced = self._decided.get(site) is not None
+                            watch = None
+                    else:
+                        yield batch
+                    self.sliced = self.samples = None
+                    self._steps.ends_step()
         finally:
             run.stop()
             if watch is not None:

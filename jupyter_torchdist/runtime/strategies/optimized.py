@@ -104,6 +104,10 @@ class Optimized:
 
         return deepcopied
 
+    def copies(self) -> list[nn.Module]:
+        """All that ``copy.deepcopy`` made of modules and of their parts."""
+        return [copied for _, known in self._copies if (copied := known()) is not None]
+
     def copies_of(self, root: nn.Module) -> list[nn.Module]:
         """Those that no optimizer trains: another root is distributed when it is called."""
         living = [copied() for source, copied in self._copies if source() is root]

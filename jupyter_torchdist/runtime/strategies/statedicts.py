@@ -8,7 +8,8 @@ they load what it saved.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,24 @@ def whole_state(original: Callable[..., Any], module: nn.Module, *args: Any, **k
     """``Module.state_dict`` in full tensors; all ranks call it when the model is sharded."""
     state = original(module, *args, **kwargs)
     nested = bool(args) or "destination" in kwargs  # of a module within the one that user code asks
-    if not nested:
+    if not nested and not _as_they_are:
         for name, value in state.items():
             if isinstance(value, DTensor):
                 state[name] = whole(value)
     return state
+
+
+_as_they_are: list[bool] = []
+
+
+@contextmanager
+def as_they_are() -> Iterator[None]:
+    """Within it ``Module.state_dict`` gives shards, as a checkpoint wants them."""
+    _as_they_are.append(True)
+    try:
+        yield
+    finally:
+        _as_they_are.pop()
 
 
 def taken_state(

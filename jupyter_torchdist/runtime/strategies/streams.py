@@ -22,14 +22,18 @@ _GOLDEN = 0x9E3779B97F4A7C15
 """Spreads neighbouring seeds over 64 bits (splitmix64)."""
 
 
-def begin_alike() -> None:
-    """One random seed for every generator of every rank. Seeds that user code sets afterwards hold as they are."""
-    chosen = [secrets.randbits(31)]
+def begin_alike(seed: int | None = None) -> int:
+    """One seed, random where none is given, for every generator of every rank; gives it.
+
+    Seeds that user code sets afterwards hold as they are.
+    """
+    chosen = [secrets.randbits(31) if seed is None else seed]
     dist.broadcast_object_list(chosen, src=0)
     torch.manual_seed(chosen[0])
     random.seed(chosen[0])
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(chosen[0])
+    return chosen[0]
 
 
 @contextmanager

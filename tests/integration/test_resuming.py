@@ -1,0 +1,140 @@
+"""``--checkpoint DIR --resume`` of unmodified cells: stopped anywhere, they go on as if they had never been."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jupyter_torchdist as td
+from jupyter_torchdist.client import Request, submit
+from jupyter_torchdist.protocol.spec import Options
+from tests.leaks import wait_until
+from tests.strategies.running import Outcome, notebook, run_cell
+
+CELL = """
+import os, signal
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(40, 6), torch.randint(3, (40,)))
+model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+critic = nn.Linear(3, 1)
+shadow = {name: value.detach().clone() for name, value in critic.named_parameters()}
+averaged = torch.optim.swa_utils.AveragedModel(model)
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+loader = DataLoader(data, batch_size=8, shuffle=True)
+losses, seen = [], 0
+
+
+def fit(model, critic):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    second = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)
+    for epoch in range(epochs):
+        for inputs, targets in loader:
+            outputs = model(inputs)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(outputs, targets)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            second.zero_grad()
+            (critic(outputs.detach()) - loss.detach()).square().mean().backward()
+            second.step()
+            note(loss.item())
+        scheduler.step()
+    return scheduler
+
+
+def note(loss):
+    global seen
+    averaged.update_parameters(model)
+    with torch.no_grad():
+        for name, value in critic.named_parameters():
+            value = value.full_tensor() if hasattr(value, "full_tensor") else value
+            shadow[name].mul_(0.5).add_(value, alpha=0.5)
+    losses.append(loss + torch.rand(()).item() + next(iter(shadow.values())).sum().item())
+    seen += 1
+    print(seen)
+    if seen == stop_at and int(os.environ["RANK"]):
+        os.kill(os.getpid(), sent)
+
+
+scheduler = fit(model, critic)
+rate = scheduler.get_last_lr()
+"""
+
+
+@pytest.fixture(autouse=True)
+def torchs_caches(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+
+
+def train(
+    strategy: str, ranks: int, place: Path | None, names: Mapping[str, int] | None = None, **more: Any
+) -> Outcome:
+    where = None if place is None else str(place)
+    options = Options(ranks=ranks, strategy=strategy, checkpoint=where, env=("OMP_NUM_THREADS=1",), **more)
+    return run_cell(CELL, options, {"stop_at": 0, "sent": 0, "epochs": 3, **(names or {})})
+
+
+def same(one: Outcome, other: Outcome) -> None:
+    """Both ended alike: the curve, the weights, the averages and the scheduler."""
+    assert (one.error, other.error) == (None, None)
+    assert one.names["seen"] == other.names["seen"] == 15
+    assert one.names["losses"] == pytest.approx(other.names["losses"], abs=1e-5)
+    assert one.names["rate"] == pytest.approx(other.names["rate"])
+    for name in ("model", "critic", "averaged"):
+        torch.testing.assert_close(
+            dict(one.names[name].state_dict()), dict(other.names[name].state_dict()), atol=1e-5, rtol=0
+        )
+    torch.testing.assert_close(dict(one.names["shadow"]), dict(other.names["shadow"]), atol=1e-5, rtol=0)
+
+
+def test_a_cell_goes_on_as_if_it_had_never_been_stopped(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "whole"
+    whole = train("ddp", 2, place, option=("checkpoint_steps=4", "checkpoint_keep=9"))
+    assert sorted(os.listdir(place)) == ["step-000004", "step-000008", "step-000012", "step-000015"]
+    assert set(td.load(place)) == {"step", "tensors"}
+    same(train("ddp", 2, place, resume=True), whole)  # it had ended: nothing is left to do
+    for step, strategy, ranks in ((4, "fsdp", 2), (12, "ddp", 1)):
+        part = tmp_path / strategy
+        shutil.copytree(place / f"step-{step:06d}", part / f"step-{step:06d}")
+        same(train(strategy, ranks, part, resume=True), whole)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_an_interrupt_stops_all_ranks_at_one_step(home: Path, tmp_path: Path, strategy: str) -> None:
+    place = tmp_path / "interrupted"
+    saves, option = (str(place), ("checkpoint_minutes=0.00001",)) if strategy == "fsdp" else (None, ())
+    options = Options(ranks=2, strategy=strategy, checkpoint=saves, option=option, env=("OMP_NUM_THREADS=1",))
+    with notebook() as namespace:
+        namespace.update(stop_at=0, sent=0, epochs=100_000)
+        job = submit(Request(CELL, "Cell In[3]", 2, options, namespace))
+        assert wait_until(lambda: job.logs(0, "out").count("\n") > 10, 60)
+        job.interrupt()
+        assert job.wait(60).state == "cancelled"
+        job.bring(namespace)
+    last = [int(job.logs(rank, "out").splitlines()[-1]) for rank in (0, 1)]
+    assert last == [namespace["seen"]] * 2
+    notes = " ".join(job.state.notes)
+    assert f"all ranks stopped after step {last[0]}" in notes
+    if saves:
+        assert sorted(os.listdir(place))[-1] == f"step-{last[0]:06d}"
+        assert len(os.listdir(place)) == 2  # earlier ones went when later ones came
+
+
+def test_sigterm_of_one_rank_saves_on_all(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "terminated"
+    stopped = train("ddp", 2, place, {"stop_at": 6, "sent": signal.SIGTERM, "epochs": 10_000})
+    assert "SIGTERM" in str(stopped.error)
+    assert td.load(place)["step"] > 6

@@ -55,6 +55,8 @@ def convert(model: nn.Module, setting: Setting) -> Sharing | None:
     if not layers:
         return None
     sharing = Sharing(setting.data_group)
+    if setting.data_ranks > 1:
+        setting.say("batch normalisation is over the samples of all ranks, as on one device")
     for layer in layers:
         vars(layer)[_GROUP] = sharing
         vars(layer)["forward"] = MethodType(_forward, layer)

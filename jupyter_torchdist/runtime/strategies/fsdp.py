@@ -160,7 +160,7 @@ def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: di
         fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outputs_of_their_own(module: nn.Module, args: Any, outputs: Any) -> Any | None:
     """Copies of outputs that are views: a change of a view in place (``y += x``) takes torch's hook off it.
 

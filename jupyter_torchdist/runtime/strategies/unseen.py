@@ -114,7 +114,7 @@ def _loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:
 
 def _holding_the_batch(loop: ast.For | ast.While, losses: set[str]) -> set[str]:
     """Names that the loop binds to the batch, or to what is made of such."""
-    held = _bound_by(loop.target) if isinstance(loop, ast.For) else set[str]()
+    held = _bound_by(_without_number(loop)) if isinstance(loop, ast.For) else set[str]()
     grown = -1
     while grown != len(held):
         grown = len(held)
@@ -125,6 +125,15 @@ def _holding_the_batch(loop: ast.For | ast.While, losses: set[str]) -> set[str]:
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     held |= set().union(*map(_bound_by, targets)) - losses
     return held
+
+
+def _without_number(loop: ast.For) -> ast.expr:
+    """The target of a loop; of ``for number, (x, y) in enumerate(loader)`` what the loader gives."""
+    called = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+    counted = isinstance(called, ast.Name) and called.id == "enumerate"
+    if counted and isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2:
+        return loop.target.elts[1]
+    return loop.target
 
 
 def _bound_by(target: ast.AST) -> set[str]:

@@ -243,7 +243,7 @@ def receipt_table(receipt: Sequence[Captured]) -> str:
 def plan_table(plan: Plan) -> str:
     """What would run, or ran, where."""
     rows = [
-        (node.name, ", ".join(runs(node.ranks)), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
+        (node.called, ", ".join(runs(node.ranks)), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
         for node in plan.nodes
     ]
     facts = [
@@ -258,7 +258,7 @@ def plan_table(plan: Plan) -> str:
     if plan.env_names:
         facts.append(f"environment: {', '.join(plan.env_names)}")
     facts[1:1] = strategy_lines(plan.strategy)
-    return "\n".join([*facts, table(("NODE", "RANKS", "ADDRESS", "DEVICES"), rows)])
+    return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES"), rows)])
 
 
 def strategy_lines(strategy: StrategyPlan) -> list[str]:

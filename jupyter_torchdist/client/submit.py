@@ -166,7 +166,7 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
     """
     home = home or default_home()
     earlier = which if isinstance(which, Job) else attach_to(catalog.find(which, home), home, pool)
-    spec = replace(earlier.spec, job=new_job_id(), created=time.time())
+    spec = replace(earlier.spec, job=new_job_id(), created=time.time(), rerun_of=earlier.spec.job)
     with jobdir.creating(home, spec.job):
         for blob in earlier.manifest.blobs:
             blob_store(home).verify(blob)

@@ -163,12 +163,13 @@ def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
     if standing.lost:
-        return Finish("lost", f"node {', '.join(sorted(standing.lost))} is gone", failed[0].rank if failed else None)
+        gone = ", ".join(node.called for node in plan.nodes if node.name in standing.lost)
+        return Finish("lost", f"host {gone} is gone", failed[0].rank if failed else None)
     if failed:
         return Finish("failed", failure_in_words(failed[0]), failed[0].rank)
     if standing.stalled:
         return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
-    if state.ranks and (absent := [node.name for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
+    if state.ranks and (absent := [node.called for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
         return Finish("failed", f"no rank of {', '.join(absent)} came to be, so the others were ended", None)
     if any(_lost_its_launcher(rank) for rank in state.ranks.values()):
         return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)

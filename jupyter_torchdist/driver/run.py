@@ -287,7 +287,8 @@ class Driver:
             self._on_stalled(link)
         elif kind == "refused":
             raise LaunchError(
-                f"{link.node.name} cannot run the job: {message['reason']}", "free what it lacks and run the cell again"
+                f"{link.node.called} cannot run the job: {message['reason']}",
+                "free what it lacks and run the cell again",
             )
 
     def _on_stalled(self, link: Link) -> None:

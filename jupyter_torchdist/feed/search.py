@@ -24,7 +24,9 @@ HITS = 500
 SHOWN = 2000
 """Characters of a hit's line."""
 
-_BLOCK = 256 * 1024
+_BLOCK = 1024 * 1024
+_SLICE = 16 * 1024
+"""Bytes of a block that are looked through line by line where they may hold a hit."""
 _BEFORE = 200
 
 
@@ -75,10 +77,20 @@ class Search:
             newline = data.find(b"\n", 0, len(data) - 1)
             skip = newline + 1 if newline >= 0 else segments.from_character(data)
             start, data = start + skip, data[skip:]
-        text = store_logs.decode(data)
-        if self._pattern.maybe(text):
-            start += self._lines_of(log, start, data, text.split("\n"))
-        self._at[name] = start
+        self._at[name] = start + (self._slices(log, start, data) if self._pattern.maybe(data) else 0)
+
+    def _slices(self, log: Log, start: int, data: bytes) -> int:
+        """Search the lines of ``data`` from the last one up; where the time was over, in bytes from ``start``."""
+        high = len(data)
+        while high > 0:
+            low = data.rfind(b"\n", 0, max(0, high - _SLICE)) + 1
+            part = data[low:high]
+            if self._pattern.maybe(part):
+                left = self._lines_of(log, start + low, part, store_logs.decode(part).split("\n"))
+                if left or self._spent:
+                    return low + left
+            high = low
+        return 0
 
     def _lines_of(self, log: Log, start: int, data: bytes, texts: list[str]) -> int:
         """Search lines from the last one up; where the time was over, in bytes from ``start``."""

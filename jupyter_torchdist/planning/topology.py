@@ -39,7 +39,9 @@ def make_plan(
     else:
         gpus = _choose(options.gpus, inventory, busy or {}, set(own))
         world_size = len(gpus)
-    node = NodePlan(name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus))
+    node = NodePlan(
+        name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus), host=inventory.host
+    )
     nodes = (node,)
     return Plan(
         job=spec.job,

@@ -51,6 +51,13 @@ class NodePlan:
     address: str = "127.0.0.1"
     """Where the node's peers reach it: loopback on one node, else the chosen interface's IP."""
     interface: str = "lo"
+    host: str = ""
+    """Its name, as people know it; empty where it is not known yet."""
+
+    @property
+    def called(self) -> str:
+        """What people are shown: ``name`` only names files and messages."""
+        return self.host or self.name
 
 
 @dataclass(frozen=True)

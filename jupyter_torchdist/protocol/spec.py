@@ -303,6 +303,8 @@ class JobSpec:
     argv: tuple[str, ...] = ()
     notebook: str = ""
     """Where it was asked for: the notebook's path or the kernel's, for the panel and ``%dist``."""
+    rerun_of: str = ""
+    """The job that is run again; empty for one that was captured anew."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "options": self.options.to_json(), "argv": list(self.argv)}

@@ -39,6 +39,8 @@ class Row(TypedDict):
     spark: list[float]
     gpus: list[str]
     """The UUIDs of those the plan has."""
+    rerun_of: str
+    """The job that was run again as this one; empty for one of its own."""
     damaged: bool
     """It cannot be opened (``reason`` says why), only deleted."""
 
@@ -145,6 +147,7 @@ def row_of(summary: JobSummary) -> Row:
         "progress": None,
         "spark": [],
         "gpus": list(summary.gpus),
+        "rerun_of": summary.rerun_of,
         "damaged": bool(summary.damage),
     }
 

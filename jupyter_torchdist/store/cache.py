@@ -37,6 +37,8 @@ class JobSummary:
     """Why it ended so; empty where that goes without saying."""
     gpus: tuple[str, ...]
     """The UUIDs of those in its plan."""
+    rerun_of: str
+    """The job that was run again as this one; empty for one of its own."""
     damage: str
     """What is wrong with the files without which it cannot be opened, as a sentence; empty where they are whole."""
 

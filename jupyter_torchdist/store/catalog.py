@@ -63,10 +63,11 @@ def _summarise(paths: JobPaths) -> JobSummary | None:
         effective = liveness.effective_state(paths, state)
     except JobNotFound:
         return None
-    notebook, damage = "", ""
+    notebook, rerun_of, damage = "", "", ""
     gpus: tuple[str, ...] = ()
     try:
-        notebook = read_spec(paths).notebook
+        spec = read_spec(paths)
+        notebook, rerun_of = spec.notebook, spec.rerun_of
         gpus = tuple(gpu for node in read_plan(paths).nodes for gpu in node.gpus)
     except JobNotFound:
         return None
@@ -83,6 +84,7 @@ def _summarise(paths: JobPaths) -> JobSummary | None:
         notebook=notebook,
         reason=state.reason,
         gpus=gpus,
+        rerun_of=rerun_of,
         damage=damage,
     )
 

@@ -3,9 +3,9 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, InputDialog, Notification, showDialog, showErrorMessage } from '@jupyterlab/apputils';
 
 import type { JobsApi, JobSummary } from './api';
-import { isFinal, type JobList, jobTitle } from './joblist';
+import { isFinal, type JobList, jobTitle, notebookName } from './joblist';
 import { copy } from './view/dom';
-import { stateWord } from './view/format';
+import { startedAt, stateWord } from './view/format';
 import { trans } from './view/translate';
 
 export type Action = 'open' | 'cancel' | 'rerun' | 'reveal' | 'copy' | 'delete';
@@ -82,9 +82,17 @@ async function choose(list: JobList, title: string, which: (job: JobSummary) => 
     });
     return null;
   }
-  const items = jobs.map(job => `${jobTitle(job)} (${stateWord(job.effective)}) ${job.job}`);
+  const now = Date.now() / 1000 + list.clockSkew;
+  const items = jobs.map(job => itemOf(job, now));
   const chosen = await InputDialog.getItem({ title, items, label: trans('Job') });
   return jobs[items.indexOf(chosen.value ?? '')]?.job ?? null;
+}
+
+/** `train · failed · 14:03:07 · night.ipynb · 20261122-…`: jobs of one name are told apart by when they began. */
+export function itemOf(job: JobSummary, now: number): string {
+  const when = job.submitted ? startedAt(job.submitted, now) : '';
+  const parts = [jobTitle(job), stateWord(job.effective), when, notebookName(job), job.job];
+  return parts.filter(Boolean).join(' · ');
 }
 
 function titleOf(list: JobList, job: string): string {

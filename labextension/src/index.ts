@@ -14,9 +14,10 @@ import { jobIcon } from './icon';
 import { JobList, jobTitle } from './joblist';
 import { rendererFactory } from './mime';
 import { JobPanel } from './panel';
-import { revealCell } from './reveal';
+import { revealCell, revealLine } from './reveal';
 import { RunningJobs } from './status';
 import { JobTab } from './tab';
+import type { Reveal } from './view/failure';
 import { stateWord } from './view/format';
 import { trans, translateWith } from './view/translate';
 
@@ -82,7 +83,8 @@ const jobs: JupyterFrontEndPlugin<void> = {
     const life = new AbortController();
     const list = new JobList(settings, life.signal);
     const api = new JobsApi(settings);
-    const openJob = jobTabs(app, lab, restorer, list);
+    const reveal = revealing(list, notebooks, documents);
+    const openJob = jobTabs(app, lab, restorer, list, reveal);
     const panel = addPanel(app, restorer, list);
     const showPanel = (): void => app.shell.activateById(panel.id);
     addCommands({ app, api, list, openJob, showPanel, revealCell: job => revealCell(job, notebooks, documents) });
@@ -111,7 +113,8 @@ function jobTabs(
   app: JupyterFrontEnd,
   lab: ILabShell | null,
   restorer: ILayoutRestorer | null,
-  list: JobList
+  list: JobList,
+  reveal: (job: string) => Reveal
 ): (job: string) => void {
   const tracker = new WidgetTracker<JobTab>({ namespace: 'torchdist-jobs' });
   void restorer?.restore(tracker, {
@@ -123,11 +126,26 @@ function jobTabs(
     const known = list.jobs.get(job);
     let tab = tracker.find(tab => tab.job === job);
     if (!tab) {
-      tab = new JobTab(job, known ? jobTitle(known) : job, app.serviceManager.serverSettings);
+      tab = new JobTab(job, known ? jobTitle(known) : job, app.serviceManager.serverSettings, reveal(job));
       void tracker.add(tab);
       app.shell.add(tab, lab ? 'main' : 'down', { type: 'Distributed Job' });
     }
     app.shell.activateById(tab.id);
+  };
+}
+
+/** Lines of the notebook that ran a job; `Cell In[5]` is the cell of that number, but for the job's own. */
+function revealing(
+  list: JobList,
+  notebooks: INotebookTracker | null,
+  documents: IDocumentManager | null
+): (job: string) => Reveal {
+  return job => async (cell, line) => {
+    const known = list.jobs.get(job);
+    if (!known?.notebook) {
+      throw new Error(trans('The job does not tell its notebook.'));
+    }
+    await revealLine(known, cell, line, notebooks, documents);
   };
 }
 
@@ -153,7 +171,11 @@ async function notifyOfEnds(
   let which: Which = 'all';
   list.onChange(({ ended }) => {
     for (const job of ended) {
-      if (which === 'all' || (which === 'failures' && job.effective !== 'succeeded')) {
+      // Who cancels a job knows of its end.
+      if (
+        job.effective !== 'cancelled' &&
+        (which === 'all' || (which === 'failures' && job.effective !== 'succeeded'))
+      ) {
         notify(job, openJob);
       }
     }
@@ -169,8 +191,10 @@ async function notifyOfEnds(
 }
 
 function notify(job: JobSummary, openJob: (job: string) => void): void {
-  const kind = job.effective === 'succeeded' ? 'success' : job.effective === 'cancelled' ? 'info' : 'error';
-  const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), job.reason].filter(Boolean).join(': ');
+  const kind = job.effective === 'succeeded' ? 'success' : 'error';
+  // What failed stands under the cell and in the tab; here it is said that something did.
+  const reason = job.effective === 'failed' ? '' : job.reason;
+  const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), reason].filter(Boolean).join(': ');
   Notification.emit(words, kind, {
     autoClose: kind === 'error' ? 30000 : 5000,
     actions: [{ label: trans('Open'), callback: () => openJob(job.job) }]

@@ -5,6 +5,7 @@ import { type JobSummary, LIST_FEED, request, ROOT, ServerError } from './api';
 import { decode } from './codec';
 import { FINAL_STATES } from './protocol';
 import { ANSWER, LastingSocket } from './server';
+import { calledOf } from './view/describe';
 import { trans } from './view/translate';
 
 type ListMessage =
@@ -28,7 +29,7 @@ export function isFinal(job: JobSummary): boolean {
 
 /** What a job is called: its name, else its cell. */
 export function jobTitle(job: JobSummary): string {
-  return job.name || job.label || job.job;
+  return calledOf(job.name || job.label || job.job, job.rerun_of);
 }
 
 /** The last part of its notebook's path. */

@@ -11,6 +11,7 @@ import { Widget } from '@lumino/widgets';
 
 import { downloadLog } from './api';
 import { MIME_TYPE } from './protocol';
+import { showLine } from './reveal';
 import { ServerSource } from './server';
 import { JobSession } from './session';
 import { isFinal } from './state';
@@ -98,7 +99,8 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     this.node.replaceChildren(element);
     const session = new JobSession(shown.job, new ServerSource(this.surroundings.settings, shown.job), signal);
     const download = (file: string) => downloadLog(this.surroundings.settings, shown.job, file);
-    new JobView(element, session, { signal, still: this.still, heading: true, download });
+    const reveal = (cell: string, line: number) => this.reveal(session, cell, line);
+    new JobView(element, session, { signal, still: this.still, heading: true, download, reveal });
     let kept = false;
     session.onChange(() => {
       if (!kept && session.hello && !isFinal(session.state)) {
@@ -109,6 +111,17 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
         void this.showWidget(shown, signal);
       }
     }, signal);
+  }
+
+  /** A line of this notebook: of the cell that this output is of, or of another one by its number. */
+  private async reveal(session: JobSession, cell: string, line: number): Promise<void> {
+    const panel = this.panel();
+    if (!panel) {
+      throw new Error(trans('This output stands in no notebook.'));
+    }
+    const own = cell === session.hello?.spec?.label;
+    const index = panel.content.widgets.findIndex(each => each.node.contains(this.node));
+    await showLine(panel, own ? index : -1, cell, line);
   }
 
   private end(): void {

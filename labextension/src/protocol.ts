@@ -149,6 +149,8 @@ export interface JobSpec {
   argv: string[];
   /** Where it was asked for: the notebook's path or the kernel's, for the panel and `%dist`. */
   notebook: string;
+  /** The job that is run again; empty for one that was captured anew. */
+  rerun_of: string;
 }
 
 /** One node's part: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */
@@ -159,6 +161,8 @@ export interface NodePlan {
   /** Where the node's peers reach it: loopback on one node, else the chosen interface's IP. */
   address: string;
   interface: string;
+  /** Its name, as people know it; empty where it is not known yet. */
+  host: string;
 }
 
 /** One job's strategy, decided. The degrees of all dimensions multiply to the world size. */

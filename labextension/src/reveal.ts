@@ -13,11 +13,8 @@ export async function revealCell(
   notebooks: INotebookTracker | null,
   documents: IDocumentManager | null
 ): Promise<void> {
-  const panel = openPanel(job, notebooks) ?? (await open(job, documents));
-  await panel.context.ready;
-  await panel.revealed;
-  documents?.openOrReveal(panel.context.path);
-  const index = cellOf(panel, job.job);
+  const panel = await shownNotebook(job, notebooks, documents);
+  const index = cellOf(panel, job);
   if (index < 0) {
     throw new Error(trans('%1 is open; the output of this job is no longer in it.', panel.context.path));
   }
@@ -25,10 +22,59 @@ export async function revealCell(
   await panel.content.scrollToItem(index, 'center');
 }
 
+/** Opens the notebook of `job` with the cursor in a line of one of its cells (`Cell In[5]`). Rejects as `revealCell`. */
+export async function revealLine(
+  job: JobSummary,
+  cell: string,
+  line: number,
+  notebooks: INotebookTracker | null,
+  documents: IDocumentManager | null
+): Promise<void> {
+  const panel = await shownNotebook(job, notebooks, documents);
+  await showLine(panel, cell === job.label ? cellOf(panel, job) : -1, cell, line);
+}
+
+/**
+ * Puts the cursor into `line` (from 1) of the cell at `index`, or, where that is -1, of the one that ran as `cell`.
+ * Rejects with a sentence where there is none.
+ */
+export async function showLine(panel: NotebookPanel, index: number, cell: string, line: number): Promise<void> {
+  const at = index >= 0 ? index : cellThatRanAs(panel, cell);
+  if (at < 0) {
+    throw new Error(trans('No cell here ran as %1: it was run again since, or deleted.', cell));
+  }
+  const { content } = panel;
+  content.activeCellIndex = at;
+  await content.scrollToItem(at, 'smart');
+  const widget = content.widgets[at]!;
+  await widget.ready;
+  widget.inputHidden = false;
+  content.mode = 'edit';
+  const { editor } = widget;
+  if (editor) {
+    const position = { line: Math.min(line, editor.lineCount) - 1, column: 0 };
+    editor.setCursorPosition(position);
+    editor.focus();
+    editor.revealPosition(position);
+  }
+}
+
+async function shownNotebook(
+  job: JobSummary,
+  notebooks: INotebookTracker | null,
+  documents: IDocumentManager | null
+): Promise<NotebookPanel> {
+  const panel = openPanel(job, notebooks) ?? (await open(job, documents));
+  await panel.context.ready;
+  await panel.revealed;
+  documents?.openOrReveal(panel.context.path);
+  return panel;
+}
+
 /** The notebook that shows the job, else the one with its path. */
 function openPanel(job: JobSummary, notebooks: INotebookTracker | null): NotebookPanel | undefined {
   return (
-    notebooks?.find(panel => cellOf(panel, job.job) >= 0) ??
+    notebooks?.find(panel => cellOf(panel, job) >= 0) ??
     notebooks?.find(panel => job.notebook.endsWith(`/${panel.context.path}`))
   );
 }
@@ -66,11 +112,23 @@ export function pathsBelowRoot(notebook: string, root = PageConfig.getOption('se
   return [...new Set(paths.filter(Boolean))];
 }
 
-function cellOf(panel: NotebookPanel, job: string): number {
+/** The cell that shows the job, or the one that it ran again; -1: none does. */
+function cellOf(panel: NotebookPanel, { job, rerun_of }: JobSummary): number {
+  return cellWith(panel, job) >= 0 || !rerun_of ? cellWith(panel, job) : cellWith(panel, rerun_of);
+}
+
+function cellWith(panel: NotebookPanel, job: string): number {
+  return cellWhere(panel, ({ outputs }) => Array.isArray(outputs) && outputs.some(output => isOf(output, job)));
+}
+
+function cellThatRanAs(panel: NotebookPanel, cell: string): number {
+  return cellWhere(panel, ({ execution_count }) => `Cell In[${String(execution_count)}]` === cell);
+}
+
+function cellWhere(panel: NotebookPanel, is: (cell: Record<string, unknown>) => boolean): number {
   const cells = panel.content.model?.cells;
   for (let index = 0; index < (cells?.length ?? 0); index++) {
-    const outputs = cells!.get(index).toJSON()['outputs'];
-    if (Array.isArray(outputs) && outputs.some(output => isOf(output, job))) {
+    if (is(cells!.get(index).toJSON())) {
       return index;
     }
   }

@@ -5,7 +5,7 @@ import type { JobSummary } from './api';
 import type { Action } from './commands';
 import { isFinal, jobTitle, notebookName } from './joblist';
 import { button, make, setAttribute, setText } from './view/dom';
-import { ranks, stateWord, ticking } from './view/format';
+import { ranks, startedAt, stateWord, ticking } from './view/format';
 import { stateIcon, tone } from './view/icons';
 import { trans } from './view/translate';
 
@@ -41,6 +41,7 @@ export class JobRow {
   tick(job: JobSummary, now: number): void {
     const parts = [
       job.damaged ? trans('damaged') : stateWord(job.effective),
+      job.submitted ? startedAt(job.submitted, now) : '',
       ranks(job.world_size),
       ticking(Math.max((job.ended || now) - job.submitted, 0)),
       notebookName(job)

@@ -6,13 +6,19 @@ import { downloadLog } from './api';
 import { jobIcon } from './icon';
 import { ServerSource } from './server';
 import { JobSession } from './session';
+import { titleOf } from './view/describe';
+import type { Reveal } from './view/failure';
+import { startedAt } from './view/format';
 import { JobView } from './view/job';
+import { trans } from './view/translate';
 
 export class JobTab extends Widget {
+  /** `reveal` shows a line of a cell of the job's notebook. */
   constructor(
     readonly job: string,
     title: string,
-    settings: ServerConnection.ISettings
+    settings: ServerConnection.ISettings,
+    reveal: Reveal
   ) {
     super();
     this.id = `torchdist-job-${job}`;
@@ -23,13 +29,20 @@ export class JobTab extends Widget {
     this.title.icon = jobIcon;
     this.title.closable = true;
     const { signal } = this.life;
-    const session = new JobSession(job, new ServerSource(settings, job), signal);
+    this.session = new JobSession(job, new ServerSource(settings, job), signal);
     const download = (file: string) => downloadLog(settings, job, file);
-    new JobView(this.node, session, { signal, heading: true, download });
-    session.onChange(() => {
-      const { label, name } = session.state;
-      this.title.label = name || label || this.title.label;
-    }, signal);
+    new JobView(this.node, this.session, { signal, heading: true, download, reveal });
+    this.session.onChange(changes => changes.has('state') && this.named(), signal);
+  }
+
+  /** Jobs of one name are told apart by when they began. */
+  private named(): void {
+    const { state, clockSkew } = this.session;
+    if (state.submitted) {
+      const when = startedAt(state.submitted, Date.now() / 1000 + clockSkew);
+      this.title.label = `${titleOf(this.session)} · ${when}`;
+      this.title.caption = [titleOf(this.session), trans('started %1', when), this.job].join('\n');
+    }
   }
 
   override dispose(): void {
@@ -38,4 +51,5 @@ export class JobTab extends Widget {
   }
 
   private readonly life = new AbortController();
+  private readonly session: JobSession;
 }

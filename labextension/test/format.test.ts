@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it } from 'vitest';
-import { ago, duration, elapsed, number, size, spans, ticking, where } from '../src/view/format';
+import { ago, duration, elapsed, number, size, spans, startedAt, ticking, where } from '../src/view/format';
 import { translateWith, plural, trans } from '../src/view/translate';
 import { aRank, aState, NOW } from './played';
 
@@ -82,5 +82,17 @@ describe('translation', () => {
   it('can be replaced', () => {
     translateWith({ one: () => 'eins', many: () => 'viele' });
     expect([trans('one'), plural('one', 'many', 2)]).toEqual(['eins', 'viele']);
+  });
+});
+
+describe('when a job began', () => {
+  const at = (...parts: [number, number, number, number, number, number]) => new Date(...parts).getTime() / 1000;
+  const now = at(2026, 10, 22, 15, 0, 0);
+  it.each([
+    [at(2026, 10, 22, 14, 3, 7), '14:03:07'],
+    [at(2026, 10, 21, 14, 3, 7), 'Nov 21, 14:03'],
+    [at(2025, 10, 21, 14, 3, 7), 'Nov 21, 2025, 14:03']
+  ])('is said as shortly as can be', (then, words) => {
+    expect(startedAt(then, now)).toBe(words);
   });
 });

@@ -73,6 +73,12 @@ describe('what it says', () => {
     }
   );
 
+  it('says one word for a job that is being cancelled', async () => {
+    await header(hello({ ...running, state: 'stopping', reason: 'cancelled' }));
+    expect(find(root, '.td-state').textContent).toBe('stopping');
+    expect(find(root, '.td-reason').hidden).toBe(true);
+  });
+
   it('keeps what is text as text', async () => {
     await header(hello({ ...running, name: '<script>x</script>', notes: ['<img src=x>'] }, { notes: ['<b>'] }));
     expect(root.querySelector('script, img, b')).toBeNull();

@@ -60,6 +60,34 @@ describe('what comes first', () => {
     );
   });
 
+  it('says once what failed', async () => {
+    await view([hello(failedState()), status(curves)]);
+    expect(find(root, '.td-reason').hidden).toBe(true);
+    expect(root.textContent!.split('batch 3 is empty')).toHaveLength(3); // the title, and the whole traceback
+  });
+
+  it('leads from a line of the traceback to the line of the cell', async () => {
+    const seen: [string, number][] = [];
+    const { session } = await played(ended.signal, hello(failedState()));
+    const reveal = async (cell: string, line: number): Promise<void> => {
+      seen.push([cell, line]);
+      if (seen.length > 1) {
+        throw new Error('It is gone.');
+      }
+    };
+    new JobView(root, session, { signal: ended.signal, reveal });
+    const links = [...root.querySelectorAll<HTMLElement>('.td-frame-place .td-link')];
+    expect(links.map(link => link.textContent)).toEqual(['Cell In[2], line 3']);
+    links[0]!.click();
+    links[0]!.click();
+    await frames();
+    expect(seen).toEqual([
+      ['Cell In[2]', 3],
+      ['Cell In[2]', 3]
+    ]);
+    expect(find(root, '.td-frame-place').textContent).toContain('It is gone.');
+  });
+
   it('does not move under the hands of a reader', async () => {
     const { feed } = await view([hello(running)]);
     find(root, '[data-tab=receipt]').dispatchEvent(new Event('pointerdown', { bubbles: true }));

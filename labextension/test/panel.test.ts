@@ -2,6 +2,7 @@ import { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 
+import { itemOf } from '../src/commands';
 import { JobList, type ListChange } from '../src/joblist';
 import { JobPanel } from '../src/panel';
 import { aSummary, Serving, until } from './serving';
@@ -20,6 +21,14 @@ beforeEach(async () => {
       now: 1100,
       jobs: [
         aSummary('a', { name: 'train <b>', submitted: 1010, spark: [3, NaN, 1] }),
+        aSummary('c', {
+          label: 'Cell In[9]',
+          state: 'failed',
+          effective: 'failed',
+          ended: 900,
+          submitted: 800,
+          rerun_of: 'b'
+        }),
         aSummary('b', { label: 'Cell In[9]', state: 'failed', effective: 'failed', ended: 1020, submitted: 1000 })
       ]
     }
@@ -33,7 +42,7 @@ beforeEach(async () => {
   list = new JobList(serving.settings, life.signal);
   panel = new JobPanel(list, commands);
   Widget.attach(panel, document.body);
-  await until(() => rows().length === 2, 'two rows');
+  await until(() => rows().length === 3, 'the rows');
 });
 
 afterEach(async () => {
@@ -58,7 +67,7 @@ test('the newest first, named, with what can be done now', () => {
   const [first, second] = rows();
   expect(first!.querySelector('.td-row-title')!.textContent).toBe('train <b>');
   expect(first!.querySelector('.td-row-open')!.getAttribute('aria-label')).toMatch(
-    /^Open train <b>: running, 2 ranks, .*, train.ipynb$/
+    /^Open train <b>: running, \d\d:\d\d:\d\d, 2 ranks, .*, train.ipynb$/
   );
   expect(actions(first!)[0]).toBe('Cancel train <b>…');
   expect(actions(second!)).toEqual([
@@ -67,14 +76,22 @@ test('the newest first, named, with what can be done now', () => {
     'Copy the command of Cell In[9]',
     'Delete Cell In[9]…'
   ]);
-  expect(panel.node.querySelector('.td-panel-count')!.textContent).toBe('2 jobs, 1 running');
+  expect(panel.node.querySelector('.td-panel-count')!.textContent).toBe('3 jobs, 1 running');
+});
+
+test('jobs of one name are told apart', () => {
+  const [, own, again] = rows();
+  expect(own!.querySelector('.td-row-title')!.textContent).toBe('Cell In[9]');
+  expect(again!.querySelector('.td-row-title')!.textContent).toBe('Cell In[9] (again)');
+  const items = [...list.jobs.values()].map(job => itemOf(job, 1100));
+  expect(items[1]).toMatch(/^Cell In\[9\] \(again\) · failed · \d\d:\d\d:\d\d · train\.ipynb · c$/);
 });
 
 test('changes, ends and jobs that go', async () => {
   const seen: ListChange[] = [];
   list.onChange(change => seen.push(change), life.signal);
   const ended = aSummary('a', { submitted: 1010, state: 'succeeded', effective: 'succeeded', ended: 1100 });
-  tell({ type: 'changes', now: 1101, jobs: [ended], gone: ['b'] });
+  tell({ type: 'changes', now: 1101, jobs: [ended], gone: ['b', 'c'] });
   await until(() => rows().length === 1, 'one row');
   expect(seen[0]!.ended.map(job => job.job)).toEqual(['a']);
   expect(rows()[0]!.dataset['tone']).toBe('succeeded');
@@ -94,8 +111,8 @@ test('the filter', async () => {
   const filter = panel.node.querySelector('input')!;
   filter.value = 'cell failed';
   filter.dispatchEvent(new Event('input'));
-  await until(() => rows().length === 1, 'one row');
-  expect(rows()[0]!.dataset['job']).toBe('b');
+  await until(() => rows().length === 2, 'two rows');
+  expect(rows().map(row => row.dataset['job'])).toEqual(['b', 'c']);
 });
 
 test('keys walk the rows, buttons and keys act', () => {
@@ -103,7 +120,7 @@ test('keys walk the rows, buttons and keys act', () => {
   opens[0]!.focus();
   opens[0]!.dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true }));
   expect(document.activeElement).toBe(opens[1]);
-  expect(opens.map(open => open.tabIndex)).toEqual([-1, 0]);
+  expect(opens.map(open => open.tabIndex)).toEqual([-1, 0, -1]);
   opens[1]!.dispatchEvent(new KeyboardEvent('keydown', { key: 'Delete', bubbles: true }));
   opens[0]!.click();
   rows()[0]!.querySelector<HTMLElement>('.td-row-action')!.click();

@@ -100,7 +100,7 @@ export const PLAN: Plan = {
   job: '20260101-000000-0a1b2c',
   world_size: 2,
   backend: 'gloo',
-  nodes: [{ name: 'box', ranks: [0, 1], gpus: ['GPU-a', 'GPU-b'], address: '127.0.0.1', interface: 'lo' }],
+  nodes: [{ name: 'box', ranks: [0, 1], gpus: ['GPU-a', 'GPU-b'], address: '127.0.0.1', interface: 'lo', host: '' }],
   threads: 1,
   fresh: false,
   numa_binding: null,

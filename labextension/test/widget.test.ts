@@ -187,9 +187,9 @@ describe('the kernel as a source', () => {
 });
 
 describe('the widget', () => {
-  afterEach(() => void vi.unstubAllGlobals());
+  let widget: typeof import('../src/widget').default;
 
-  it('draws a view, opens its feed, and goes without a trace', async () => {
+  beforeEach(async () => {
     // jsdom lays nothing out, and uPlot asks already while it is imported.
     vi.stubGlobal(
       'ResizeObserver',
@@ -200,16 +200,66 @@ describe('the widget', () => {
       }
     );
     vi.stubGlobal('matchMedia', () => ({ matches: false, addEventListener() {}, removeEventListener() {} }));
-    const { default: widget } = await import('../src/widget');
-    const model = new FakeModel();
+    Element.prototype.scrollTo ??= () => undefined;
+    ({ default: widget } = await import('../src/widget'));
+    vi.useFakeTimers();
+  });
+  afterEach(() => {
+    vi.useRealTimers();
+    vi.unstubAllGlobals();
+    document.body.replaceChildren();
+  });
+
+  function aPlace(): HTMLElement {
     const el = document.createElement('div');
     document.body.append(el);
-    const end = widget.render({ model, el });
+    return el;
+  }
+
+  it('draws a view, opens its feed, and goes without a trace', () => {
+    const model = new FakeModel();
+    const el = aPlace();
+    const end = widget().render({ model, el });
     expect(el.querySelector('.td-view')).not.toBeNull();
     expect(JSON.parse(model.sent[0]!.message!)).toEqual({ type: 'open', logs: {} });
     end();
+    vi.advanceTimersByTime(10_000);
     expect(el.childElementCount).toBe(0);
     expect(model.listeners).toBe(0);
     expect(model.sent.at(-1)!.bye).toBe(true);
+  });
+
+  it('is the same one in the next place when the output is drawn anew', () => {
+    const model = new FakeModel();
+    const { render } = widget();
+    const [first, second, third] = [aPlace(), aPlace(), aPlace()];
+    const endFirst = render({ model, el: first });
+    const view = first.querySelector('.td-view')!;
+    view.querySelector<HTMLElement>('[role=tab][data-tab=logs]')!.click();
+    const search = view.querySelector<HTMLInputElement>('input[aria-label="search the lines"]')!;
+    search.value = 'needle';
+    search.focus();
+    first.remove(); // JupyterLab: the old one is thrown out without a word, and never told that it ended
+    const endSecond = render({ model, el: second });
+    expect(second.querySelector('.td-view')).toBe(view);
+    expect([search.value, document.activeElement]).toEqual(['needle', search]);
+    expect(model.sent.filter(({ message }) => message?.includes('"open"'))).toHaveLength(1);
+    endFirst();
+    expect(second.querySelector('.td-view')).toBe(view);
+    endSecond(); // others: first the end, then the next
+    const endThird = render({ model, el: third });
+    vi.advanceTimersByTime(10_000);
+    expect(third.querySelector('.td-view')).toBe(view);
+    endThird();
+  });
+
+  it('is another one beside a view that is still seen', () => {
+    const model = new FakeModel();
+    const { render } = widget();
+    const ends = [aPlace(), aPlace()].map(el => render({ model, el }));
+    expect(document.querySelectorAll('.td-view')).toHaveLength(2);
+    ends.forEach(end => end());
+    vi.advanceTimersByTime(10_000);
+    expect(model.listeners).toBe(0);
   });
 });

@@ -166,6 +166,39 @@ def test_no_expression_is_told(job: FakeJob) -> None:
     assert Pattern.of("(", False, True).find("f(x)", 1.0) == 1
 
 
+@pytest.mark.parametrize("many", ["x" * 40, "é" * 20])
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("Needle", {}),
+        ("nEEDle", {"case": False}),
+        ("nee", {"case": False}),
+        ("Nee+dle[0-9]*", {"regex": True}),
+        ("^.?Needle$", {"regex": True}),
+        ("(?:Nadel|Needle)", {"regex": True}),
+        ("needles?", {"regex": True, "case": False}),
+        ("(?i)NEEDLE", {"regex": True}),
+        ("(?i:NEEDLE)", {"regex": True}),
+        ("(?x) Nee dle", {"regex": True}),
+    ],
+)
+def test_what_is_passed_over_holds_no_hit(
+    job: FakeJob, monkeypatch: pytest.MonkeyPatch, pattern: str, words: dict[str, Any], many: str
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", 2000)
+    monkeypatch.setattr(module, "_SLICE", 300)
+    line = f"{many}\n"
+    job.rank(0).prints(f"Needle\n{line * 30}Needle\n{line * 7}Needle\n{line * 100}Needle")
+    hits = ask(job, pattern, **words)
+    assert [hit["text"] for hit in hits] == ["Needle"] * 4
+    assert hits[-1]["start"] == 0
+
+
+def test_letters_beyond_ascii_that_are_small_ones_of_ascii(job: FakeJob) -> None:
+    job.rank(0).prints("5 \N{KELVIN SIGN}\n")
+    assert len(ask(job, "5 k", case=False)) == len(ask(job, "5 k", case=False, regex=True)) == 1
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(alphabet="ab\r €", max_size=6), max_size=30), st.sampled_from(["a", "ab", "", "€", "a b"]))
 def test_it_finds_what_grep_finds(tmp_path_factory: pytest.TempPathFactory, lines: list[str], text: str) -> None:

@@ -137,7 +137,7 @@ TRANSITIONS: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
     "a lost node is an end too": (
         RUNNING,
         Standing(lost=frozenset({"node0"})),
-        [Finish("lost", "node node0 is gone", None)],
+        [Finish("lost", "host node0 is gone", None)],
     ),
 }
 
@@ -182,7 +182,7 @@ TWO_NODES: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
     "one ended, one lost: the end": (
         TWO,
         Standing(lost=NODE0, ended=frozenset({"node1"})),
-        [Finish("lost", "node node0 is gone", None)],
+        [Finish("lost", "host node0 is gone", None)],
     ),
 }
 
@@ -248,7 +248,7 @@ ENDS: dict[str, tuple[JobState, Standing, tuple[str, str, int | None]]] = {
     "a lost node is named with the failure": (
         FAILED,
         Standing(lost=frozenset({"node1", "node0"})),
-        ("lost", "node node0, node1 is gone", 0),
+        ("lost", "host node0 is gone", 0),
     ),
 }
 

@@ -2,7 +2,7 @@
 import type { Plan } from '../protocol';
 import type { JobSession } from '../session';
 import { make } from './dom';
-import { spans } from './format';
+import { hostOf, spans } from './format';
 import { facts, table } from './table';
 import { trans } from './translate';
 
@@ -39,13 +39,13 @@ export class CommunicationTab {
 
 function planned(plan: Plan): HTMLElement[] {
   const first = plan.nodes[0];
-  const rows = plan.nodes.map(node => [node.name, spans(node.ranks), node.address, node.interface]);
+  const rows = plan.nodes.map(node => [hostOf(node), spans(node.ranks), node.address, node.interface]);
   return [
     facts([
       [trans('backend'), plan.backend],
-      [trans('rendezvous'), first ? trans('on %1 (%2)', first.name, first.address) : '']
+      [trans('rendezvous'), first ? trans('on %1 (%2)', hostOf(first), first.address) : '']
     ]),
-    table(trans('Addresses'), [trans('Node'), trans('Ranks'), trans('Address'), trans('Interface')], rows)
+    table(trans('Addresses'), [trans('Host'), trans('Ranks'), trans('Address'), trans('Interface')], rows)
   ];
 }
 

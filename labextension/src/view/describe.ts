@@ -1,9 +1,20 @@
 /** What a job's state means for who looks at it. Pure. */
 import type { JobState, RankState } from '../protocol';
+import type { JobSession } from '../session';
 import type { Status } from '../source';
 import { awaited, failures, isFinal } from '../state';
 import { collective, errorTitle, ranksOf, standing, theRanks, ticking } from './format';
 import { plural, trans } from './translate';
+
+/** What a job is called that runs another one again. */
+export function calledOf(name: string, rerunOf: string | undefined): string {
+  return rerunOf ? trans('%1 (again)', name) : name;
+}
+
+/** What the job of a view is called: its name, else its cell. */
+export function titleOf({ state, hello, job }: Pick<JobSession, 'state' | 'hello' | 'job'>): string {
+  return calledOf(state.name || state.label || job, hello?.spec?.rerun_of);
+}
 
 /** The state to show: what the feed sees (`orphaned`, `unreachable`) as long as the journal has no end. */
 export function effectiveState(state: JobState, status: Status | null): string {

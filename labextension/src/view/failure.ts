@@ -10,6 +10,9 @@ import { plural, trans } from './translate';
 
 type Frame = ErrorRecord['frames'][number];
 
+/** Shows a line of a cell, `Cell In[5]`. Rejects with a sentence where that cannot be. */
+export type Reveal = (cell: string, line: number) => Promise<void>;
+
 const AROUND = 2;
 
 const MANY = 8;
@@ -20,11 +23,12 @@ export class Failure {
   private readonly box: HTMLElement;
   private shown = '';
 
-  /** `toLog` brings the log of a rank to the front. */
+  /** `toLog` brings the log of a rank to the front; `reveal` shows a line of the notebook, where one can. */
   constructor(
     element: HTMLElement,
     private readonly session: JobSession,
     private readonly toLog: (rank: number) => void,
+    private readonly reveal: Reveal | null,
     private readonly signal: AbortSignal
   ) {
     this.box = make('section.td-failure', { hidden: true, 'aria-label': trans('what failed'), tabindex: '0' });
@@ -67,7 +71,7 @@ export class Failure {
         make('span.td-failure-place', {}, place),
         tools
       ),
-      ...(first.error ? traceback(first.error, spec) : [])
+      ...(first.error ? this.traceback(first.error, spec) : [])
     ];
     if (rest) {
       parts.push(this.others(more, rest));
@@ -86,31 +90,72 @@ export class Failure {
     });
     return make('details.td-failure-others', {}, make('summary', {}, rest), make('ul', {}, ...rows));
   }
-}
 
-/** The frames in order, those of libraries folded; where there are none, the text as Python printed it. */
-export function traceback(error: ErrorRecord, spec: JobSpec | null): HTMLElement[] {
-  const whole = make('pre.td-code', {}, error.text.slice(0, LONG));
-  if (error.frames.length === 0 || error.text.trimStart().startsWith('+ ')) {
-    return error.text ? [whole] : [];
-  }
-  const parts: HTMLElement[] = [];
-  for (const group of grouped(error.frames)) {
-    const blocks = group.frames.map(frame => frameBlock(frame, spec));
-    if (group.own || error.frames.length === 1) {
-      parts.push(...blocks);
-    } else {
-      const where = shortPath(group.frames.at(-1)![0]);
-      const title = plural('%1 frame in %2', '%1 frames, to %2', blocks.length, where);
-      parts.push(make('details.td-fold', {}, make('summary', {}, title), ...blocks));
+  /** The frames in order, those of libraries folded; where there are none, the text as Python printed it. */
+  private traceback(error: ErrorRecord, spec: JobSpec | null): HTMLElement[] {
+    const whole = make('pre.td-code', {}, error.text.slice(0, LONG).trimEnd());
+    if (error.frames.length === 0 || error.text.trimStart().startsWith('+ ')) {
+      return error.text ? [whole] : [];
     }
+    const parts: HTMLElement[] = [];
+    for (const group of grouped(error.frames)) {
+      const blocks = group.frames.map(frame => this.frame(frame, spec));
+      if (group.own || error.frames.length === 1) {
+        parts.push(...blocks);
+      } else {
+        const where = shortPath(group.frames.at(-1)![0]);
+        const title = plural('%1 frame in %2', '%1 frames, to %2', blocks.length, where);
+        parts.push(make('details.td-fold', {}, make('summary', {}, title), ...blocks));
+      }
+    }
+    const lines = error.message.split('\n').slice(1);
+    if (lines.length > 0) {
+      parts.push(make('pre.td-code', {}, lines.join('\n').slice(0, LONG)));
+    }
+    // Opened, it stands in place of the frames (failure.css): nothing is said twice.
+    parts.push(make('details.td-fold.td-whole', {}, make('summary', {}, trans('Whole traceback')), whole));
+    return parts;
   }
-  const lines = error.message.split('\n').slice(1);
-  if (lines.length > 0) {
-    parts.push(make('pre.td-code', {}, lines.join('\n').slice(0, LONG)));
+
+  private frame([file, line, name, source]: Frame, spec: JobSpec | null): HTMLElement {
+    const text = trans('%1, line %2', shortPath(file), line);
+    const place = make('div.td-frame-place', {}, this.isOfNotebook(file, spec) ? this.link(text, file, line) : text);
+    if (name && name !== '<module>') {
+      place.append(trans(', in '), make('code', {}, name));
+    }
+    const rows = sourceAround(file, line, source, spec).map(row =>
+      make(
+        row.number === line ? 'span.td-source-row.td-here' : 'span.td-source-row',
+        {},
+        make('span.td-source-number', {}, `${row.number === line ? '→ ' : ''}${row.number}`),
+        `${row.text}\n`
+      )
+    );
+    return make('div.td-frame', {}, place, make('pre.td-code', {}, ...rows));
   }
-  parts.push(make('details.td-fold', {}, make('summary', {}, trans('Whole traceback')), whole));
-  return parts;
+
+  private isOfNotebook(file: string, spec: JobSpec | null): boolean {
+    return this.reveal !== null && spec?.kind === 'cell' && (file === spec.label || isCell(file));
+  }
+
+  private link(text: string, file: string, line: number): HTMLElement {
+    const said = make('span.td-said', { role: 'status' });
+    const show = async (): Promise<void> => {
+      setText(said, '');
+      try {
+        await this.reveal!(file, line);
+      } catch (error) {
+        setText(said, ` ${error instanceof Error ? error.message : String(error)}`);
+      }
+    };
+    const title = { title: trans('Show this line in the notebook') };
+    return make(
+      'span',
+      {},
+      button('button.td-link', text, () => void show(), this.signal, title),
+      said
+    );
+  }
 }
 
 function grouped(frames: Frame[]): { own: boolean; frames: Frame[] }[] {
@@ -136,20 +181,9 @@ function shortPath(file: string): string {
   return file.replace(/^.*[\\/](?:site|dist)-packages[\\/]/, '');
 }
 
-function frameBlock([file, line, name, source]: Frame, spec: JobSpec | null): HTMLElement {
-  const where = make('div.td-frame-place', {}, trans('%1, line %2', shortPath(file), line));
-  if (name && name !== '<module>') {
-    where.append(trans(', in '), make('code', {}, name));
-  }
-  const rows = sourceAround(file, line, source, spec).map(row =>
-    make(
-      row.number === line ? 'span.td-source-row.td-here' : 'span.td-source-row',
-      {},
-      make('span.td-source-number', {}, `${row.number === line ? '→ ' : ''}${row.number}`),
-      `${row.text}\n`
-    )
-  );
-  return make('div.td-frame', {}, where, make('pre.td-code', {}, ...rows));
+/** `Cell In[5]`: a cell of the same notebook, by the number that it ran under. */
+export function isCell(file: string): boolean {
+  return /^Cell In\[\d+\]$/.test(file);
 }
 
 /** The line that raised with its neighbours where the cell's source is known, else the rank's own line alone. */

@@ -1,5 +1,5 @@
 /** Numbers, times and states as words, in the wording of views.py. Pure. */
-import type { ErrorRecord, JobState, RankState, Waiting } from '../protocol';
+import type { ErrorRecord, JobState, NodePlan, RankState, Waiting } from '../protocol';
 import { awaited } from '../state';
 import { plural, trans } from './translate';
 
@@ -90,6 +90,17 @@ function two(value: number): string {
 export function clock(t: number): string {
   const date = new Date(t * 1000);
   return [date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(':');
+}
+
+/** When `t` was, as short as it can be said at `now`: `14:03:07`, `Nov 21, 14:03`. Both in seconds since the epoch. */
+export function startedAt(t: number, now: number): string {
+  const [then, today] = [new Date(t * 1000), new Date(now * 1000)];
+  if (then.toDateString() === today.toDateString()) {
+    return clock(t);
+  }
+  const year = then.getFullYear() === today.getFullYear() ? undefined : 'numeric';
+  const day = then.toLocaleDateString('en', { day: 'numeric', month: 'short', year });
+  return `${day}, ${clock(t).slice(0, 5)}`;
 }
 
 export function ranks(count: number): string {
@@ -197,6 +208,11 @@ export function theRanks(numbers: readonly number[]): string {
 /** The ranks of a job in their order. */
 export function ranksOf(state: JobState): RankState[] {
   return Object.values(state.ranks).sort((one, other) => one.rank - other.rank);
+}
+
+/** What a node of a plan is called; plans of an earlier version know no hosts. */
+export function hostOf(node: NodePlan): string {
+  return node.host || node.name;
 }
 
 /** Names of the hosts the ranks run on, in order of rank. */

@@ -1,12 +1,12 @@
 /** The top of a view: what job, how it stands, where, since when, how far, and the way to end it. */
-import type { Plan } from '../protocol';
+import type { JobState, Plan } from '../protocol';
 import type { JobSession } from '../session';
 import type { Progress } from '../source';
-import { isFinal } from '../state';
+import { failures, isFinal } from '../state';
 import { CancelControl } from './cancel';
-import { effectiveState, notesOf, waitingLines } from './describe';
+import { effectiveState, notesOf, titleOf, waitingLines } from './describe';
 import { make, setAttribute, setText } from './dom';
-import { duration, elapsed, firstLine, grouped, hosts, stateWord, ticking, where } from './format';
+import { duration, elapsed, firstLine, grouped, hosts, startedAt, stateWord, ticking, where } from './format';
 import { stateIcon, tone } from './icons';
 import { trans } from './translate';
 
@@ -61,7 +61,7 @@ export class Header {
       const shape = effective && stateIcon(effective);
       this.state.replaceChildren(...(shape ? [shape, make('span', {}, stateWord(effective))] : []));
     }
-    setText(this.name, state.name || state.label || this.session.job);
+    setText(this.name, titleOf(this.session));
     setAttribute(this.name, 'title', [state.name, state.label, this.session.job].filter(Boolean).join(' · '));
     setText(this.where, hello ? where(state) : '');
     setAttribute(this.where, 'title', hosts(state).slice(0, 32).join(', '));
@@ -75,14 +75,7 @@ export class Header {
 
   private says(effective: string): void {
     const { state } = this.session;
-    const text =
-      effective === 'orphaned'
-        ? trans('The process that led this job is dead: `%dist attach` gives it another.')
-        : effective === 'unreachable'
-          ? trans('The host of the process that leads this job is silent.')
-          : state.state === 'succeeded'
-            ? ''
-            : state.reason;
+    const text = saidOf(state, effective);
     setText(this.reason, firstLine(text, 400));
     this.reason.hidden = text === '';
   }
@@ -109,6 +102,7 @@ export class Header {
     const waits = waitingLines(state, now).slice(0, WAITS).join('\n');
     setText(this.waits, waits);
     this.waits.hidden = waits === '';
+    setAttribute(this.time, 'title', state.submitted ? trans('started %1', startedAt(state.submitted, now)) : null);
     setText(this.time, state.submitted ? (isFinal(state) ? duration(passed) : ticking(passed)) : '');
     const running = state.submitted > 0 && !isFinal(state) && connection !== 'gone' && !this.signal.aborted;
     if (!running) {
@@ -123,6 +117,22 @@ export class Header {
       clearInterval(this.clock);
       this.clock = null;
     }
+  }
+}
+
+/** The sentence under the name. What failed has a place of its own below. */
+function saidOf(state: JobState, effective: string): string {
+  switch (effective) {
+    case 'orphaned':
+      return trans('The process that led this job is dead: `%dist attach` gives it another.');
+    case 'unreachable':
+      return trans('The host of the process that leads this job is silent.');
+    case 'succeeded':
+      return '';
+    case 'stopping':
+      return state.reason === 'timed_out' ? trans('Its time is up.') : '';
+    default:
+      return failures(state).length > 0 && state.state === 'failed' ? '' : state.reason;
   }
 }
 

@@ -3,9 +3,9 @@ import type { Change, JobSession } from '../session';
 import { failures, isFinal } from '../state';
 import { CommunicationTab } from './communication';
 import { CurvesTab } from './curves';
-import { effectiveState, firstTab } from './describe';
+import { effectiveState, firstTab, titleOf } from './describe';
 import { make, setAttribute, setText } from './dom';
-import { Failure } from './failure';
+import { Failure, type Reveal } from './failure';
 import { grouped } from './format';
 import { Header } from './header';
 import { tone } from './icons';
@@ -23,6 +23,8 @@ export interface JobViewOptions {
   heading?: boolean;
   /** Gives the reader a whole log file, named as in the feed (`3.out`). */
   download?: (file: string) => void;
+  /** Shows a line of the notebook; without it the places in a traceback are no links. */
+  reveal?: Reveal;
 }
 
 interface Part {
@@ -53,7 +55,7 @@ export class JobView {
     const { signal } = options;
     setAttribute(this.root, 'role', 'region');
     this.header = new Header(this.body, session, { heading: options.heading ?? true }, signal);
-    this.failure = new Failure(this.body, session, rank => this.showLog(rank), signal);
+    this.failure = new Failure(this.body, session, rank => this.showLog(rank), options.reveal ?? null, signal);
     this.tabs = new Tabs(
       this.body,
       trans('views of the job'),
@@ -89,7 +91,7 @@ export class JobView {
     if (changes.has('connection') || changes.has('state') || changes.has('status')) {
       const { state, status } = this.session;
       setAttribute(this.root, 'data-tone', tone(effectiveState(state, status)));
-      setAttribute(this.root, 'aria-label', trans('job %1', state.name || state.label || this.session.job));
+      setAttribute(this.root, 'aria-label', trans('job %1', titleOf(this.session)));
       this.header.update();
       this.failure.update();
       this.mark();

@@ -3,7 +3,7 @@ import type { JobSpec, Options, Plan, StrategyPlan } from '../protocol';
 import type { JobSession } from '../session';
 import { notesOf } from './describe';
 import { button, copy, make, setText } from './dom';
-import { duration, ranks, size, spans } from './format';
+import { duration, hostOf, ranks, size, spans } from './format';
 import { facts, table } from './table';
 import { trans } from './translate';
 
@@ -135,9 +135,9 @@ function strategyOptions(strategy: StrategyPlan | undefined): string {
 }
 
 function planTable(plan: Plan): HTMLElement {
-  const header = [trans('Node'), trans('Ranks'), trans('Address'), trans('Devices')];
+  const header = [trans('Host'), trans('Ranks'), trans('Address'), trans('Devices')];
   const rows = plan.nodes.map(node => [
-    node.name,
+    hostOf(node),
     spans(node.ranks),
     `${node.address} (${node.interface})`,
     node.gpus.join(', ') || 'CPU'

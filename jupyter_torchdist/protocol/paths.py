@@ -224,6 +224,11 @@ class NodePaths:
         """One byte for each of the node's ranks, written by it: whether it waits in a collective."""
         return self.root / "waiting"
 
+    @property
+    def not_a_number(self) -> Path:
+        """There once a rank of the node has said that its loss is NaN."""
+        return self.root / "nan"
+
     def stacks(self, rank: int) -> Path:
         """``faulthandler`` dumps (SIGUSR1)."""
         return self.root / f"rank-{rank:05d}.stacks"

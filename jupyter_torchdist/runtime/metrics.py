@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import count
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,11 +38,17 @@ class Recorder:
     Without a file (one plain process, without the magic) values are checked and forgotten.
     """
 
-    def __init__(self, path: Path | None = None, flusher: Flusher | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        flusher: Flusher | None = None,
+        not_a_number: Callable[[str, int | None], None] | None = None,
+    ) -> None:
+        """``not_a_number`` is told of each NaN that autolog noted: its name and step."""
         self.deadline: float | None = None
         self._pending: list[Log] = []
         self._fd = -1 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._flusher = flusher
+        self._flusher, self._not_a_number = flusher, not_a_number
         self._refused: set[str] = set()
         self._bars = count()
         if flusher is not None:
@@ -96,9 +102,12 @@ class Recorder:
         done = 0
         for t, step, auto, values in batch:
             try:
-                lines.append(_log_line(t, step, auto, values))
+                line = _log_line(t, step, auto, values)
             except Unread:
                 break
+            if auto and _NAN in line and self._not_a_number is not None:
+                self._not_a_number(next(iter(values)), step)
+            lines.append(line)
             done += 1
         del self._pending[:done]
         self.deadline = time.monotonic() + PERIOD if self._pending else None
@@ -170,4 +179,5 @@ def _step(step: Any) -> str:
 
 
 _AUTO = ',"auto":true'
+_NAN = f":{codec.dumps(nan)}"
 _coded = lru_cache(maxsize=4096)(json.dumps)  # the codec leaves names of an object as they are

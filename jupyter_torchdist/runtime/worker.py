@@ -33,6 +33,7 @@ from .eventfile import EventFile
 from .flusher import Flusher
 from .lastwill import LastWill
 from .metrics import Recorder
+from .notanumber import FirstNaN
 from .output import Output
 from .results import Results
 from .times import Times
@@ -76,7 +77,8 @@ class Rank:
         )
         self.flusher.add(self.times)
         self.interrupts = bootstrap.Interrupts(self.flusher)
-        self.recorder = Recorder(files.metrics(self.number), self.flusher)
+        first_nan = FirstNaN(self.events, files.not_a_number, self.number)
+        self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()

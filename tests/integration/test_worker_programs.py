@@ -232,6 +232,22 @@ facts = td.rank, td.world_size, td.local_rank, td.is_main, td.device.type, td.ga
     assert [line for line in lines if line["k"] == "progress"][-1]["n"] == 5
 
 
+def test_a_loss_that_becomes_nan_is_said_once_with_rank_and_step(warm: Warm, tmp_path: Path) -> None:
+    source = """
+import torch
+import jupyter_torchdist as td
+w = torch.ones(1, requires_grad=True)
+for step in range(1, 5):
+    loss = (w - w).log().sum() * 0 if step > 1 + td.rank else w.sum()
+    loss.backward()
+    td.barrier()
+"""
+    job = RankJob(warm, tmp_path, source).run()
+    notes = [event.data["text"] for rank in (0, 1) for event in job.events(rank) if event.kind == "job.note"]
+    assert job.codes == {0: 0, 1: 0}
+    assert notes in (["loss is NaN at step 2 on rank 0 (said once)"], ["loss is NaN at step 3 on rank 1 (said once)"])
+
+
 def test_top_level_await_on_a_rank(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(warm, tmp_path, "import asyncio\nx = await asyncio.sleep(0, 5)\nx", world=1, bound=("x",)).run()
     assert job.values() == {"x": 5, "__torchdist_value__": 5}

@@ -66,6 +66,15 @@ def test_log_writes_lines(tmp_path: Path) -> None:
     assert second["t"] >= first["t"] and "auto" not in first
 
 
+def test_a_loss_that_is_nan_is_told_of(tmp_path: Path) -> None:
+    told: list[tuple[str, int | None]] = []
+    recorder = Recorder(tmp_path / "m", not_a_number=lambda name, step: told.append((name, step)))
+    recorder.log({"lr": math.nan}, 1)
+    for step, value in enumerate([0.5, math.inf, math.nan], start=1):
+        recorder.log({"loss": torch.tensor(value)}, step, auto=True)
+    assert told == [("loss", 3)]
+
+
 def test_a_value_is_read_when_it_is_logged(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "m")
     total = torch.zeros(())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.protocol.process import processes_of_job
+from tests.kernels import ForkServer
 from tests.leaks import Snapshot, command_of, processes_of_runtime, wait_until
 from tests.notebook import Notebook
 
@@ -123,13 +124,21 @@ def own_runtime(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             yield directory
 
 
+@pytest.fixture(scope="session")
+def kernels() -> Iterator[ForkServer]:
+    """Where kernels come from."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def new_notebook(home: Path, tmp_path: Path) -> Iterator[Callable[[], Notebook]]:
+def new_notebook(kernels: ForkServer, home: Path, tmp_path: Path) -> Iterator[Callable[[], Notebook]]:
     """Start as many kernels as the test needs, each with the extension loaded; all end with the test."""
     opened: list[Notebook] = []
 
     def start() -> Notebook:
-        opened.append(Notebook(tmp_path))
+        opened.append(Notebook(tmp_path, server=kernels))
         return opened[-1].load()
 
     yield start

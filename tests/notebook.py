@@ -19,6 +19,8 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from tests import kernels
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -111,9 +113,14 @@ class CellFailed(AssertionError):
 
 
 class Notebook:
-    """A kernel of its own. Use it as a context: leaving it ends the kernel."""
+    """A kernel of its own. Use it as a context: leaving it ends the kernel.
 
-    def __init__(self, cwd: Path, environ: Mapping[str, str] | None = None) -> None:
+    ``server``: fork it there, instead of starting a new interpreter.
+    """
+
+    def __init__(
+        self, cwd: Path, environ: Mapping[str, str] | None = None, server: kernels.ForkServer | None = None
+    ) -> None:
         self.cwd = cwd
         # Unix sockets, not ports: two kernels that start at once cannot race for one.
         self._sockets = Path(tempfile.mkdtemp(prefix="tdk-", dir="/tmp"))
@@ -123,6 +130,10 @@ class Notebook:
             ip=str(self._sockets / "k"),
             connection_file=str(self._sockets / "kernel.json"),
         )
+        if server is not None:
+            self.manager.provisioner = kernels.ForkProvisioner(
+                server=server, kernel_id=self._sockets.name, kernel_spec=self.manager.kernel_spec, parent=self.manager
+            )
         private = {"IPYTHONDIR": str(self._sockets / "ipython"), "JUPYTER_RUNTIME_DIR": str(self._sockets)}
         self.environ = {**os.environ, **private, **(environ or {})}
         self.environ.pop("PYTEST_CURRENT_TEST", None)

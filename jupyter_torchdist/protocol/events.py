@@ -17,7 +17,8 @@ node.up              inventory, agent (ProcessId)
 node.lost            reason
 launcher.started     process (ProcessId)
 launcher.rendezvous  address, port: where the first node's store listens
-launcher.child       pid, code, why: a rank's process ended
+launcher.child       pid, code, why, stopped (by the engine itself; null where it does not say): a rank's process
+                     ended
 launcher.ended       codes {pid: exit code}, error (text, empty when all is well)
 node.ended           error: no process of the job is alive on the node, and that was checked
 rank.started         process (ProcessId), local_rank

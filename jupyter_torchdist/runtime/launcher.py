@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
@@ -61,18 +62,23 @@ class RankWatch:
         """Pidfd of each forked rank that was not reaped."""
         self._returns: list[Connection] = []
         """Where each tells the engine that it has returned; the engine reads it, and lets go all once it has all."""
+        self._closing = False
+        """Whether the engine ends what lives: from here on SIGTERM and SIGKILL are its own."""
 
     def note(self, pid: int, code: int) -> None:
-        """Once for each process."""
+        """Once for each process, when it is reaped."""
+        self._note(pid, code, self._closing and code in (-signal.SIGTERM, -signal.SIGKILL))
+
+    def note_failures(self, error: BaseException) -> None:
+        """The exit codes in torch's ``ChildFailedError``; of which of them it killed itself it says nothing."""
+        for failure in getattr(error, "failures", {}).values():
+            self._note(failure.pid, failure.exitcode, None)
+
+    def _note(self, pid: int, code: int, stopped: bool | None) -> None:
         self._living.pop(pid, None)
         if pid not in self.codes:
             self.codes[pid] = code
-            self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code))
-
-    def note_failures(self, error: BaseException) -> None:
-        """The exit codes in torch's ``ChildFailedError``."""
-        for failure in getattr(error, "failures", {}).values():
-            self.note(failure.pid, failure.exitcode)
+            self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code), stopped=stopped)
 
     def sleep(self, seconds: float) -> None:
         """As ``time.sleep``, but that a rank's end or return ends it: ranks need every cycle that polling costs."""
@@ -103,6 +109,13 @@ class RankWatch:
                     if process.exitcode == 0:
                         self._return_values.setdefault(number, None)
                 return len(self._return_values) == self.nprocs
+
+            def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+                """Who has ended before was not ended by the engine, however late that is seen here."""
+                for process in self._pc.processes if self._pc else ():
+                    process.is_alive()
+                watch._closing = True
+                super()._close(death_sig, timeout)
 
         return Ranks
 

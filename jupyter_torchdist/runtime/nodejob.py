@@ -66,7 +66,7 @@ class NodeJob:
         self._launcher_tail = self._tail(self.files.launcher_events)
         self._rank_tails = {rank: self._tail(self.files.rank_events(rank)) for rank in self.ranks}
         self._pids: dict[int, int] = {}
-        self._unmatched: dict[int, int] = {}
+        self._unmatched: dict[int, tuple[int, bool | None]] = {}
         self._memory = OutOfMemory()
         self._last_change = time.monotonic()
         self._last_ticks = (0, time.monotonic())
@@ -121,7 +121,7 @@ class NodeJob:
             if self.state == "starting":
                 self.state = "running"
         elif event.kind == "launcher.child":
-            self._unmatched[int(event.data["pid"])] = int(event.data["code"])
+            self._unmatched[int(event.data["pid"])] = int(event.data["code"]), event.data.get("stopped")
         elif event.kind == "launcher.ended" and event.data.get("error"):
             self._error = str(event.data["error"])
 
@@ -156,19 +156,19 @@ class NodeJob:
 
     def _match_codes(self) -> None:
         """Write down how ranks ended, as soon as both the code and whose it is are known."""
-        for pid, code in list(self._unmatched.items()):
+        for pid, (code, by_engine) in list(self._unmatched.items()):
             rank = self._pids.get(pid)
             if rank is not None:
                 del self._unmatched[pid]
-                self._tell_exit(rank, code)
+                self._tell_exit(rank, code, by_engine)
 
-    def _tell_exit(self, rank: int, code: int) -> None:
+    def _tell_exit(self, rank: int, code: int, by_engine: bool | None) -> None:
         if rank in self.told:
             return
         self.told.add(rank)
         self.codes[rank] = code
         self._read_rank(rank)  # what it said before its exit
-        stopped = self._was_stopped(code)
+        stopped = self._was_stopped(code, by_engine)
         why = "was stopped" if stopped else exit_in_words(code)
         if code == -signal.SIGKILL and not stopped:
             why += self._memory.words(self.processes[rank].pid if rank in self.processes else 0)
@@ -179,13 +179,16 @@ class NodeJob:
             self._note_failure()
         self.events.write("rank.exited", rank=rank, code=code, why=why, state=state)
 
-    def _was_stopped(self, code: int) -> bool:
+    def _was_stopped(self, code: int, by_engine: bool | None) -> bool:
         """Whether a rank ended so because of another one, or because the job was to end.
 
-        A rank that is killed breaks its peers' connections, and they may report that before it is reaped.
+        A rank that is killed breaks its peers' connections, and they may report that before it is reaped. Where the
+        engine does not say whom it killed, time must tell.
         """
         if self.state == "ending":
             return code in (-signal.SIGTERM, -signal.SIGKILL)
+        if by_engine is not None:
+            return by_engine
         if code == -signal.SIGKILL:
             return self.failed and self._now - self._failed_at >= ENGINE_KILL_SECONDS
         return code == -signal.SIGTERM and self.failed

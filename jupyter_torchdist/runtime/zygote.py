@@ -152,10 +152,10 @@ class _Server:
 
     def serve(self) -> None:
         """Until the agent is gone (``EOFError``), or the successor has taken over."""
+        signal.signal(signal.SIGCHLD, _reap)
         while True:
             wait = self._prepare_at - time.monotonic()
             ready = {key.fd for key, _ in self._selector.select(None if wait == float("inf") else max(0.0, wait))}
-            _reap()
             if self._channel.read_fd in ready:
                 for message, _ in self._channel.receive():
                     if message["type"] == "fork":
@@ -186,6 +186,7 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
             if self._successor is not None:
                 self._successor.close()
@@ -212,6 +213,7 @@ class _Successor:
 
     def be(self, server: _Server) -> NoReturn:
         """Import, say so, serve when the zygote has handed over."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library may start a program and wait for it
         try:
             die_with_parent(True)
             done = preload(self.names, self._unsafe)
@@ -244,7 +246,7 @@ class _Successor:
             os.close(fd)
 
 
-def _reap() -> None:
+def _reap(*_: object) -> None:
     """Launchers that ended; each wrote down its outcome itself."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:

@@ -22,7 +22,7 @@ from jupyter_torchdist.protocol.connect import connect_agent
 from jupyter_torchdist.protocol.errors import ChannelError, LaunchError
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
-from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job
+from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job, stat_fields
 from jupyter_torchdist.protocol.version import agent_directory, source_digest
 from jupyter_torchdist.protocol.world import World
 from jupyter_torchdist.runtime import replica
@@ -343,6 +343,20 @@ def test_ended_while_its_launcher_is_forked(connect: Callable[[], Peer], job: Jo
         assert processes_of_job(job_token(paths.job, "node0")) == []
         peer.say("forget", job=paths.job)
     assert peer.hello()["jobs"] == []
+    (warm,) = peer.warm_processes()
+    assert wait_until(lambda: zombies(warm["pid"]) == [], 10), (
+        "a launcher that ended waits for the next job to be reaped"
+    )
+
+
+def zombies(parent: int) -> list[int]:
+    """Its children that have ended and that it has not reaped."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            fields = stat_fields(pid)
+            found += [pid] if fields[0] == "Z" and int(fields[1]) == parent else []
+    return found
 
 
 def test_a_warm_process_that_is_stopped_does_not_hold_up_an_end(connect: Callable[[], Peer], job: JobPaths) -> None:

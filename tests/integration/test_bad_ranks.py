@@ -102,7 +102,12 @@ def test_ranks_that_are_killed(kernel: Notebook) -> None:
         r"rank 1 on \S+ was killed \(SIGSEGV: a crash in native code\) at Cell In\[\d+\], line 7", error.value
     )
     assert kernel.value("value") == 1
-    cell = kernel.try_run(on_ranks("if td.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ntd.barrier()"))
+    # On a busy machine the launcher may look seconds after the peer has failed because of it.
+    later = (
+        "if td.rank == 1:\n    import subprocess\n    launcher = os.getppid()\n    os.kill(launcher, signal.SIGSTOP)\n"
+    )
+    later += "    subprocess.Popen(f'sleep 2; kill -CONT {launcher}', shell=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    cell = kernel.try_run(on_ranks(later + "td.barrier()"))
     error = failure_of(kernel, cell)
     assert re.match(r"rank 1 on \S+ was killed \(SIGKILL\)", error.value)
     assert "rank 0 on" not in cell.displays[-1]["text/plain"], "the peer's broken connection is not blamed"

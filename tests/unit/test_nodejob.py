@@ -289,8 +289,8 @@ class Script:
             gone = replace(ProcessId.mine(), pid=1000 + number, ticks=1)
             self.ranks[number].write("rank.started", process=gone.to_json(), local_rank=number)
 
-    def exited(self, rank: int, code: int) -> None:
-        self.launcher.write("launcher.child", pid=1000 + rank, code=code, why="")
+    def exited(self, rank: int, code: int, stopped: bool | None = None) -> None:
+        self.launcher.write("launcher.child", pid=1000 + rank, code=code, why="", stopped=stopped)
 
     def close(self) -> None:
         for file in (self.launcher, *self.ranks):
@@ -358,6 +358,19 @@ def test_a_killed_rank_is_not_stopped_because_its_peer_failed_first(
         script.exited(rank, codes[rank])
     job.poll(1.02)
     assert tree.exits()[1][:2] == ("killed", -9)
+    job.close()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_what_the_launcher_says_of_a_rank_that_ended_counts(tree: Tree, script: Script, stopped: bool) -> None:
+    """On a busy machine it may come to say so seconds after the peer failed."""
+    job = tree.job()
+    script.started(0, 1)
+    script.ranks[0].write("rank.failed", error={})
+    job.poll(1.0)
+    script.exited(1, -9, stopped)
+    job.poll(1.0 if stopped else 1.0 + 2 * nodejob.ENGINE_KILL_SECONDS)
+    assert tree.exits()[1][:2] == ("stopped" if stopped else "killed", -9)
     job.close()
 
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import traitlets
 from jupyter_client.connect import KernelConnectionInfo
-from jupyter_client.provisioning import LocalProvisioner
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 
 class ForkServer:
@@ -75,7 +75,7 @@ class Forked:
 class ForkProvisioner(LocalProvisioner):
     """What jupyter_client starts kernels with."""
 
-    server: ForkServer = traitlets.Instance(ForkServer)
+    server = traitlets.Instance(ForkServer)
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         arguments = cmd[cmd.index("ipykernel_launcher") :]

@@ -103,11 +103,16 @@ def test_ranks_that_are_killed(kernel: Notebook) -> None:
     )
     assert kernel.value("value") == 1
     # On a busy machine the launcher may look seconds after the peer has failed because of it.
-    later = (
-        "if td.rank == 1:\n    import subprocess\n    launcher = os.getppid()\n    os.kill(launcher, signal.SIGSTOP)\n"
-    )
-    later += "    subprocess.Popen(f'sleep 2; kill -CONT {launcher}', shell=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    cell = kernel.try_run(on_ranks(later + "td.barrier()"))
+    later = [
+        "if td.rank == 1:",
+        "    import subprocess",
+        "    launcher = os.getppid()",
+        "    os.kill(launcher, signal.SIGSTOP)",
+        "    subprocess.Popen(f'sleep 2; kill -CONT {launcher}', shell=True)",
+        "    os.kill(os.getpid(), signal.SIGKILL)",
+        "td.barrier()",
+    ]
+    cell = kernel.try_run(on_ranks("\n".join(later)))
     error = failure_of(kernel, cell)
     assert re.match(r"rank 1 on \S+ was killed \(SIGKILL\)", error.value)
     assert "rank 0 on" not in cell.displays[-1]["text/plain"], "the peer's broken connection is not blamed"

@@ -238,6 +238,8 @@ class Automatic:
         agreement.same_on_all_ranks(root, setting)
         before, name = optimizers.by_name(root), type(root).__name__
         self._check(root)
+        if self._sharded:
+            self._averaging.end()  # else shards would take the places of the parameters that it knows
         names = [(model, optimizers.by_name(model)) for model in (root, *self._optimized.copies_of(root))]
         self._divide_inside([model for model, _ in names], hold)
         self._divider.shares(root, batchnorm.convert(root, setting))

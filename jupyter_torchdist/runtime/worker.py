@@ -103,7 +103,7 @@ class Rank:
             self.interrupts.disarm()
             if not _ended_well(error):
                 if self.automatic is not None:
-                    self.automatic.annotate(error)
+                    error = self.automatic.explained(error)
                     self.automatic.abandon()
                 self.stopped(error)
                 return

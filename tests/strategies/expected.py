@@ -65,14 +65,9 @@ APART: dict[tuple[str, str], Expectation] = {
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
+    ("parameter_outside", "fsdp"): Refused("used outside of the forward of the module it belongs to"),
     ("sparse_embedding", "fsdp"): Refused("SparseAdam cannot train parameters that fsdp or tp has sharded"),
 }
-
-KNOWN: dict[tuple[str, str], str] = {
-    ("pinn", "fsdp"): "a backward through a gradient finds the parameters gathered no more: torch's own words",
-    ("ppo", "fsdp"): "a parameter used outside of the model's forward is a shard there: torch's own words, with a note",
-}
-"""What is wrong still."""
 
 
 def expected(cell: str, strategy: str) -> Expectation:

@@ -126,6 +126,8 @@ BETWEEN: dict[str, Function] = {
     "quantile": lambda net, h: h - h.quantile(0.5, dim=0),
     "einsum": lambda net, h: h + torch.einsum("ij,kj->ij", h, h),
     "outer": lambda net, h: h + torch.einsum("i,j->ij", h[:, 0], h.mean(0)),
+    "branch_on_more_than_a_rank_has": lambda net, h: h - 0.5 if len(h) > BATCH // 2 + 1 else h,
+    "at_most_so_many": lambda net, h: h / min(len(h), BATCH - 1),
     "fine": lambda net, h: h * 2,
     "fine_with_chunks": lambda net, h: torch.cat([2 * part for part in h.split(1)]),
     "fine_positions_of_an_argument": lambda net, h: h[_counted(len(h)), torch.arange(WIDTH)],

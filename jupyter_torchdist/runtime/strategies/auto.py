@@ -48,6 +48,7 @@ from .base import Setting
 from .datas import DATA
 from .divided import Divider, Way
 from .held import Held
+from .higher import Gathered
 from .loops import Loops
 from .made import Made
 from .optimized import Optimized
@@ -93,6 +94,8 @@ class Automatic:
         )
         self._patches = Patches()
         self._averaging = Averaging(self._group, How.of(setting.plan))
+        self._roots: dict[int, nn.Module] = {}
+        self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._backwards = Backwards(
             self._group,
             self._optimized,
@@ -100,10 +103,9 @@ class Automatic:
             self._loops,
             lambda: self._depth > 0,
             self._averaging,
+            Gathered(self._models),
             accumulation,
         )
-        self._roots: dict[int, nn.Module] = {}
-        self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._pipelines: list[pipeline.Pipeline] = []
         self._depth = self._functional = 0
@@ -173,14 +175,10 @@ class Automatic:
         if self._optimized.pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
 
-    def annotate(self, error: BaseException) -> None:
-        """Say what an error of torch's has to do with the strategy."""
-        if self._sharded and self._roots and not isinstance(error, StrategyError) and _is_of_shards(error):
-            said = (
-                f"The model's parameters are sharded over the ranks (--strategy {self._setting.plan.name}): outside "
-                "its forward each rank holds its part of them alone. Use them within forward(), or --strategy ddp."
-            )
-            vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), said]  # add_note came with Python 3.11
+    def explained(self, error: BaseException) -> BaseException:
+        """``error``, or what an error of torch's has to do with the strategy, raised where it was."""
+        said = fsdp.explain(error) if self._sharded and self._roots else None
+        return error if said is None else said.with_traceback(error.__traceback__)
 
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
@@ -367,11 +365,6 @@ def _check_built(plan: StrategyPlan) -> None:
         raise StrategyError(
             f"{', '.join(missing)}: not built yet for cells of one device", f"use {', '.join(parts)}, and td.save"
         )
-
-
-def _is_of_shards(error: BaseException) -> bool:
-    text = str(error)
-    return any(word in text for word in ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0"))
 
 
 def _much(count: int) -> str:

@@ -15,6 +15,7 @@ from ..autolog import UNSCALED
 from .accumulating import Accumulation
 from .averaging import Averaging
 from .divided import Divider
+from .higher import Gathered
 from .loops import Loops
 from .optimized import Optimized
 from .shares import averaged
@@ -34,10 +35,11 @@ class Backwards:
         loops: Loops,
         is_within: Callable[[], bool],
         averaging: Averaging,
+        gathered: Gathered,
         accumulation: Accumulation | None = None,
     ) -> None:
         self._group, self._optimized, self._averaging = group, optimized, averaging
-        self._divider, self._loops, self._is_within = divider, loops, is_within
+        self._divider, self._loops, self._is_within, self._gathered = divider, loops, is_within, gathered
         self._accumulation = accumulation
 
     def backward(
@@ -48,12 +50,14 @@ class Backwards:
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        create_graph = _creates_graph(*args, **kwargs)
+        self._gathered.before(create_graph=create_graph)
         if self._loops.watch is not None:
             self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
         with self._loops.aside():
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
-            self._averaging.begin(regular=self._is_silent() and not _creates_graph(*args, **kwargs))
+            self._averaging.begin(regular=self._is_silent() and not create_graph)
             try:
                 self._run(original, tensors, losses, grad_tensors, args, kwargs)
             except BaseException:
@@ -62,6 +66,7 @@ class Backwards:
             if self._divider.divided:
                 # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
                 self._averaging.average(self._optimized.parameters())
+        self._gathered.after_backward(create_graph=create_graph)
 
     def _run(
         self,
@@ -129,8 +134,11 @@ class Backwards:
             raise StrategyError(
                 "torch.autograd.grad of parameters that fsdp has sharded", "use --strategy ddp, or backward()"
             )
+        within = self._is_within() or torch._C._current_graph_task_id() != -1
+        if not within:
+            self._gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
         grads = original(outputs, inputs, *args, **kwargs)
-        if self._is_within() or not self._divider.divided or torch._C._current_graph_task_id() != -1:
+        if within or not self._divider.divided:
             return grads
         return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
 

@@ -284,17 +284,19 @@ class BatchwiseTracker(TorchDispatchMode):
                 continue
             numbered = number if index == 0 else self.number_of("result", number, index)
             fact = Fact(kind, numbered, next(self._clock), notes, _still(suspects, kind, call))
-            self._note_count(tensor, kind)
+            self._note_count(tensor, kind, call)
             if any(tensor is written for written in call.writes):
                 self._write(tensor, fact, call.base_before)
             else:
                 self._learn(tensor, fact)
 
-    def _note_count(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Python code can read how many rows a mask let through without a trace."""
+    def _note_count(self, tensor: torch.Tensor, kind: Kind, call: Call) -> None:
+        """Python code can read without a trace how many rows a mask let through, or how many values differ."""
         if isinstance(kind, Rows | Positions) and kind.owners.selection is not None:
             for size in (len(kind.owners), tensor.numel()):
                 self._counted[size] = (Total(), ("rows", kind.owners.selection))
+        elif isinstance(kind, Mixed) and torch.Tag.dynamic_output_shape in call.func.tags and tensor.dim():
+            self._counted[tensor.size(0)] = (kind, next(self._fresh))
 
     def _numbered(self, call: Call) -> int:
         operands = [self.number(argument) for argument in call.arguments.values()]

@@ -21,7 +21,7 @@ from ...protocol.errors import StrategyError
 from . import batchnorm
 from .batchwise import BatchwiseTracker
 from .divisors import divisor_of
-from .halves import halves_differ, without_chance
+from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
@@ -197,8 +197,9 @@ class Divider:
     def _tried(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
     ) -> tuple[Way, ...] | Refused:
-        part_args, part_kwargs = self._cut(_detached((args, kwargs)), share)
-        size = share.mine.stop - share.mine.start
+        low, high = at_least_two(share)
+        size = high - low
+        part_args, part_kwargs = _rows(_detached((args, kwargs)), share, low, high)
         entered = [
             part
             for part, whole in zip(tensors_in((part_args, part_kwargs)), tensors_in((args, kwargs)), strict=True)
@@ -212,10 +213,12 @@ class Divider:
                     tracker.enters(entered, size)
                     outputs = forward(*part_args, **part_kwargs)
                     changed = _changed(module, before, tracker)
-                ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in tensors_in(outputs)]
-                del outputs
+                made = tensors_in(outputs)
+                ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
+                held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
+                del outputs, made
                 kept = _kept(tracker, [*entered, *module.buffers()])
-            differ = self._halves_differ(forward, module, (args, kwargs), share, ways)
+            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), share, ways)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} "
@@ -231,30 +234,31 @@ class Divider:
         return refusal or tuple(way for way in ways if not isinstance(way, Refused))
 
     def _halves_differ(
-        self, forward: Call, module: nn.Module, inputs: Any, share: Share, ways: Sequence[Way | Refused]
+        self,
+        forward: Call,
+        module: nn.Module,
+        inputs: Any,
+        tried: Window,
+        share: Share,
+        ways: Sequence[Way | Refused],
     ) -> bool:
-        """Whether this rank's rows (its neighbour's too, when it has one row) disprove what was followed.
+        """Whether rows of the batch disprove what was followed.
 
         Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
         """
-        start, stop = share.mine.start, share.mine.stop
-        if stop - start == 1 < share.total:
-            start, stop = (0, 2) if start == 0 else (start - 1, stop)
 
         def outputs(low: int, high: int) -> Any:
-            cut = map_tensors(
-                _detached(inputs), lambda one: one[start + low : start + high] if _of(one, share) else one
-            )
+            cut = _rows(_detached(inputs), share, low, high)
             with no_trace(module), without_chance(module), batchnorm.whole_batch(self._sharing.get(id(module))):
                 return forward(*cut[0], **cut[1])
 
         def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
             if not len(ways) == len(halves[0]) == len(halves[1]):
                 return []
-            weight = first / (stop - start)
+            weight = first / (tried.stop - tried.start)
             return [_joined(way, one, other, weight) for way, one, other in zip(ways, *halves, strict=True)]
 
-        return halves_differ(outputs, stop - start, join)
+        return halves_differ(outputs, tried, join)
 
     def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
         kind = fact.kind
@@ -326,6 +330,10 @@ def _joined(way: Way | Refused, one: torch.Tensor, other: torch.Tensor, first: f
 
 def _of(tensor: torch.Tensor, share: Share) -> bool:
     return tensor.dim() > 0 and tensor.size(0) == share.total and not isinstance(tensor, nn.Parameter)
+
+
+def _rows(values: Any, share: Share, low: int, high: int) -> Any:
+    return map_tensors(values, lambda one: one[low:high].clone() if _of(one, share) else one)
 
 
 def _detached(values: Any) -> Any:

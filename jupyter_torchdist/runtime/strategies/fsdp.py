@@ -38,6 +38,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ENOUGH = 1_000_000
 """Parameters of a unit at the least, in a model without repeated blocks."""
 
+SMALL = 64
+"""Elements of a vector of the model itself that is left whole."""
+
 
 def check(model: nn.Module, setting: Setting) -> None:
     """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
@@ -62,7 +65,7 @@ def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] =
     if weights is not None:
         home = torch.device("cpu") if chosen(plan, "cpu_offload") else device
         loading.hand_out(model, weights, group, device, home)
-    _leave_scalars_whole(model, setting)
+    _leave_whole(model, setting)
     _settle(model)
     agree_on_use(model, setting)
     _prefetch(sharded, setting)
@@ -135,9 +138,11 @@ def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Mod
 
 def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
     """Apply ``fully_shard`` bottom up: inner units first, the root last."""
-    scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
     inner, last = _precision(setting.plan)
-    shared: dict[str, Any] = {"offload_policy": _offload(setting), "ignored_params": scalars}
+    shared: dict[str, Any] = {
+        "offload_policy": _offload(setting),
+        "ignored_params": set(_left_whole(model, setting.plan)),
+    }
     _make_contiguous(model, setting)
     found = units(model, setting.plan)
     reshard = _reshard(setting.plan)
@@ -218,13 +223,27 @@ def _make_contiguous(model: nn.Module, setting: Setting) -> None:
         setting.say(f"fsdp: {odd[0]} and {len(odd) - 1} other parameters are stored contiguously when sharded")
 
 
-def _leave_scalars_whole(model: nn.Module, setting: Setting) -> None:
-    """``fully_shard`` cannot cut a 0-dim parameter: it stays whole on every rank, its gradient is averaged."""
+def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
+    """What stays whole on every rank: 0-dim parameters, which ``fully_shard`` cannot cut, and a model's small vectors.
+
+    Cells use the latter outside of the forward (``agent.log_std.exp()``), where a shard would be of no use. In a
+    lower precision they are gathered like the others: only so are they cast.
+    """
     scalars = [parameter for parameter in model.parameters() if parameter.ndim == 0]
-    for parameter in scalars:
+    if plan.precision in DTYPES or not any(True for child in model.children() for _ in child.parameters()):
+        return scalars
+    inside = {parameter for child in model.children() for parameter in child.parameters()}
+    own = [one for one in model.parameters(recurse=False) if one.ndim == 1 and one not in inside]
+    return scalars + [one for one in own if one.numel() <= SMALL]
+
+
+def _leave_whole(model: nn.Module, setting: Setting) -> None:
+    """Their gradients are averaged."""
+    whole = _left_whole(model, setting.plan)
+    for parameter in whole:
         parameter.data = parameter.data.to(setting.device)
-    if scalars:
-        average_after_backward(model, scalars, setting.data_group)
+    if whole:
+        average_after_backward(model, whole, setting.data_group)
 
 
 def _settle(model: nn.Module) -> None:
@@ -304,13 +323,18 @@ def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
 
 def explain(error: BaseException) -> StrategyError | None:
     """What torch says when a sharded model is used other than by calling it, in words; None for another error."""
-    if "got mixed torch.Tensor and DTensor" in str(error):
-        return StrategyError(
-            "a parameter sharded by fsdp was used outside of the forward of the module it belongs to",
-            "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
-            "forward, or use --strategy ddp",
-        )
-    return None
+    if isinstance(error, StrategyError) or not any(words in str(error) for words in _OF_SHARDS):
+        return None
+    first = next(iter(str(error).splitlines()), "")
+    return StrategyError(
+        "a parameter sharded by fsdp or tp was used outside of the forward of the module it belongs to, where this "
+        f"operation knows its shards alone ({type(error).__name__}: {first:.160})",
+        "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
+        "forward, or use --strategy ddp",
+    )
+
+
+_OF_SHARDS = ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0")
 
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import browser, checkpoints, data, failure, launch, logs, report, training
+from tests.benchmarks import browser, checkpoints, data, failure, launch, logs, report, strategies, training
 from tests.benchmarks.report import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -15,6 +15,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "data": data.rows,
     "failure": failure.rows,
     "training": training.rows,
+    "strategies": strategies.rows,
     "checkpoints": checkpoints.rows,
     "browser": browser.rows,
 }

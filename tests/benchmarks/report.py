@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 JSON = HERE / "results.json"
 TABLE = HERE / "RESULTS.md"
-GROUPS = ("launch", "logs", "data", "failure", "training", "checkpoints", "browser")
+GROUPS = ("launch", "logs", "data", "failure", "training", "strategies", "checkpoints", "browser")
 """In the order of the table."""
 
 

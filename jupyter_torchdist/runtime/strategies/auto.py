@@ -118,7 +118,7 @@ class Automatic:
         self._steps.install(self._patches)
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
-        around(nn.Module, "__call__", self._call)
+        self._patches.replace(nn.Module, "__call__", self._calling)
         around(torch.autograd, "backward", self._backwards.backward)
         around(torch.autograd, "grad", self._backwards.grad)
         around(torch.func, "functional_call", self._functional_call)
@@ -188,8 +188,19 @@ class Automatic:
 
     # -------------------------------------------------------------------------------------------------------- forwards
 
-    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._depth or not torch.is_grad_enabled():
+    def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``nn.Module.__call__``: a step calls it for every layer, so within a forward it asks one thing."""
+
+        @functools.wraps(original)
+        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if self._depth:
+                return original(module, *args, **kwargs)
+            return self._call(original, module, *args, **kwargs)
+
+        return call
+
+    def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         replaceable = not (self._functional and self._sharded)
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)

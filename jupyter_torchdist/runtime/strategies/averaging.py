@@ -96,7 +96,7 @@ class Averaging:
             self._layout.clear()
 
     def average(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its mean; every rank names the same parameters in the same order.
+        """Replace each gradient by its mean; every rank names the same parameters (some twice) in the same order.
 
         Raises ``StrategyError`` under ``static`` when this rank's gradients are others than the first time.
         """

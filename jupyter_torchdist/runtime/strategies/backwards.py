@@ -14,7 +14,7 @@ from ...protocol.errors import StrategyError
 from ..autolog import UNSCALED
 from .accumulating import Accumulation
 from .averaging import Averaging
-from .divided import Divider
+from .divided import Divider, targets_of
 from .higher import Gathered
 from .loops import Loops
 from .optimized import Optimized
@@ -80,11 +80,10 @@ class Backwards:
         if self._loops.sliced is None:
             original(tensors, grad_tensors, *args, **kwargs)
         else:
-            weights = [self._loops.weight(loss) for loss in losses]
-            values = [(value, weight) for loss, weight in zip(losses, weights, strict=True) for value in _values(loss)]
-            sums = self._started(values)
-            original(tensors, self._scaled(losses, weights, grad_tensors), *args, **kwargs)
-            self._written(values, sums)
+            joined = [self._joined(loss) for loss in losses]
+            original(tensors, self._scaled(losses, [weight for weight, _ in joined], grad_tensors), *args, **kwargs)
+            for _, write in joined:
+                write()
 
     def _is_silent(self) -> bool:
         """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
@@ -100,19 +99,32 @@ class Backwards:
         with self._accumulation.backward(plain=not again and kwargs.get("inputs") is None):
             original(*args, **kwargs)
 
-    def _started(self, values: Sequence[tuple[torch.Tensor, Weight]]) -> list[tuple[torch.Tensor, Any]]:
-        """The all-reduces of the losses, issued before the backward and on every rank: no ``item()`` waits."""
-        started = []
-        for value, weight in values:
-            share = value.detach() * weight
-            started.append((share, dist.all_reduce(share, group=self._group, async_op=True)))
-        return started
+    def _joined(self, loss: torch.Tensor) -> tuple[Weight, Callable[[], None]]:
+        """What a rank's loss counts with, and what writes the whole batch's into the user's tensors afterwards.
 
-    def _written(self, values: Sequence[tuple[torch.Tensor, Weight]], sums: Sequence[tuple[torch.Tensor, Any]]) -> None:
-        """The user's tensors have the whole batch's loss."""
-        for (value, _), (whole, work) in zip(values, sums, strict=True):
-            work.wait()
-            value.data.copy_(whole)
+        All is sent before the backward, on every rank: no ``item()`` waits. One all-reduce, of which a backward waits
+        only when the targets have to be counted.
+        """
+        way, share = self._loops.joint_of(loss)
+        values, work = _values(loss), None
+        if way.counted:
+            mine = targets_of(loss).expand_as(loss)
+            sent = torch.stack([mine, *(value.detach() * mine for value in values)])
+            dist.all_reduce(sent, group=self._group)
+            weight: Weight = mine / sent[0]
+            whole = sent[1:] / sent[0]
+        else:
+            weight = share.weight if way.mean else 1.0
+            whole = torch.stack([value.detach() for value in values]) * weight
+            work = dist.all_reduce(whole, group=self._group, async_op=True)
+
+        def write() -> None:
+            if work is not None:
+                work.wait()
+            for value, one in zip(values, whole.unbind(), strict=True):
+                value.data.copy_(one)
+
+        return weight, write
 
     def _scaled(self, losses: Sequence[torch.Tensor], weights: Sequence[Weight], grads: Any) -> Any:
         """The gradients of the losses, such that their mean over the ranks is one device's."""

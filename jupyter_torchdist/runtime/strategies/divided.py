@@ -310,13 +310,19 @@ def weight_of(part: torch.Tensor, way: Added, share: Share) -> float | torch.Ten
         return 1.0
     if not way.counted:
         return share.weight
-    mine: torch.Tensor | None = divisor_of(part)
-    if mine is None:
-        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps", WHOLE)
+    mine = targets_of(part)
     whole = mine.clone()
     dist.all_reduce(whole, group=share.group)
     weight: torch.Tensor = mine / whole
     return weight
+
+
+def targets_of(loss: torch.Tensor) -> torch.Tensor:
+    """By what a rank's cross entropy was divided. Raises ``StrategyError`` when it is none."""
+    found: torch.Tensor | None = divisor_of(loss)
+    if found is None:
+        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps", WHOLE)
+    return found
 
 
 def _joined(way: Way | Refused, one: torch.Tensor, other: torch.Tensor, first: float) -> torch.Tensor | None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
-from .divided import Added, weight_of
+from .divided import Added
 from .divisors import form_of
 from .places import ByLoop, Place
 from .resuming import Resuming
@@ -88,8 +88,11 @@ class Loops:
         self.samples: int | None = None
         self.joint: Joint | None = None
 
-    def weight(self, loss: torch.Tensor) -> float | torch.Tensor:
-        """What this rank's loss counts with in the whole batch's, while a part is in flight; all ranks call it."""
+    def joint_of(self, loss: torch.Tensor) -> tuple[Added, Share]:
+        """How the ranks' losses are joined while parts are in flight, and this rank's part.
+
+        Raises ``StrategyError`` for another kind of loss than those that were judged.
+        """
         assert self.sliced is not None and self.joint is not None
         forms = self.joint.forms
         if forms is not None and form_of(loss) not in forms:
@@ -97,7 +100,7 @@ class Loops:
                 "the loss of this loop is another one than in the steps that were watched",
                 "-O batch=whole gives every rank the whole batch, and any loss is right",
             )
-        return weight_of(loss, self.joint.losses, self.sliced)
+        return self.joint.losses, self.sliced
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

@@ -66,8 +66,8 @@ class Optimized:
         self._distributed |= {*parameters, *self.replaced.values()}
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that is trained, each once."""
-        return list(dict.fromkeys(one for optimizer in self for one in loading.trained_by(optimizer)))
+        """All that is trained, in order; what two optimizers train stands there twice."""
+        return [one for optimizer in self for one in loading.trained_by(optimizer)]
 
     def follow(
         self, replaced: Mapping[nn.Parameter, nn.Parameter], ours: Collection[Any], *, shown: bool = True

@@ -100,6 +100,7 @@ def same(one: Outcome, other: Outcome) -> None:
     torch.testing.assert_close(dict(one.names["shadow"]), dict(other.names["shadow"]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.timeout(300)
 def test_a_cell_goes_on_as_if_it_had_never_been_stopped(home: Path, tmp_path: Path) -> None:
     place = tmp_path / "whole"
     whole = train("ddp", 2, place, option=("checkpoint_steps=4", "checkpoint_keep=9"))

@@ -121,3 +121,79 @@ def check_sequences_that_cannot_be_divided_are_refused_before_the_first_step() -
 
     assert "Layer computes no F.scaled_dot_product_attention" in of(lambda: Language(Sums))
     assert "1 heads over 2 ranks" in of(lambda: Language(lambda: Apart(heads=1)))  # type: ignore[arg-type]
+
+
+def operations(output: Tensor) -> int:
+    """How many there are in its graph: each keeps what it needs for the backward."""
+    seen: set[Any] = set()
+    todo = [output.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return len(seen)
+
+
+def in_parts(rows: list[int], kept: list[int], build: Callable[[], nn.Module] = Language, norm: bool = False) -> Cell:
+    """Notes the rows of each forward, and the operations whose inputs are kept until the backward."""
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        model, losses = build(), []
+        model.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+        words = torch.randint(WORDS, (22, LENGTH))
+        for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), 8, shuffle=True):
+            logits = model(x)
+            kept.append(operations(logits))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(logits.view(-1, WORDS), y.view(-1))
+            if norm:
+                loss = loss + torch.autograd.grad(loss, list(model.parameters()), create_graph=True)[0].norm()
+            loss.backward()
+            losses += [loss.item(), torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()]
+            optimizer.step()
+        return model, optimizer, losses
+
+    return cell
+
+
+def check_a_batch_in_parts() -> None:
+    for degrees in ({"dp_shard": WORLD()}, {"tp": WORLD()}):
+        rows: list[int] = []
+        kept: list[int] = []
+        equal(setting(degrees, grad_accumulation=2), in_parts(rows, kept))
+        part = 4 if "tp" in degrees else 2
+        assert rows.count(part) >= 2 * 2 * 2, rows  # of two steps, two parts, forward and again
+        alone, ours = kept[:3], kept[3:]
+        assert max(ours) < 8 < 30 < min(alone), kept
+
+
+def check_what_cannot_be_taken_in_parts_is_refused() -> None:
+    def of(cell: Cell, **more: Any) -> str:
+        return refusal(lambda: under(setting({"dp_replicate": WORLD()}, grad_accumulation=2, **more), cell))
+
+    assert "gradients of gradients" in of(in_parts([], [], norm=True))
+    assert "-O model=whole" in of(in_parts([], []), model="whole")
+    assert "normalises over the batch" in of(in_parts([], [], Normalised))
+    assert "changes calls" in of(in_parts([], [], Counting))
+    stages = setting({"pp": WORLD()}, grad_accumulation=2)
+    assert "use -O microbatches=4" in refusal(lambda: under(stages, in_parts([], [])))
+
+
+class Normalised(Language):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(LENGTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x))  # type: ignore[no-any-return]
+
+
+class Counting(Language):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)

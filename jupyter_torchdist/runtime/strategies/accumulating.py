@@ -110,10 +110,10 @@ class Accumulation:
         given = tensors_in((args, kwargs))
         made: list[_Part] = []
         outputs: list[tuple[torch.Tensor, ...]] = []
-        for rows in parts:
+        for number, rows in enumerate(parts):
             part = _Part(self, forward, args, kwargs)
             tensors = [tensor[rows] if is_cut else tensor for tensor, is_cut in zip(given, cut, strict=True)]
-            with self._unchanged(module):
+            with self._unchanged(module) if number == 1 else contextlib.nullcontext():
                 outputs.append(_Run.apply(part, _anchor(), *tensors))  # type: ignore[no-untyped-call]
             made.append(part)
         if any(len(one) != len(ways) for one in outputs):
@@ -129,7 +129,7 @@ class Accumulation:
 
     @contextlib.contextmanager
     def _unchanged(self, module: nn.Module) -> Iterator[None]:
-        """A module that counts its calls would count each part twice."""
+        """A module that counts its calls would count each part twice. Its second call shows it."""
         if id(module) in self._tried:
             yield
             return
@@ -139,6 +139,12 @@ class Accumulation:
             if name in before and before[name] != value:
                 raise StrategyError(f"--grad-accumulation: the forward of {type(module).__name__} changes {name}", HINT)
         self._tried.add(id(module))
+
+    def check_asked(self, inputs: Any, trained: Sequence[torch.Tensor]) -> None:
+        """Raise ``StrategyError`` when ``torch.autograd.grad`` asks for gradients of what is trained."""
+        asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+        if {id(one) for one in asked} & {id(one) for one in trained}:
+            self.refuse_other_gradients()
 
     def refuse_other_gradients(self) -> None:
         """Raise ``StrategyError`` unless ``backward()`` asks: parts add to the parameters' gradients as they go."""

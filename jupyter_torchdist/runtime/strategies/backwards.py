@@ -149,6 +149,8 @@ class Backwards:
         within = self._is_within() or torch._C._current_graph_task_id() != -1
         if not within:
             self._gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+            if self._accumulation is not None:
+                self._accumulation.check_asked(inputs, self._optimized.parameters())
         grads = original(outputs, inputs, *args, **kwargs)
         if within or not self._divider.divided:
             return grads

@@ -121,15 +121,21 @@ class Divider:
 
     def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Among no other ranks, or too small for them."""
-        total = self._total(args, kwargs)
-        if self._accumulation is None or self._group.size() > 1 or total is None or total < 2:
+        share = self._parts(args, kwargs)
+        if share is None:
             return forward(*args, **kwargs)
-        share = Share(total, self._accumulation.as_ranks)
-        ways = self._known.get(_kind(module, args, kwargs, total))
+        ways = self._known.get(_kind(module, args, kwargs, share.total))
         if ways is None:
             ways = self.learn(forward, module, args, kwargs, share)
         cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
-        return self._in_parts(forward, module, args, kwargs, ways, cut, Share(total, self._group))
+        return self._in_parts(forward, module, args, kwargs, ways, cut, Share(share.total, self._group))
+
+    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
+        """A batch that lies on this rank alone, in parts; None where it is not to be."""
+        total = self._total(args, kwargs)
+        if self._accumulation is None or self._group.size() > 1 or total is None or total < self._accumulation.count:
+            return None
+        return Share(total, self._accumulation.as_ranks)
 
     def _in_parts(
         self,
@@ -161,7 +167,7 @@ class Divider:
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Way, ...] | None:
         """What is learned, before the module is changed; None where there is nothing to divide."""
-        share = self._share(args, kwargs)
+        share = self._share(args, kwargs) or self._parts(args, kwargs)
         if share is None or self._whole:
             return None
         return self.learn(forward, module, args, kwargs, share)

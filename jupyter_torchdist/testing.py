@@ -106,10 +106,13 @@ class FakeRank:
     def interrupted(self) -> FakeRank:
         return self._tell("rank.interrupted")
 
-    def failed(self, error: BaseException | None = None) -> FakeRank:
+    def failed(
+        self, error: BaseException | None = None, frames: tuple[tuple[str, int, str, str], ...] = ()
+    ) -> FakeRank:
+        """``frames`` as ``ErrorRecord`` has them."""
         error = error or ValueError("no good")
         name, text = type(error).__name__, f"Traceback:\n{type(error).__name__}: {error}"
-        record = ErrorRecord(name, type(error).__module__, str(error), text, t=self.job.now)
+        record = ErrorRecord(name, type(error).__module__, str(error), text, frames, t=self.job.now)
         return self._tell("rank.failed", error=record.to_json())
 
     def exited(self, code: int) -> FakeRank:

@@ -1,42 +1,15 @@
 /** The lines that the browser holds: of every file the newest, and what was asked for besides. */
+import { type HeldFile, type Limits, LIMITS, type LogFile, oldest, overLimits } from './logheld';
 import { CUT, FREE, GAP, LINE, LogRows, RowList } from './logrows';
 import { clip, foldOpen, foldReturns, measureOf, plain } from './logtext';
 import { LogView, type LogFilter } from './logview';
 import type { LinePattern } from './pattern';
 import type { FileOffsets, Segment } from './source';
 
-export interface LogFile {
-  name: string;
-  rank: number;
-  stream: string;
-  /** Bytes: what is held lies between these, but for the gaps. */
-  first: number;
-  end: number;
-}
-
-interface HeldFile extends LogFile {
-  index: number;
-  /** The line that has no end yet, and what was written of it since its last carriage return. */
-  open: number | null;
-  tail: string;
-  gaps: number[];
-  time: number;
-}
-
-export interface Limits {
-  /** Lines of one rank, lines of all, characters of all. */
-  rank: number;
-  all: number;
-  characters: number;
-  /** Characters of one line. */
-  line: number;
-}
-
-const LIMITS: Limits = { rank: 200_000, all: 1_500_000, characters: 400e6, line: 16 * 1024 * 1024 };
 /** How much of a line a filter or search looks at. */
 const SEARCHED = 64 * 1024;
-/** Over a limit by this part, it is dropped at once: single lines would each cost a walk. */
-const SLACK = 1.05;
+
+export type { LogFile, Limits } from './logheld';
 
 export class LogStore {
   readonly rows = new LogRows();
@@ -361,40 +334,10 @@ export class LogStore {
   }
 
   private dropOldest(): void {
-    const room = this.reading ? 2 : 1;
-    const most = Math.max(0, ...this.counts.values());
-    const limits = { rank: this.limits.rank * room, all: this.limits.all * room };
-    const characters = this.rows.characters / this.limits.characters;
-    if (most <= limits.rank * SLACK && this.length <= limits.all * SLACK && characters <= SLACK) {
-      return;
+    const over = overLimits(this.limits, this.reading, this.length, this.rows.characters, this.counts);
+    if (over) {
+      this.drop(...oldest(this.order, this.rows, this.held, this.counts, over));
     }
-    let all = Math.max(this.length - limits.all, 0);
-    if (characters > SLACK) {
-      all = Math.max(all, Math.ceil(this.length * (1 - 1 / characters)));
-    }
-    this.drop(...this.oldest(all, limits.rank));
-  }
-
-  /** The first rows, as far as one looks for what goes: at least `all`, and of each rank what is above `most`. */
-  private oldest(all: number, most: number): [number[], number[]] {
-    const ranks = new Map([...this.counts].map(([rank, count]) => [rank, { over: count - most }]));
-    const byFile = this.held.map(file => ranks.get(file.rank) ?? { over: 0 });
-    let full = [...ranks.values()].filter(rank => rank.over > 0).length;
-    const [kept, dropped]: [number[], number[]] = [[], []];
-    for (const row of this.order.view()) {
-      if (all <= 0 && full === 0) {
-        break;
-      }
-      const rank = byFile[this.rows.file[row]!]!;
-      const goes = rank.over > 0 || all > 0;
-      (goes ? dropped : kept).push(row);
-      if (goes) {
-        all--;
-        rank.over -= this.rows.kind[row] === GAP ? 0 : 1;
-        full -= rank.over === 0 && this.rows.kind[row] !== GAP ? 1 : 0;
-      }
-    }
-    return [kept, dropped];
   }
 
   private drop(kept: number[], dropped: number[]): void {

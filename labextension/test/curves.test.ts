@@ -6,6 +6,9 @@ import { csvText, svgText } from '../src/view/export';
 import { readings, summary, themeOf, type Look } from '../src/view/plot';
 import { matching, padded, picture, smoothed, unscaled } from '../src/view/series';
 
+/** A busy machine takes its time. */
+const PATIENT = { timeout: 20_000 };
+
 const theme = themeOf(document.body);
 const look: Look = { log: false, time: false, theme, width: 300, height: 150, together: null };
 
@@ -144,7 +147,7 @@ describe('the tab', () => {
 
   it('asks with the width of the screen, and once for a version', async () => {
     const { feed } = await tab(['loss', 'lr']);
-    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1));
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1), PATIENT);
     expect(feed.asked('curves')[0]).toMatchObject({
       names: ['loss', 'lr'],
       mode: 'band',
@@ -156,7 +159,7 @@ describe('the tab', () => {
     await new Promise(resolve => setTimeout(resolve, 700));
     expect(feed.asked('curves')).toHaveLength(1);
     feed.say(status({ curves: { version: 2, names: ['loss', 'lr'], note: '' } }));
-    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(2));
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(2), PATIENT);
   });
 
   it('is asked nothing while it is not seen', async () => {
@@ -185,11 +188,11 @@ describe('the tab', () => {
 
   it('asks anew for another mode or x', async () => {
     const { feed } = await tab(['loss']);
-    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1));
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1), PATIENT);
     const mode = find(root, 'select') as HTMLSelectElement;
     mode.value = 'ranks';
     mode.dispatchEvent(new Event('change'));
-    await vi.waitFor(() => expect(feed.asked('curves')[1]).toMatchObject({ mode: 'ranks' }));
+    await vi.waitFor(() => expect(feed.asked('curves')[1]).toMatchObject({ mode: 'ranks' }), PATIENT);
   });
 
   it('says why there are no points', async () => {
@@ -198,6 +201,9 @@ describe('the tab', () => {
     feed.say(status({ curves: { version: 1, names: ['loss'], note: '' } }));
     await frames();
     new CurvesTab(root, session, ended.signal).show();
-    await vi.waitFor(() => expect(find(root, '.td-curve-note').textContent).toBe('the file <b>cannot</b> be read'));
+    await vi.waitFor(
+      () => expect(find(root, '.td-curve-note').textContent).toBe('the file <b>cannot</b> be read'),
+      PATIENT
+    );
   });
 });

@@ -81,6 +81,9 @@ function hello(worldSize: number, state: object = {}): void {
   files.say({ type: 'hello', ...said, state: { ...newJobState(), world_size: worldSize, ...state } });
 }
 
+/** A busy machine takes its time. */
+const PATIENT = { timeout: 20_000 };
+
 async function open(): Promise<void> {
   await settled();
   tab = new LogsTab(element, session, end.signal);
@@ -88,8 +91,8 @@ async function open(): Promise<void> {
 }
 
 async function settled(): Promise<void> {
-  await vi.waitFor(() => expect(session['changes' as never] as Set<string>).toHaveProperty('size', 0));
-  await vi.waitFor(() => expect((session['lines' as never] as LineQueue).empty).toBe(true));
+  await vi.waitFor(() => expect(session['changes' as never] as Set<string>).toHaveProperty('size', 0), PATIENT);
+  await vi.waitFor(() => expect((session['lines' as never] as LineQueue).empty).toBe(true), PATIENT);
   await new Promise(resolve => setTimeout(resolve, 30));
 }
 

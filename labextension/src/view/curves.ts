@@ -4,8 +4,8 @@ import type { Answers, Series } from '../source';
 import { CurveBar, type Settings } from './curvebar';
 import { CurveCard, type Range } from './curvecard';
 import { batches } from './curveload';
-import { button, make, save, setText } from './dom';
-import { csvText } from './export';
+import { button, make, setText } from './dom';
+import { saveCsv } from './export';
 import { grouped } from './format';
 import { themeOf, type Look, type Theme } from './plot';
 import { matching } from './series';
@@ -388,23 +388,8 @@ export class CurvesTab {
 
   /** All values of these curves in the range shown, as the feed has them. */
   private async csv(cards: CurveCard[]): Promise<void> {
-    const parts: Series[] = [];
-    let complete = true;
-    for (const card of cards) {
-      this.bar.say(trans('reading %1…', card.name.slice(0, 80)));
-      try {
-        const answer = await this.points([card], EVERYTHING);
-        complete &&= answer.complete;
-        parts.push(...answer.series);
-      } catch (error) {
-        this.bar.say(trans('No file was written: %1', error instanceof Error ? error.message : String(error)));
-        return;
-      }
-    }
     const name = cards.length === 1 ? cards[0]!.name : this.session.state.name || this.session.job;
-    save(`${name}.csv`, new Blob([csvText(parts, this.bar.settings.x)], { type: 'text/csv' }));
-    this.bar.say(
-      complete ? '' : trans('written; points that were too many stand merged, with their minimum and maximum')
-    );
+    const points = (card: CurveCard) => this.points([card], EVERYTHING);
+    await saveCsv(name, cards, points, this.bar.settings.x, words => this.bar.say(words));
   }
 }

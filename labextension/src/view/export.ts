@@ -1,7 +1,9 @@
 /** A plot as a file: CSV of its points, SVG and PNG of its picture. */
 import type { Series } from '../source';
+import { save } from './dom';
 import { number } from './format';
 import { colourOf, lineName, xName, type Look } from './plot';
+import { trans } from './translate';
 import { padded, unscaled, type Picture, type Values } from './series';
 
 const EDGE = { left: 64, right: 12, top: 28, bottom: 28 };
@@ -18,6 +20,34 @@ export function csvText(all: readonly Series[], x: 'step' | 'time'): string {
     });
   }
   return rows.join('\n') + '\n';
+}
+
+/**
+ * Offers the points of these curves as one file; `points` asks for those of one. `say` tells how it goes, and at the end
+ * whether something is not as it was recorded.
+ */
+export async function saveCsv<C extends { name: string }>(
+  name: string,
+  curves: readonly C[],
+  points: (curve: C) => Promise<{ complete: boolean; series: Series[] }>,
+  x: 'step' | 'time',
+  say: (words: string) => void
+): Promise<void> {
+  const parts: Series[] = [];
+  let complete = true;
+  for (const curve of curves) {
+    say(trans('reading %1…', curve.name.slice(0, 80)));
+    try {
+      const answer = await points(curve);
+      complete &&= answer.complete;
+      parts.push(...answer.series);
+    } catch (error) {
+      say(trans('No file was written: %1', error instanceof Error ? error.message : String(error)));
+      return;
+    }
+  }
+  save(`${name}.csv`, new Blob([csvText(parts, x)], { type: 'text/csv' }));
+  say(complete ? '' : trans('written; points that were too many stand merged, with their minimum and maximum'));
 }
 
 /** Quoted where it must be (RFC 4180). */

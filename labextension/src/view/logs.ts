@@ -1,11 +1,11 @@
 /** The log tab: whatever the ranks print, a million lines and more, each of them text and nothing else. */
 import type { LogFilter, LogView } from '../logview';
 import type { Change, JobSession } from '../session';
-import type { Segment } from '../source';
 import { shownText } from './ansi';
 import { copy, make, setAttribute, setText } from './dom';
 import { LogBar } from './logbar';
 import { LogList } from './loglist';
+import { LogLoader } from './logload';
 import { LogRowDrawer, LogSelection } from './logrow';
 import { LogSearch } from './logsearch';
 import { plural, trans } from './translate';
@@ -15,8 +15,6 @@ export interface LogsOptions {
   download?: (file: string) => void;
 }
 
-const PAGE_BYTES = 256 * 1024;
-
 export class LogsTab {
   private readonly root = make('div.td-logs', { 'data-lm-suppress-shortcuts': 'true' });
   private readonly empty = make('div.td-logs-empty');
@@ -25,7 +23,7 @@ export class LogsTab {
   private readonly view: LogView;
   private readonly search: LogSearch;
   private edits = -1;
-  private loading = false;
+  private readonly loader: LogLoader;
   private readonly selection: LogSelection;
   private readonly rows: LogRowDrawer;
   /** How many ranks there were when lines alike were folded. */
@@ -56,10 +54,16 @@ export class LogsTab {
     );
     this.view = session.logs.view(this.filterOf(), signal);
     this.view.ready = () => this.draw();
+    this.loader = new LogLoader(
+      session,
+      words => this.bar.say(words),
+      () => this.draw(),
+      signal
+    );
     this.selection = new LogSelection(this.view);
     this.search = new LogSearch(session, this.view, () => this.drawHits(), signal);
     const actions = {
-      loadGap: (row: number) => void this.loadGap(row),
+      loadGap: (row: number) => void this.loader.gap(row),
       copy: (text: string) => void this.copyText(text, 1)
     };
     this.rows = new LogRowDrawer(session, this.view, this.search, this.selection, actions, signal);
@@ -146,7 +150,7 @@ export class LogsTab {
     this.list.scroller.hidden = this.view.length === 0;
     setText(this.empty, this.view.length > 0 ? '' : this.emptyWords());
     setAttribute(this.list.scroller, 'aria-rowcount', this.view.length);
-    this.bar.setOlder(this.olderFiles().length > 0, this.loading);
+    this.bar.setOlder(this.olderFiles().length > 0, this.loader.busy);
     this.bar.setFiles(logs.files.map(file => file.name).sort((a, b) => a.localeCompare(b, 'en', { numeric: true })));
     this.drawHits();
     if (this.list.active) {
@@ -344,10 +348,7 @@ export class LogsTab {
 
   /** Loads what stands around a place, and goes there. */
   private async jump(file: string, offset: number): Promise<void> {
-    await this.load(async () => {
-      const answer = await this.session.ask({ what: 'around', file, offset, limit: PAGE_BYTES / 4 });
-      return answer.segments;
-    });
+    await this.loader.around(file, offset);
     const row = this.session.logs.find(file, offset);
     const index = row < 0 ? -1 : this.view.rows.indexOf(row);
     if (index >= 0) {
@@ -367,48 +368,10 @@ export class LogsTab {
 
   private async loadOlder(): Promise<void> {
     const files = this.olderFiles();
-    if (files.length === 0) {
-      return;
-    }
-    this.list.follows = false;
-    this.bar.setFollow(false);
-    const { logs } = this.session;
-    await this.load(async () => {
-      const at = logs.starts(logs.files.filter(file => files.includes(file.name)));
-      return (await this.session.ask({ what: 'older', at, files, limit: PAGE_BYTES })).segments;
-    });
-  }
-
-  /** The end of what was passed over: it is nearest to what is read. */
-  private async loadGap(row: number): Promise<void> {
-    const { logs } = this.session;
-    const file = logs.fileOf(row).name;
-    const end = logs.rows.start[row]! + logs.rows.bytes[row]!;
-    await this.load(async () => {
-      const question = { what: 'older', at: { [file]: end }, files: [file], limit: PAGE_BYTES } as const;
-      return (await this.session.ask({ ...question, files: [file] })).segments;
-    });
-  }
-
-  /** One at a time. A failure is told in the bar. */
-  private async load(ask: () => Promise<Segment[]>): Promise<void> {
-    if (this.loading) {
-      return;
-    }
-    this.loading = true;
-    this.bar.say(trans('Loading older lines…'));
-    try {
-      const segments = await ask();
-      this.session.logs.reading = true;
-      this.session.logs.insert(segments);
-      this.bar.say('');
-    } catch (error) {
-      this.bar.say((error as Error).message);
-    } finally {
-      this.loading = false;
-      if (!this.signal.aborted) {
-        this.draw();
-      }
+    if (files.length > 0) {
+      this.list.follows = false;
+      this.bar.setFollow(false);
+      await this.loader.older(files);
     }
   }
 }

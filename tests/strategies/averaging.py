@@ -295,10 +295,22 @@ def check_gradients_that_come_twice_are_averaged_after_the_backward_for_good() -
     def repeat(step: int) -> None:
         model.again = step >= REGULAR + 2 and dist.get_rank() == 0  # seen by one rank, believed by all
 
-    for layer in model.layers[:1]:
-        layer.bias.requires_grad_(True)
     began = early(model, REGULAR + 5, repeat)
     assert began[REGULAR + 1] > 0 and began[-1] == 0, began
+
+
+def check_a_static_graph_in_which_gradients_come_twice_is_refused() -> None:
+    model, average = Deep(), averaging(How(bucket_bytes=200, static=True))
+    for step in range(REGULAR + 3):
+        model.again = step == REGULAR + 2
+        model.zero_grad()
+        average.begin(regular=True)
+        model(torch.ones(2, 6)).sum().backward()
+        if model.again:
+            assert "came twice" in refusal(lambda: average.average(list(model.parameters())))
+        else:
+            average.average(list(model.parameters()))
+    average.end()
 
 
 def check_a_backward_that_raises_leaves_nothing_behind() -> None:

@@ -109,7 +109,7 @@ class Averaging:
             if self._layout is None or self._sparse:
                 self._ask()
             elif self._how.static:
-                self._check_static(self._layout)
+                self._check_static(self._layout, irregular=irregular)
                 self._finish(self._layout, irregular=False)
             elif not self._finish(self._layout, irregular=irregular):
                 self._early.forbid()
@@ -175,9 +175,15 @@ class Averaging:
     def _had(self) -> list[bool]:
         return [parameter.grad is not None for parameter in self._trained]
 
-    def _check_static(self, layout: Layout) -> None:
-        """A gradient that this rank had at first is there; one that no rank had is not."""
+    def _check_static(self, layout: Layout, *, irregular: bool) -> None:
+        """A gradient that this rank had at first is there; one that no rank had is not; none came twice of late."""
         assert self._first is not None
+        if irregular:
+            layout.clear()
+            raise StrategyError(
+                "-O static_graph=1: a gradient came twice in this backward, and once in those before",
+                "leave static_graph out",
+            )
         missing = [one for one, had in zip(self._trained, self._first, strict=True) if had and one.grad is None]
         new = [one for one in self._others if one.grad is not None]
         for parameters, what in ((missing, "has no gradient, and had one"), (new, "has a gradient, and had none")):

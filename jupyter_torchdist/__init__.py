@@ -17,21 +17,29 @@ if TYPE_CHECKING:
     from .client.job import Job as Job
     from .client.job import attach as attach
     from .runtime.api import barrier as barrier
+    from .runtime.api import cp_rank as cp_rank
     from .runtime.api import device as device
+    from .runtime.api import dp_rank as dp_rank
     from .runtime.api import gather as gather
     from .runtime.api import is_main as is_main
     from .runtime.api import local_rank as local_rank
     from .runtime.api import local_world_size as local_world_size
     from .runtime.api import log as log
+    from .runtime.api import mesh as mesh
     from .runtime.api import node_rank as node_rank
+    from .runtime.api import pp_rank as pp_rank
     from .runtime.api import print as print
     from .runtime.api import progress as progress
     from .runtime.api import rank as rank
+    from .runtime.api import tp_rank as tp_rank
     from .runtime.api import world_size as world_size
     from .runtime.checkpoint.export import export as export
     from .runtime.checkpoint.loading import load as load
     from .runtime.checkpoint.position import follow as follow
     from .runtime.checkpoint.saving import save as save
+    from .runtime.explicit import prepare as prepare
+    from .runtime.explicit import reduce_mean as reduce_mean
+    from .runtime.strategies.meta import meta as meta
     from .runtime.strategies.stages import stage as stage
     from .store.catalog import jobs as jobs
 
@@ -46,9 +54,12 @@ _HOMES = {
     "last": ".kernel.session",
     **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".runtime.api"),
     **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),
+    **dict.fromkeys(("mesh", "dp_rank", "tp_rank", "cp_rank", "pp_rank"), ".runtime.api"),
+    **dict.fromkeys(("prepare", "reduce_mean"), ".runtime.explicit"),
     "export": ".runtime.checkpoint.export",
     "follow": ".runtime.checkpoint.position",
     "load": ".runtime.checkpoint.loading",
+    "meta": ".runtime.strategies.meta",
     "save": ".runtime.checkpoint.saving",
     "stage": ".runtime.strategies.stages",
 }
@@ -58,8 +69,10 @@ __all__ = [
     "Job",
     "attach",
     "barrier",
+    "cp_rank",
     "device",
     "distributed",
+    "dp_rank",
     "export",
     "follow",
     "gather",
@@ -72,11 +85,17 @@ __all__ = [
     "local_rank",
     "local_world_size",
     "log",
+    "mesh",
+    "meta",
     "node_rank",
+    "pp_rank",
+    "prepare",
     "progress",
     "rank",
+    "reduce_mean",
     "save",
     "stage",
+    "tp_rank",
     "unload_ipython_extension",
     "world_size",
 ]

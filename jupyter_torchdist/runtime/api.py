@@ -1,8 +1,10 @@
 """``import jupyter_torchdist as td``: what a rank's code can ask and say.
 
 ``td.rank``, ``td.local_rank``, ``td.world_size``, ``td.local_world_size``, ``td.node_rank``, ``td.device`` and
-``td.is_main`` are read from torchrun's environment at each access. In one plain process, without the magic,
-the same code works: it is rank 0 of 1, ``log`` and ``progress`` leave no trace.
+``td.is_main`` are read from torchrun's environment at each access. ``td.mesh`` is the ``DeviceMesh`` of the job's
+strategy, None without one; ``td.dp_rank``, ``td.tp_rank``, ``td.cp_rank`` and ``td.pp_rank`` are this rank's places in
+it (without a strategy every rank is a data rank). In one plain process, without the magic, the same code works: it is
+rank 0 of 1, ``log`` and ``progress`` leave no trace.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import part
 from .metrics import Recorder
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     rank: int
     local_rank: int
@@ -24,21 +28,31 @@ if TYPE_CHECKING:
     node_rank: int
     device: torch.device
     is_main: bool
+    mesh: DeviceMesh | None
+    dp_rank: int
+    tp_rank: int
+    cp_rank: int
+    pp_rank: int
 
 T = TypeVar("T")
 
 __all__ = [
     "barrier",
+    "cp_rank",
     "device",
+    "dp_rank",
     "gather",
     "is_main",
     "local_rank",
     "local_world_size",
     "log",
+    "mesh",
     "node_rank",
+    "pp_rank",
     "print",
     "progress",
     "rank",
+    "tp_rank",
     "world_size",
 ]
 
@@ -63,6 +77,19 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
+def _mesh() -> DeviceMesh | None:
+    mine = part.current
+    return mine.setting.mesh if mine is not None and mine.has_mesh else None
+
+
+def _place(dimension: str, without_mesh: Callable[[], int] = lambda: 0) -> Callable[[], int]:
+    def number() -> int:
+        found = None if part.current is None else part.current.place(dimension)
+        return without_mesh() if found is None else found
+
+    return number
+
+
 _VALUES: dict[str, Callable[[], Any]] = {
     "rank": lambda: _number("RANK", 0),
     "local_rank": lambda: _number("LOCAL_RANK", 0),
@@ -71,6 +98,11 @@ _VALUES: dict[str, Callable[[], Any]] = {
     "node_rank": lambda: _number("GROUP_RANK", 0),
     "device": _device,
     "is_main": lambda: _number("RANK", 0) == 0,
+    "mesh": _mesh,
+    "dp_rank": _place("dp", lambda: _number("RANK", 0)),
+    "tp_rank": _place("tp"),
+    "cp_rank": _place("cp"),
+    "pp_rank": _place("pp"),
 }
 
 

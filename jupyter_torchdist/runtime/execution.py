@@ -10,7 +10,7 @@ import linecache
 import os
 import sys
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -68,6 +68,25 @@ def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
         asyncio.run(eval(code, namespace))
     else:
         exec(code, namespace)
+
+
+def called(namespace: Mapping[str, Any]) -> tuple[CodeType | None, Mapping[str, Any]]:
+    """The code of the captured function and the names that it uses; None for one without code in Python."""
+    from .strategies.already import reached_by
+
+    function, args, kwargs = namespace[CALL]
+    code, names = reached_by(function) or (None, {})
+    given = {f"argument {number}": value for number, value in enumerate(args)} | dict(kwargs)
+    return code, {**given, **names}
+
+
+def script_code(source: str, path: str) -> CodeType | None:
+    """The code of a script; None where it has none, which running it will say."""
+    try:
+        code: CodeType = compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    return code
 
 
 def run_call(namespace: dict[str, Any]) -> None:

@@ -14,8 +14,10 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import marshal
 from ..protocol import codec
@@ -25,7 +27,7 @@ from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
-from . import api, bootstrap, children, execution, failures, group, shell
+from . import api, bootstrap, children, execution, failures, group, part, shell
 from .autolog import Autolog
 from .collectives import CollectiveWatch, Marks
 from .display import Display
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from .strategies.auto import Automatic
+    from .strategies.prepared import Prepared
 
 _LAST_SECONDS = 3.0
 """How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
@@ -85,7 +88,7 @@ class Rank:
         self.flags = 0
         self.results: Results | None = None
         self.will: LastWill | None = None
-        self.automatic: Automatic | None = None
+        self.part: part.Part | None = None
 
     def live(self) -> None:
         """Prepare, run the user's code, hand over what it left."""
@@ -94,17 +97,17 @@ class Rank:
             spec = self.prepare()
             self.events.write("rank.ready")
             self.run(spec)
-            if self.automatic is not None:
-                self.automatic.finish(vars(self.main))
+            for way in self.ways():
+                way.finish(vars(self.main))
             _finish_saving()
             _join_threads()
             self.interrupts.disarm()
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
             self.interrupts.disarm()
             if not _ended_well(error):
-                if self.automatic is not None:
-                    error = self.automatic.explained(error)
-                    self.automatic.abandon()
+                for way in self.ways():
+                    error = way.explained(error)
+                    way.abandon()
                 self.stopped(error)
                 return
         self.succeed()
@@ -126,40 +129,59 @@ class Rank:
         shell.install(self.display, vars(self.main))
         children.install(self.main)
         execution.remember_cell(spec.source, spec.label, spec.first_line)
-        if plan.strategy.name != "none":
-            self.automatic = self.distribute(plan, device)
+        self.part = mine = self.take_part(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
-        if self.automatic is not None:
-            self.automatic.note_captured()
+        if mine.automatic is not None:
+            mine.automatic.note_captured()
         self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
         return spec
 
-    def distribute(self, plan: Plan, device: torch.device) -> Automatic:
-        """The strategy, ready for user code."""
-        from .strategies import auto, base  # only jobs with a strategy pay for these imports
+    def take_part(self, plan: Plan, device: torch.device) -> part.Part:
+        """What ``td.prepare`` and its kin ask for; with a strategy, the automatic way, ready for user code."""
 
         def say(text: str) -> None:
             if self.number == 0:
                 self.events.write("job.note", text=text)
 
-        automatic = auto.Automatic(base.make_setting(plan.strategy, device, say), vars(self.main), plan.grace / 2)
-        automatic.install()
-        return automatic
+        mine = part.Part(plan.strategy, device, say)
+        if plan.strategy.name != "none":
+            from .strategies import auto  # only jobs with a strategy pay for these imports
+
+            mine.automatic = auto.Automatic(mine.setting, vars(self.main), plan.grace / 2)
+            mine.automatic.install()
+        part.take(mine)
+        return mine
 
     def run(self, spec: JobSpec) -> None:
         """The user's code."""
         names = vars(self.main)
         if spec.kind == "cell":
             code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
-            if self.automatic is not None and self.automatic.leave_alone(code, names):
-                self.automatic = None
+            self.leave_alone(code, names)
             execution.run_cell(code, names)
         elif spec.kind == "function":
+            self.leave_alone(*execution.called(names))
             execution.run_call(names)
         else:
+            self.leave_alone(execution.script_code(spec.source, spec.label), {})
             execution.run_script(spec.source, spec.label, spec.argv, names)
+
+    def leave_alone(self, code: CodeType | None, names: Mapping[str, Any]) -> None:
+        """The automatic way stands aside for code that is distributed by itself, or calls ``td.prepare``."""
+        if self.part is None or self.part.automatic is None or code is None:
+            return
+        from .strategies.already import reason_to_leave
+
+        if reason := reason_to_leave(code, names):
+            self.part.automatic.stand_aside(reason)
+            self.part.automatic = None
+
+    def ways(self) -> list[Automatic | Prepared]:
+        """What has changed torch and user code's objects in this rank."""
+        found = () if self.part is None else (self.part.automatic, self.part.prepared)
+        return [way for way in found if way is not None]
 
     def succeed(self) -> None:
         """Show the last value, publish the results, end as an interpreter ends."""

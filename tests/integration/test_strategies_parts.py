@@ -15,6 +15,7 @@ from tests.strategies import (
     inside,
     lengths,
     pipelines,
+    preparing,
     products,
     replicating,
     sharding,
@@ -27,6 +28,7 @@ from tests.strategies.ranks import run_checks
 PARTS = [
     *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
+    (preparing, 2),
     *((pipelines, 2), (pipelines, 4)),
 ]
 

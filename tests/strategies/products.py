@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.tensor import DTensor
 
+from . import preparing
 from .languages import Fused, Language
 from .ranks import local_bytes, setting
 from .splitting import LANGUAGES, case, trained
@@ -28,3 +29,9 @@ def check_unchanged_cells_under_products() -> None:
     for data in ("dp_shard", "dp_replicate"):
         for inside in ("tp", "cp"):
             equal(setting({data: 2, inside: 2}), language(lambda: Language(tied=True)))
+
+
+def check_prepared_under_products() -> None:
+    for data in ("dp_shard", "dp_replicate"):
+        for inside in ("tp", "cp"):
+            preparing.equal(setting({data: 2, inside: 2}), preparing.language)

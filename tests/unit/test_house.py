@@ -53,7 +53,7 @@ def test_import_is_light() -> None:
 
 def test_public_names_exist() -> None:
     for name in jupyter_torchdist.__all__:
-        assert getattr(jupyter_torchdist, name) is not None or name == "last"
+        assert getattr(jupyter_torchdist, name) is not None or name in ("last", "mesh")
 
 
 def test_launcher_is_registered() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 PACKAGES = (
@@ -22,6 +24,64 @@ NAMES = frozenset(
         *("init_process_group", "init_device_mesh", "ZeroRedundancyOptimizer", "Accelerator", "all_reduce"),
     }
 )
+
+
+US = "jupyter_torchdist"
+
+
+def reason_to_leave(code: CodeType, names: Mapping[str, Any]) -> str | None:
+    """Why the automatic way leaves user code alone, in words; None where it takes it."""
+    if calls_prepare(code, names):
+        return "td.prepare is called, and --strategy acts through it"
+    found = distributed_by(code, names)
+    return None if found is None else f"the code is distributed already ({found}), so --strategy leaves it alone"
+
+
+def calls_prepare(code: CodeType, names: Mapping[str, Any]) -> bool:
+    """Whether ``td.prepare``, under whichever name, is spoken of."""
+    for block in _codes(code, names):
+        spoken = block.co_names
+        if US in spoken and "prepare" in spoken:  # imported here
+            return True
+        values = [names.get(name) for name in spoken]
+        if "prepare" in spoken and any(isinstance(one, ModuleType) and one.__name__ == US for one in values):
+            return True
+        if any(isinstance(one, FunctionType) and one.__module__ == f"{US}.runtime.explicit" for one in values):
+            return any(getattr(one, "__name__", "") == "prepare" for one in values)
+    return False
+
+
+def reached_by(function: Callable[..., Any]) -> tuple[CodeType, dict[str, Any]] | None:
+    """The code of a function and the names that it uses, through functions and classes of its own module.
+
+    None for a callable that has no code in Python.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType):
+        function = vars(type(function)).get("__call__", function)  # an object of the user's
+    if not isinstance(function, FunctionType):
+        return None
+    names: dict[str, Any] = dict(inspect.getclosurevars(function).nonlocals)
+    pending = [function.__code__, *_codes_of_all(names.values())]
+    while pending:
+        for block in _nested(pending.pop()):
+            for name in block.co_names:
+                if name in function.__globals__ and name not in names:
+                    names[name] = value = function.__globals__[name]
+                    if getattr(value, "__module__", None) == function.__module__:
+                        pending += _codes_of_all([value])
+    return function.__code__, names
+
+
+def _codes_of_all(values: Any) -> list[CodeType]:
+    found: list[CodeType] = []
+    for value in values:
+        members = vars(value).values() if isinstance(value, type) else [value]
+        found += [member.__code__ for member in members if isinstance(member, FunctionType)]
+    return found
 
 
 def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:

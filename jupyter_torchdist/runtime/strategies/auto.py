@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import CodeType
 from typing import Any
 
 import torch
@@ -32,20 +31,20 @@ from . import (
     context,
     fsdp,
     loading,
+    meta,
     norms,
     optimizers,
     pipeline,
     plain,
     precision,
     replicate,
+    statedicts,
     tensor,
     zero1,
 )
-from .already import distributed_by
 from .averaging import Averaging, How
 from .backwards import Backwards
 from .base import Setting
-from .datas import DATA
 from .divided import Divider, Way
 from .held import Held
 from .higher import Gathered
@@ -55,16 +54,6 @@ from .optimized import Optimized
 from .patches import Patches
 from .resuming import Resuming
 from .shares import tensors_in, to_device
-from .statedicts import (
-    NUMBERS,
-    Files,
-    cleared_gradients,
-    taken_optimizer_state,
-    taken_state,
-    whole_optimizer_state,
-    whole_state,
-    whole_values,
-)
 from .streams import begin_alike
 
 
@@ -124,29 +113,24 @@ class Automatic:
         around(torch.func, "functional_call", self._functional_call)
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
-        self._patches.give(DTensor, "data", DATA)
-        for name, read in NUMBERS.items():
-            self._patches.give(DTensor, name, read)
-        around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
-        around(torch.optim.Optimizer, "load_state_dict", taken_optimizer_state)
-        around(nn.Module, "state_dict", whole_state)
-        around(nn.Module, "load_state_dict", taken_state)
-        around(nn.Module, "zero_grad", cleared_gradients)
-        files = Files()
-        around(torch, "save", files.save)
-        around(torch, "load", files.load)
+        statedicts.install(self._patches)
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", self._clip)
         around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
 
-    def leave_alone(self, code: CodeType, names: dict[str, Any]) -> bool:
-        """Whether the code is distributed already; then nothing of it is touched."""
-        found = distributed_by(code, names)
-        if found is None:
-            return False
+    def stand_aside(self, why: str) -> None:
+        """The rest of the job is not ours. Raises ``StrategyError`` when something was distributed before."""
+        if self._roots:
+            raise StrategyError(
+                f"{why}; but the strategy has distributed {type(next(iter(self._roots.values()))).__name__} before",
+                "call td.prepare before the first training step",
+            )
         self.abandon()
-        self._setting.say(f"the cell is distributed already ({found}), so --strategy leaves it alone")
-        return True
+        self._setting.say(why)
+
+    def weight(self) -> float | None:
+        """What this rank's mean over its rows counts with, while a loop has its part of a batch."""
+        return None if self._loops.sliced is None else self._loops.sliced.weight
 
     def note_captured(self) -> None:
         """The bundle is loaded."""
@@ -157,7 +141,7 @@ class Automatic:
         self._steps.finish()
         self.abandon()
         if self._sharded:
-            whole_values(names or {})
+            statedicts.whole_values(names or {})
         for root in self._roots.values():
             batchnorm.revert(root)
             precision.revert(root)
@@ -228,9 +212,12 @@ class Automatic:
         args, kwargs = to_device((args, kwargs), self._setting.device)
         with self._loops.aside():
             if new:
+                if not self._sharded:
+                    meta.fill(module)
                 self._steps.trains()
                 loading.move(module, self._setting.device)
-                ways = self._divider.ready(forward, module, args, kwargs)
+                lacking = meta.lacks_values(module)  # it is tried when it is sharded
+                ways = None if lacking else self._divider.ready(forward, module, args, kwargs)
                 hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
                 self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
             if self._loops.sliced is None:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ...protocol.errors import StrategyError
+from . import meta
 
 Slot = tuple[nn.Module, str]
 """Where a parameter hangs; a tied one hangs in several."""
@@ -99,23 +100,29 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def someone_lacks_weights(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether a rank built its model on the meta device. Raises ``StrategyError`` on all when the first one did."""
-    lacking = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    mine = torch.tensor([len(lacking)], device=device)
+    """Whether a rank built its model on the meta device.
+
+    Raises ``StrategyError`` on all when the first one did, by other means than ``td.meta``.
+    """
+    lacking = [parameter for parameter in model.parameters() if parameter.is_meta]
+    for_good = [parameter for parameter in lacking if not meta.is_recorded(parameter)]
+    mine = torch.tensor([len(lacking), len(for_good)], device=device)
     counts = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(counts, mine, group=group)
-    if int(counts[0]):
+    if missing := int(counts[0][1]):
         raise StrategyError(
-            f"{int(counts[0])} parameters of {type(model).__name__} have no values on rank 0 (they are on the meta "
-            "device)",
-            "load or initialise the weights on rank 0: the other ranks get them from there",
+            f"{missing} parameters of {type(model).__name__} have no values on rank 0 (they are on the meta device)",
+            "build the model within td.meta(), or load its weights on rank 0 (load_state_dict(…, assign=True)): the "
+            "other ranks get them from there",
         )
-    return any(bool(int(count)) for count in counts)
+    return any(bool(int(count[0])) for count in counts)
 
 
 def set_aside(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Tensor]:
     """Leave a model without weights (on the meta device), ready to be sharded; the first rank gets them in hand."""
     names, kept = names_of(model), {}
+    if dist.get_rank(group) == 0:
+        meta.want(model)
     for parameter, places in slots(model).items():
         if dist.get_rank(group) == 0:
             kept[names[parameter]] = parameter.detach()
@@ -145,7 +152,7 @@ def _received(full: Tensor | None, like: Tensor, group: dist.ProcessGroup, devic
     """The first rank's tensor; ``full`` is given there alone, the others know its shape from ``like``."""
     if full is None:
         full = torch.empty(like.shape, dtype=like.dtype, device=device)
-    full = full.to(device).contiguous()
+    full = meta.value_of(full).to(device).contiguous()
     dist.broadcast(full, group=group, group_src=0)
     return full
 

@@ -27,7 +27,8 @@ def release(replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
     """Free the values of parameters that were replaced. The objects stay, for ``plain.restore`` to fill."""
     for old in replaced:
         old.grad = None
-        old.data = torch.empty(0, dtype=old.dtype)
+        if not old.is_meta:
+            old.data = torch.empty(0, dtype=old.dtype)
 
 
 _NOT_ON_SHARDS: dict[type[torch.optim.Optimizer], str] = {

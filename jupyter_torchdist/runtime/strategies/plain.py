@@ -14,7 +14,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from . import loading, zero1
+from . import loading, meta, zero1
 
 _OURS = __name__.rpartition(".")[0]
 _FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
@@ -59,6 +59,12 @@ def restore(
             buffer.data = buffer.data.cpu()
 
 
+def strip(model: nn.Module) -> None:
+    """As ``restore``, for a model whose parameters stayed its own: every rank keeps their values. No communication."""
+    for module in model.modules():
+        _strip(module)
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None
 ) -> None:
@@ -96,6 +102,8 @@ def _plain_parameter(parameter: nn.Parameter, original: nn.Parameter | None, gra
     wanted = parameter.requires_grad
     if original is None and not isinstance(parameter, DTensor) and type(parameter) is nn.Parameter:
         original = parameter
+    if original is not None and original.is_meta and not value.is_meta:
+        meta.become(original, value)
     if original is None or original.is_meta != value.is_meta:
         plain = nn.Parameter(value, requires_grad=wanted)
     else:

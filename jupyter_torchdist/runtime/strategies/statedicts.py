@@ -20,8 +20,25 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .datas import DATA
 from .optimizers import placed_like
+from .patches import Patches
 from .shares import map_tensors
+
+
+def install(patches: Patches) -> None:
+    """For the time of user code, sharded parameters and states look as on one device."""
+    patches.give(DTensor, "data", DATA)
+    for name, read in NUMBERS.items():
+        patches.give(DTensor, name, read)
+    around, files = patches.around, Files()
+    around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
+    around(torch.optim.Optimizer, "load_state_dict", taken_optimizer_state)
+    around(nn.Module, "state_dict", whole_state)
+    around(nn.Module, "load_state_dict", taken_state)
+    around(nn.Module, "zero_grad", cleared_gradients)
+    around(torch, "save", files.save)
+    around(torch, "load", files.load)
 
 
 def whole_state(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,142 @@
+"""Random numbers of a prepared loader: common ones draw its batches, each rank's own ones load its samples."""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from ..checkpoint import randomness
+
+T = TypeVar("T")
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""Spreads neighbouring seeds over 64 bits (splitmix64)."""
+_ODD = 0xD1342543DE82EF95
+
+
+def of_every_rank(value: T) -> list[T]:
+    """What each of all ranks says; all ask at the same moment."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+class Common:
+    """Within it, numbers are drawn that are the same on all ranks; it may be entered again within.
+
+    Nothing is done with a generator while the ranks have the same of it; where they differ (seeded by their numbers),
+    those of rank 0 go on beside this rank's.
+    """
+
+    def __init__(self) -> None:
+        self._theirs: randomness.State = {}
+        self._mine: randomness.State = {}
+        self._depth = 0
+
+    def begin(self, loader: DataLoader[Any]) -> None:
+        """Compare the ranks' numbers, at the same moment on all; generators of the loader become rank 0's."""
+        holders = (loader, loader.sampler, loader.batch_sampler)
+        found = [getattr(holder, "generator", None) for holder in holders]
+        generators = [one for one in found if isinstance(one, torch.Generator)]
+        states = {**_states(), "loader": [generator.get_state() for generator in generators]}
+        of_all = of_every_rank({name: _digest(state) for name, state in states.items()})
+        differing = [name for name in states if any(other.get(name) != of_all[0].get(name) for other in of_all)]
+        self._theirs = {}
+        if any(digests != of_all[0] for digests in of_all):
+            theirs: list[Any] = [{name: states[name] for name in differing}]
+            dist.broadcast_object_list(theirs, src=0)
+            for generator, state in zip(generators, theirs[0].pop("loader", ()), strict=False):
+                generator.set_state(state)
+            if dist.get_rank():  # rank 0's own go on, and its next iteration draws others
+                self._theirs = theirs[0]
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._theirs and self._depth == 1:
+            self._mine = _states(self._theirs)
+            _set(self._theirs)
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._theirs and self._depth == 0:
+            self._theirs = _states(self._theirs)
+            _set(self._mine)
+
+
+class OwnNumbers:
+    """From ``begin`` to ``end`` all generators give numbers of this rank alone; what was before goes on after that.
+
+    Not a number further: ranks of which one drew and another did not would have other common numbers.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._times = rank, 0
+        self._before: randomness.State | None = None
+
+    def begin(self) -> None:
+        self._before = _states()
+        self._times += 1
+        _seed(_crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * _GOLDEN)
+
+    def end(self) -> None:
+        """Nothing where nothing was begun."""
+        before, self._before = self._before, None
+        if before is not None:
+            _set(before)
+
+
+class WorkerSeeds:
+    """A ``worker_init_fn``: the workers of a rank draw other numbers than those of the next."""
+
+    def __init__(self, own: Callable[[int], None] | None, rank: int) -> None:
+        self._own, self._rank = own, rank
+
+    def __call__(self, worker: int) -> None:
+        _seed(torch.initial_seed() + self._rank * _GOLDEN)
+        if self._own is not None:
+            self._own(worker)
+
+
+def _seed(number: int) -> None:
+    seed = number % 2**63
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(seed % 2**32)
+
+
+def _states(names: Iterable[str] = ("torch", "python", "numpy")) -> randomness.State:
+    """Of the generators that draw on the CPU, where samples are."""
+    state: randomness.State = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        state["numpy"] = numpy_random.get_state()
+    return {name: state[name] for name in names if name in state}
+
+
+def _set(states: randomness.State) -> None:
+    if "torch" in states:
+        torch.set_rng_state(states["torch"])
+    if "python" in states:
+        random.setstate(states["python"])
+    if "numpy" in states and (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.set_state(states["numpy"])
+
+
+def _crc(state: torch.Tensor, before: int = 0) -> int:
+    return zlib.crc32(state.numpy().tobytes(), before)
+
+
+def _digest(state: Any) -> int:
+    """Of one generator's state, or of a list of torch's."""
+    if isinstance(state, torch.Tensor):
+        return _crc(state)
+    if isinstance(state, list):
+        return zlib.crc32(repr([_crc(one) for one in state]).encode())
+    return zlib.crc32(repr([part.tolist() if hasattr(part, "tolist") else part for part in state]).encode())

@@ -179,6 +179,7 @@ def check_a_rank_holds_and_loads_its_part() -> None:
     model = CASES["tied"].model()
     whole = local_bytes(list(model.parameters()))
     samples = data("tied", 21)
+    apart = torch.optim.LBFGS(nn.Linear(1, 1).parameters())  # which cannot train shards, and need not
     with job(fsdp()):
         optimizer = torch.optim.AdamW(model.parameters())
         returned = td.prepare(optimizer, model, loader := DataLoader(samples, 8, shuffle=True))
@@ -194,6 +195,7 @@ def check_a_rank_holds_and_loads_its_part() -> None:
         state = model.state_dict()
         assert not any(isinstance(value, DTensor) for value in state.values())
         assert local_bytes(list(state.values())) >= whole
+    assert len(apart.param_groups[0]["params"]) == 2
     asked = everyone(samples.asked)
     assert sorted(joined(asked)) == list(range(21))  # none left out, none twice
     assert [len(one) for one in asked] == [11, 10] and sizes == [4, 4, 3 - dist.get_rank()]
@@ -341,6 +343,11 @@ def check_refusals() -> None:
             assert word in refusal(lambda: td.prepare(model))
     assert [id(p) for p in model.parameters()] == [id(p) for p in before]  # nothing was changed
     with job(ddp()):
+        td.prepare(gpt := CASES["tied"].model())
+        x, _ = CASES["tied"].batches(1)[0]
+        assert "tokens of the prepared Gpt is called by itself" in refusal(lambda: gpt.get_submodule("tokens")(x))
+        with torch.no_grad():
+            gpt.get_submodule("tokens")(x)
         uneven = td.prepare(DataLoader(TensorDataset(torch.arange(4 + 4 * dist.get_rank())), 2))
         assert "different numbers of batches: [2, 4]" in refusal(lambda: list(uneven))
         loaders = td.prepare(DataLoader(range(8), 4), DataLoader(range(5), 5))  # type: ignore[arg-type]

@@ -32,6 +32,5 @@ def check_unchanged_cells_under_products() -> None:
 
 
 def check_prepared_under_products() -> None:
-    for data in ("dp_shard", "dp_replicate"):
-        for inside in ("tp", "cp"):
-            preparing.equal(setting({data: 2, inside: 2}), preparing.language)
+    for degrees in ({"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "cp": 2}):
+        preparing.equal(setting(degrees), preparing.language)

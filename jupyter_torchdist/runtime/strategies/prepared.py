@@ -7,6 +7,7 @@ counts with its rows.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ class Prepared:
         self._losses = Added(mean=setting.plan.options.get("loss") != "sum")
         self._models: list[nn.Module] = []
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
+        self._parts: dict[int, tuple[str, str]] = {}
         self._optimized = Optimized(setting.device)
         self._schedulers: list[Any] = []
         self.loaders = rows.Loaders(setting)
@@ -86,7 +88,6 @@ class Prepared:
         """Prepare them in place; all ranks. Raises ``StrategyError`` before anything is changed."""
         self._check(things)
         described = self._described(things)
-        self._optimized.note_captured()
         for model in (thing for thing in things if isinstance(thing, nn.Module)):
             self._distribute(model)
         for thing in things:
@@ -176,6 +177,8 @@ class Prepared:
 
     def _distribute(self, model: nn.Module) -> None:
         setting, before = self._setting, optimizers.by_name(model)
+        self._note_optimizers([model])
+        self._note_parts(model)
         if setting.plan.degree("dp_shard") == setting.plan.degree("tp") == 1:
             meta.fill(model)  # what is sharded gets its values one parameter at a time
         loading.move(model, setting.device)
@@ -196,6 +199,21 @@ class Prepared:
                 replicate.apply(model, setting)
         self._optimized.follow(optimizers.replaced(before, model), (before,))
         self._models.append(model)
+
+    def _note_optimizers(self, models: Sequence[nn.Module]) -> None:
+        """Those that train a parameter of ``models``, wherever they are: an earlier cell may have built them."""
+        known = {id(parameter) for model in models for parameter in model.parameters()}
+        for thing in [thing for thing in gc.get_objects() if isinstance(thing, torch.optim.Optimizer)]:
+            if any(id(parameter) in known for parameter in loading.trained_by(thing)):
+                self._optimized.note(thing)
+
+    def _note_parts(self, model: nn.Module) -> None:
+        """What must not be called by itself: DDP averages gradients of forwards of the whole model."""
+        plan = self._setting.plan
+        if self._setting.data_ranks > 1 and plan.degree("dp_shard") == plan.degree("tp") == 1:
+            for name, module in model.named_modules():
+                if name and any(parameter.requires_grad for parameter in module.parameters()):
+                    self._parts[id(module)] = (type(model).__name__, name)
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimized.note(optimizer)
@@ -227,6 +245,12 @@ class Prepared:
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A prepared model's forward: inputs on its device; dropout of the rank's own, where its rows are."""
         if self._within or id(module) not in self._sharing:
+            if id(module) in self._parts and torch.is_grad_enabled() and not self._within:
+                model, name = self._parts[id(module)]
+                raise StrategyError(
+                    f"{name} of the prepared {model} is called by itself: ddp would not average its gradients",
+                    f"call the {model}, prepare {name} instead of it, or use --strategy none for a DDP of your own",
+                )
             return original(module, *args, **kwargs)
         args, kwargs = to_device((args, kwargs), self._setting.device)
         self._within = True
@@ -302,7 +326,7 @@ class Prepared:
     def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self.abandon()
-        self._optimized.note_captured()  # those that were built since
+        self._note_optimizers(self._models)  # those that were built since
         if self._sharded:
             statedicts.whole_values(names or {})
         for model in self._models:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import jupyter_torchdist as td
+from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.runtime import part
 from jupyter_torchdist.runtime.strategies.base import Setting
 
@@ -357,6 +358,21 @@ def check_refusals() -> None:
                 torch.ones((), requires_grad=True).backward()
 
         assert "batches of 4, 5 samples are in flight" in refusal(backward)
+
+
+def check_unused_parameters_are_said() -> None:
+    with job(ddp()) as mine:
+        model = td.prepare(CASES["mixture"].model())
+        x, y = CASES["mixture"].batches(1)[0]
+        try:
+            for _ in range(2):
+                loss_of(model(x), y).backward()
+        except RuntimeError as error:
+            assert mine.prepared is not None
+            said = mine.prepared.explained(error)
+            assert isinstance(said, StrategyError) and "find_unused_parameters=1" in str(said)
+        else:
+            raise AssertionError("nothing was said")
 
 
 def check_models_of_several_kinds() -> None:

@@ -348,11 +348,15 @@ class Prepared:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._patches.undo()
 
-    def annotate(self, error: BaseException) -> None:
-        """Say what an error of torch's has to do with what was prepared."""
+    def explained(self, error: BaseException) -> BaseException:
+        """``error``, or what an error of torch's has to do with what was prepared, raised where it was."""
+        said = fsdp.explain(error) if self._sharded else None
         if "Expected to have finished reduction" in str(error):
-            said = "Parameters of a prepared model took no part in the loss: -O find_unused_parameters=1."
-            vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), said]  # add_note came with Python 3.11
+            said = StrategyError(
+                "parameters of a prepared model took no part in the loss, and ddp waits for their gradients",
+                "-O find_unused_parameters=1 looks for them in each step",
+            )
+        return error if said is None else said.with_traceback(error.__traceback__)
 
 
 def _check_plan(plan: StrategyPlan) -> None:

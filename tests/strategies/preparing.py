@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -22,119 +19,10 @@ from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.runtime import part
 from jupyter_torchdist.runtime.strategies.base import Setting
 
-from .languages import LENGTH, WORDS, Language
 from .models import CASES, Gpt, loss_of
+from .prepared import Noted, Prepare, Result, alone, data, ddp, equal, fsdp, job, joined, sgd, train
 from .ranks import CLOSE, SAID, assert_close, everyone, local_bytes, refusal, setting
 from .unchanged import under
-
-Prepare = Callable[..., Any]
-Result = tuple[nn.Module, torch.optim.Optimizer, list[float]]
-
-
-def ddp(**options: Any) -> Setting:
-    return setting({"dp_replicate": dist.get_world_size()}, **options)
-
-
-def fsdp(**options: Any) -> Setting:
-    return setting({"dp_shard": dist.get_world_size()}, **options)
-
-
-@contextmanager
-def job(how: Setting) -> Iterator[part.Part]:
-    """As a rank of a job with this strategy; at its end everything is plain again."""
-    words = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
-    name = "+".join(words.get(one, one) for one in how.plan.degrees)
-    mine, outer = part.Part(replace(how.plan, name=name), how.device, how.say), part.current
-    vars(mine)["setting"] = replace(how, plan=replace(how.plan, name=name))
-    part.take(mine)
-    try:
-        yield mine
-        if mine.prepared is not None:
-            mine.prepared.finish()
-    finally:
-        if mine.prepared is not None:
-            mine.prepared.abandon()
-        part.take(outer)
-
-
-def joined(lists: Iterable[list[Any]]) -> list[Any]:
-    return list(itertools.chain.from_iterable(lists))
-
-
-def alone(*things: Any) -> Any:
-    """What ``td.prepare`` is in one plain process."""
-    return things[0] if len(things) == 1 else things
-
-
-class Noted(TensorDataset):
-    """Notes which samples it was asked for."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        super().__init__(*tensors)
-        self.asked: list[int] = []
-
-    def __getitem__(self, index: int) -> Any:
-        self.asked.append(index)
-        return tuple(tensor[index] for tensor in self.tensors)
-
-
-def data(name: str, samples: int) -> Noted:
-    torch.manual_seed(7)
-    batches = [(CASES[name].inputs(), CASES[name].targets()) for _ in range(-(-samples // 8))]
-    return Noted(*(torch.cat(parts)[:samples] for parts in zip(*batches, strict=True)))
-
-
-def train(
-    prepare: Prepare, name: str, samples: int = 21, *, optimizer_last: bool = False, optimizer_with: Any = None
-) -> Result:
-    """Two epochs, with clipping, accumulation over two batches and a scheduler; uneven batches at the end of each."""
-    make = optimizer_with or (lambda parameters: torch.optim.AdamW(parameters, lr=0.02))
-    model, losses = CASES[name].model(), []
-    loader = DataLoader(data(name, samples), 8, shuffle=True)
-    torch.manual_seed(3)
-    if optimizer_last:
-        loader, model = prepare(loader, model)
-        optimizer = prepare(make([p for p in model.parameters() if p.requires_grad]))
-    else:
-        optimizer = make([p for p in model.parameters() if p.requires_grad])
-    scheduler = StepLR(optimizer, 1, 0.5)
-    if optimizer_last:
-        prepare(scheduler)
-    else:
-        scheduler, model, loader, optimizer = prepare(scheduler, model, loader, optimizer)
-    for _ in range(2):
-        for number, (x, y) in enumerate(loader):
-            loss = loss_of(model(x), y)
-            loss.backward()
-            losses.append(float(td.reduce_mean(loss)) if prepare is not alone else loss.item())
-            if number % 2:
-                losses.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
-                optimizer.step()
-                optimizer.zero_grad()
-        optimizer.step()
-        optimizer.zero_grad()
-        scheduler.step()
-    return model, optimizer, losses
-
-
-def equal(how: Setting, cell: Callable[[Prepare], Result], within: float = CLOSE) -> Result:
-    """The cell under ``how``, against itself on one device."""
-    expected, _, expected_losses = cell(alone)
-    with job(how):
-        model, optimizer, losses = cell(td.prepare)
-        assert len(losses) == len(expected_losses)
-        for number, (ours, theirs) in enumerate(zip(losses, expected_losses, strict=True)):
-            assert abs(ours - theirs) < 2 * within, (number, ours, theirs)
-    assert type(model) is type(expected) and not any(isinstance(p, DTensor) for p in model.parameters())
-    if dist.get_rank() == 0:
-        assert_close(model.state_dict(), expected.state_dict(), within)
-        assert {id(p) for g in optimizer.param_groups for p in g["params"]} <= {id(p) for p in model.parameters()}
-    assert not [part for part in model.modules() if "forward" in vars(part)]
-    return model, optimizer, losses
-
-
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def check_as_on_one_device() -> None:
@@ -492,20 +380,3 @@ def check_built_without_memory_for_unchanged_cells() -> None:
         if dist.get_rank() == 0:
             assert_close(model.state_dict(), expected.state_dict())
             assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {id(p) for p in model.parameters()}
-
-
-def language(prepare: Prepare) -> Result:
-    torch.manual_seed(3)
-    model, losses = Language(tied=True), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    words = torch.randint(WORDS, (13, LENGTH))
-    loader = DataLoader(TensorDataset(words, words.roll(1, 1)), 4, shuffle=True)
-    model, optimizer, loader = prepare(model, optimizer, loader)
-    for x, y in loader:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x).view(-1, WORDS), y.view(-1))
-        loss.backward()
-        losses.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        losses.append(float(td.reduce_mean(loss)) if prepare is not alone else loss.item())
-    return model, optimizer, losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.tensor import DTensor
 
-from . import preparing
+from . import prepared
 from .languages import Fused, Language
 from .ranks import local_bytes, setting
 from .splitting import LANGUAGES, case, trained
@@ -33,4 +33,4 @@ def check_unchanged_cells_under_products() -> None:
 
 def check_prepared_under_products() -> None:
     for degrees in ({"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "cp": 2}):
-        preparing.equal(setting(degrees), preparing.language)
+        prepared.equal(setting(degrees), prepared.language)

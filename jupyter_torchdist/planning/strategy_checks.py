@@ -78,20 +78,37 @@ def _check_units(values: Values) -> None:
 
 
 def _check_pipeline(values: Values, degrees: Mapping[str, int]) -> None:
-    stages = degrees.get("pp", 1)
-    microbatches, balance = values.get("microbatches"), values.get("balance")
-    if stages == 1:
+    ranks = degrees.get("pp", 1)
+    if ranks == 1:
         return
-    if microbatches is not None and microbatches < stages and values.get("schedule", "1f1b") == "1f1b":
+    schedule, balance = values.get("schedule", "gpipe"), values.get("balance")
+    count = values.get("microbatches") or ranks
+    least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
+    if count < least:
         raise OptionError(
-            f"1F1B needs as many microbatches as stages: {microbatches} of {stages}",
-            f"-O microbatches={stages}, or -O schedule=gpipe",
+            f"{schedule} needs as many microbatches as stages: {count} of {least}",
+            f"-O microbatches={least}, or -O schedule=gpipe",
         )
-    if isinstance(balance, tuple) and len(balance) % stages:
+    rounds = max(1, count // ranks)
+    if schedule.startswith("interleaved") and count % rounds:
         raise OptionError(
-            f"-O balance={','.join(map(str, balance))} has {len(balance)} parts for {stages} ranks along pp",
-            f"{stages} numbers, or a multiple for interleaved schedules",
+            f"{schedule} takes microbatches in rounds of about {ranks}: {count} are not {rounds} equal rounds",
+            f"-O microbatches={rounds * ranks}, or -O schedule=gpipe",
         )
+    _check_balance(schedule, balance, ranks)
+
+
+def _check_balance(schedule: str, balance: Any, ranks: int) -> None:
+    parts = len(balance) if isinstance(balance, tuple) else ranks
+    if schedule in ("gpipe", "1f1b"):
+        fits, wanted = parts == ranks, f"{ranks} numbers, or schedule=looped_bfs or interleaved_1f1b for a multiple"
+    elif schedule in ("zbv", "dualpipev"):
+        fits, wanted = parts == 2 * ranks, f"{2 * ranks} numbers: two stages a rank"
+    else:
+        fits, wanted = parts % ranks == 0, f"a multiple of {ranks} numbers"
+    if isinstance(balance, tuple) and not fits:
+        written = ",".join(map(str, balance))
+        raise OptionError(f"-O balance={written} has {parts} parts for {ranks} ranks along pp ({schedule})", wanted)
 
 
 def implied(values: Values, degrees: Mapping[str, int]) -> dict[str, Any]:

@@ -239,8 +239,8 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     _choice(
         "schedule",
         ("pp",),
-        ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"),
-        "in which order stages work on microbatches",
+        ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"),
+        "in which order stages work on microbatches; all but gpipe and 1f1b have several stages a rank",
     ),
     StrategyOption(
         "balance",

@@ -14,6 +14,7 @@ from tests.strategies import (
     hybrid,
     inside,
     lengths,
+    pipeline_schedules,
     pipelines,
     preparing,
     products,
@@ -29,7 +30,7 @@ PARTS = [
     *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
     (preparing, 2),
-    *((pipelines, 2), (pipelines, 4)),
+    *((pipelines, 2), (pipelines, 4), (pipeline_schedules, 2)),
 ]
 
 

@@ -9,8 +9,9 @@ was watched for two steps and needs nothing but its own rows is given those alon
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +30,14 @@ from . import (
     batchnorm,
     compiling,
     context,
+    deferred,
     fsdp,
     loading,
     meta,
     norms,
     optimizers,
     pipeline,
+    pipeline_checks,
     plain,
     precision,
     replicate,
@@ -52,6 +55,7 @@ from .loops import Loops
 from .made import Made
 from .optimized import Optimized
 from .patches import Patches
+from .pipeline_schedules import WHOLE_FORWARD
 from .resuming import Resuming
 from .shares import tensors_in, to_device
 from .streams import begin_alike
@@ -108,6 +112,8 @@ class Automatic:
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
         self._patches.replace(nn.Module, "__call__", self._calling)
+        if chosen(self._setting.plan, "schedule") not in WHOLE_FORWARD:
+            deferred.install(self._patches)
         around(torch.autograd, "backward", self._backwards.backward)
         around(torch.autograd, "grad", self._backwards.grad)
         around(torch.func, "functional_call", self._functional_call)
@@ -209,7 +215,7 @@ class Automatic:
         if watch is not None:
             watch.forward(tensors_in((args, kwargs)))
         self._divider.samples = self._loops.samples
-        args, kwargs = to_device((args, kwargs), self._setting.device)
+        args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._setting.device)
         with self._loops.aside():
             if new:
                 if not self._sharded:
@@ -269,10 +275,20 @@ class Automatic:
     def _cut(
         self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: tuple[Way, ...] | None
     ) -> None:
-        staged = pipeline.Pipeline(root, self._setting, lambda: self._divider.samples)
+        staged = pipeline.Pipeline(root, self._setting, lambda: self._divider.samples, self._within)
         staged.cut(args, kwargs, ways)
         self._optimized.follow(staged.replaced, (), shown=False)
         self._pipelines.append(staged)
+
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[None]:
+        """As in the forward of a root: what a pipeline does in ``backward()``, or where a value is needed."""
+        self._depth += 1
+        try:
+            with self._loops.aside():
+                yield
+        finally:
+            self._depth -= 1
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Held]) -> None:
         """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
@@ -303,7 +319,7 @@ class Automatic:
         batchnorm.check(root)
         accumulating.check(root, setting)
         if setting.plan.degree("pp") > 1:
-            pipeline.check(root, setting, list(self._optimized))
+            pipeline_checks.check(root, setting, list(self._optimized))
         if setting.plan.activation_checkpointing:
             activations.check(root, setting)
         for dimension, parallelism in (("cp", context), ("tp", tensor)):

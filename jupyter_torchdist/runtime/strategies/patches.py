@@ -33,6 +33,11 @@ class Patches:
         self._undo.append((owner, name, original))
         setattr(owner, name, make(original))
 
+    def put(self, owner: type, name: str, value: Any) -> None:
+        """``value`` instead of what the class itself has under ``name``, such as a ``classmethod``."""
+        self._undo.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, value)
+
     def give(self, owner: Any, name: str, value: Any) -> None:
         """``owner.name`` where there is none of that name."""
         self._undo.append((owner, name, _NONE))

@@ -11,7 +11,7 @@ In place: the model and its units keep their classes and names; what a rank does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
@@ -22,96 +22,57 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
     UnsupportedFakeTensorException,
 )
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from . import loading, norms
-from .agreement import check_untouched
 from .base import Setting
 from .divided import Way, _kind, no_trace
 from .fsdp import DTYPES
+from .pipeline_checks import microbatches
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
-from .pipeline_pass import Passage, Wires
-from .pipeline_units import Units, assigned, measured
+from .pipeline_inside import Inside
+from .pipeline_pass import Passage
+from .pipeline_schedules import WHOLE_FORWARD, Layout, stages_a_rank
+from .pipeline_trial import ways_of_microbatches
+from .pipeline_units import Units, assigned, marked, measured
+from .pipeline_wires import Wires
 from .shares import map_tensors, tensors_in
 from .streams import undone
 
 _OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
-_WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
-
-
-def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-    """Raise ``StrategyError`` for a model, plan or optimizer that a pipeline cannot do right."""
-    check_untouched(model)
-    for dimension in ("dp_shard", "tp", "cp"):
-        if setting.plan.degree(dimension) > 1:
-            raise StrategyError(
-                f"a pipeline whose stages are divided further ({dimension}={setting.plan.degree(dimension)}) "
-                "is not supported",
-                "use pp with ddp (--strategy ddp+pp -O pp=2), which adds whole pipelines",
-            )
-    if chosen(setting.plan, "drop_last"):
-        raise StrategyError(
-            "drop_last leaves out what the microbatches do not divide; here they need not, they may be uneven",
-            "leave -O drop_last out, or give drop_last=True to the DataLoader",
-        )
-    if chosen(setting.plan, "zero1"):
-        raise StrategyError("zero1 and a pipeline do not go together", "leave one of them out")
-    if setting.plan.activation_checkpointing:
-        raise StrategyError(
-            "--activation-checkpointing and a pipeline do not go together",
-            "leave it out, or call torch.utils.checkpoint.checkpoint within the blocks",
-        )
-    if setting.plan.compile:
-        raise StrategyError("--compile and a pipeline do not go together", "leave one of them out")
-    schedule = setting.plan.options.get("schedule", "gpipe")
-    if schedule != "gpipe":
-        raise StrategyError(
-            f"schedule={schedule} begins backwards before all forwards have ended, and the loss of this loop is "
-            "computed after the forward, in the cell's own code",
-            "use -O schedule=gpipe",
-        )
-    normalising = next(
-        (name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)), None
-    )
-    if normalising is not None and microbatches(setting) > 1:
-        raise StrategyError(
-            f"{normalising} normalises over the batch, and a microbatch is a part of it",
-            "use -O microbatches=1, or layers that normalise each sample (LayerNorm, GroupNorm)",
-        )
-    for optimizer in optimizers:
-        if isinstance(optimizer, _WHOLE_MODEL_OPTIMIZERS):
-            raise StrategyError(
-                f"{type(optimizer).__name__} needs all gradients in one place, a stage has its own",
-                "use --strategy ddp, or another optimizer",
-            )
-
-
-def microbatches(setting: Setting) -> int:
-    """Parts of a batch: what is said, or as many as stages."""
-    return int(chosen(setting.plan, "microbatches") or setting.plan.degree("pp"))
 
 
 class Pipeline:
     """A model in stages."""
 
-    def __init__(self, root: nn.Module, setting: Setting, samples: Callable[[], int | None] = lambda: None) -> None:
-        """``samples``: of the batch at hand, where it is known."""
-        self.root, self._setting, self._samples = root, setting, samples
+    def __init__(
+        self,
+        root: nn.Module,
+        setting: Setting,
+        samples: Callable[[], int | None] = lambda: None,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """``samples``: of the batch at hand, where it is known. Forwards and backwards are done ``within`` that."""
+        self.root, self._setting, self._samples, self.within = root, setting, samples, within
         self.group = setting.mesh["pp"].get_group()
-        self.stage, self.stages = self.group.rank(), self.group.size()
+        self.rank, ranks = self.group.rank(), self.group.size()
+        schedule, balance = chosen(setting.plan, "schedule"), chosen(setting.plan, "balance")
+        self.layout = Layout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
+        self.wires = Wires(setting)
         self._original = root.forward
-        self._units = Units(root, self.stages)
+        self._units = Units(root, self.layout.stages)
         self._fakes = Fakes(setting.device)
-        self._wires = Wires(self.group, setting.device)
+        self._inside = None if schedule in WHOLE_FORWARD else Inside(self, setting)
         self._calls: list[tuple[int, int]] = []
         self._flows: dict[Hashable, Flow] = {}
         self._ways: dict[Hashable, tuple[Way, ...]] = {}
-        self._holders: dict[str, list[int]] = {}
+        self._holders: dict[str, list[int]] = {}  # of ranks
         self._first_names: dict[str, str] = {}
-        self._unit_stages: dict[int, list[int]] = {}
+        self._unit_ranks: dict[int, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
 
     # ---------------------------------------------------------------------------------------------------- partition
@@ -122,21 +83,23 @@ class Pipeline:
         ``ways``: how the parts of a batch make the whole outputs, as ``Divider`` found it for this kind of call.
         """
         loading.broadcast_states(self.root, self.group, self._setting.device)
+        if ways is None:
+            ways = ways_of_microbatches(self._original, self.root, self._setting, args, kwargs, self._samples())
         if ways is not None:
             self._ways[self._kind(args, kwargs)] = ways
         part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
         self._calls = self._decided(part_args, part_kwargs)
         flow = self._flow(part_args, part_kwargs)
         names = loading.names_of(self.root)
-        self._holders = {name: sorted(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
-        self._unit_stages = {number: sorted(stages) for number, stages in flow.units.items()}
+        self._holders = {name: self._ranks(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
+        self._unit_ranks = {number: self._ranks(stages) for number, stages in flow.units.items()}
         self._first_names = {
             name: names[parameter] for name, parameter in self.root.named_parameters(remove_duplicate=False)
         }
         self._flows.clear()  # they know parameters that are replaced now
         self._fakes = Fakes(self._setting.device)
         for parameter, places in loading.slots(self.root).items():
-            if self.stage not in self._holders[names[parameter]]:
+            if self.rank not in self._holders[names[parameter]]:
                 empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
                 loading.put(places, empty)
                 self._whole[empty] = parameter
@@ -153,14 +116,17 @@ class Pipeline:
         self.root.register_state_dict_post_hook(whole)
         self._setting.say(self._described())
 
+    def _ranks(self, stages: Iterable[int]) -> list[int]:
+        return sorted({self.layout.rank_of(stage) for stage in stages})
+
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, int]]:
         """Unit and stage of each call: the first rank of all measures and decides."""
         found: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
-                with no_trace(self.root), undone(), self._precision():
+                with no_trace(self.root), undone(), self.precision():
                     costs = measured(self._units, self._setting.device, lambda: self._original(*args, **kwargs))
-                stage_of = assigned(self._units, costs, self.stages, chosen(self._setting.plan, "balance"))
+                stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._setting.plan, "balance"))
                 found = [[(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)]]
             except Exception as error:  # noqa: BLE001  # all ranks raise it
                 found = [error if isinstance(error, StrategyError) else StrategyError(f"the trial failed: {error!r}")]
@@ -172,14 +138,18 @@ class Pipeline:
 
     def _described(self) -> str:
         sizes = {name: parameter.numel() for name, parameter in self.root.named_parameters()}
-        each = [
-            sum(sizes[name] for name, held in self._holders.items() if stage in held) for stage in range(self.stages)
-        ]
-        calls = [sum(1 for _, own in self._calls if own == stage) for stage in range(self.stages)]
-        stages = ", ".join(f"{count} layers ({size:,} parameters)" for count, size in zip(calls, each, strict=True))
+        each = [sum(sizes[name] for name, held in self._holders.items() if one in held) for one in self._all_ranks()]
+        calls = [sum(1 for _, own in self._calls if self.layout.rank_of(own) == one) for one in self._all_ranks()]
+        parts = ", ".join(f"{count} layers ({size:,} parameters)" for count, size in zip(calls, each, strict=True))
+        where = "" if self.layout.stages == self.layout.ranks else f" on {self.layout.ranks} ranks"
+        parted = microbatches(self._setting) if self._ways else 1
         return (
-            f"{type(self.root).__name__} in {self.stages} stages: {stages}; {microbatches(self._setting)} microbatches"
+            f"{type(self.root).__name__} in {self.layout.stages} stages{where}: {parts}; {parted} microbatches, "
+            f"schedule {self.layout.schedule}"
         )
+
+    def _all_ranks(self) -> range:
+        return range(self.layout.ranks)
 
     # ------------------------------------------------------------------------------------------------------ forward
 
@@ -187,8 +157,10 @@ class Pipeline:
         """The forward of the model, on all ranks of the pipeline; all get the outputs."""
         ways = self._ways.get(self._kind(args, kwargs)) if torch.is_grad_enabled() else None
         rows = self._rows(args, kwargs, ways is not None)
-        with self._precision():
+        with self.precision():
             passage = Passage(self, args, kwargs, rows, ways)
+            if self._inside is not None and torch.is_grad_enabled() and self.root.training:
+                return self._inside.outputs(passage)
             return passage.outputs()
 
     def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
@@ -196,10 +168,10 @@ class Pipeline:
         return self._flow(args, kwargs)
 
     def run_stage(
-        self, flow: Flow, received: dict[int, Tensor], args: Any, kwargs: Any
+        self, flow: Flow, stage: int, received: dict[int, Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, dict[int, Tensor]]:
-        """This rank's part of one microbatch: the outputs (in the last stage), and what is passed on."""
-        run = StageRun(flow, self.stage, self._fakes, received)
+        """One stage's part of one microbatch: the outputs (in the last stage), and what is passed on."""
+        run = StageRun(flow, stage, self._fakes, received)
         outputs = run.run(self._original, self._units, args, kwargs)
         return outputs, run.passed
 
@@ -208,26 +180,26 @@ class Pipeline:
         for name, parameter in self.root.named_parameters(remove_duplicate=False):
             if prefix + name in state:
                 held = self._holders[self._first_names[name]]
-                if len(held) < self.stages:
-                    state[prefix + name] = self._wires.of_holder(parameter, held[0])
+                if len(held) < self.layout.ranks:
+                    state[prefix + name] = self.wires.of_holder(parameter, held[0])
 
-    @property
-    def wires(self) -> Wires:
-        return self._wires
+    def own_parameters(self) -> list[nn.Parameter]:
+        """What this rank's stages train."""
+        return [one for one in self.root.parameters() if one.requires_grad and not one.is_meta]
 
     def tied(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """Trained parameters that several stages hold, this one among them."""
+        """Trained parameters that several ranks hold, this one among them."""
         own = dict(self.root.named_parameters())
         return [
             (own[name], held)
             for name, held in self._holders.items()
-            if len(held) > 1 and self.stage in held and own[name].requires_grad
+            if len(held) > 1 and self.rank in held and own[name].requires_grad
         ]
 
     def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
         key = (_specification((args, kwargs)), self.root.training, torch.is_grad_enabled(), *_autocast(self._setting))
         if key not in self._flows:
-            planner = Planner(self._units, self._fakes, self._calls, self.stages)
+            planner = Planner(self._units, self._fakes, self._calls, self.layout.stages)
             try:
                 with no_trace(self.root), undone(), planner, self._units.run_by(planner):
                     outputs = self._original(*args, **kwargs)
@@ -270,9 +242,19 @@ class Pipeline:
         """Arguments for the rows of one microbatch."""
         return self._cut(values, rows)
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self) -> AbstractContextManager[Any]:
+        """What the plan says of autocast."""
         dtype = DTYPES.get(self._setting.plan.precision)
         return nullcontext() if dtype is None else torch.autocast(self._setting.device.type, dtype)
+
+    def as_given(self, output: Tensor) -> Tensor:
+        """An output of a microbatch as user code sees it."""
+        return output.float() if self.in_fp32 and output.dtype in (torch.float16, torch.bfloat16) else output
+
+    @property
+    def fake_mode(self) -> FakeTensorMode:
+        """Of all tensors without values."""
+        return self._fakes.mode
 
     @property
     def in_fp32(self) -> bool:
@@ -287,8 +269,8 @@ class Pipeline:
         return any(id(parameter) in own for parameter in parameters)
 
     def clip(self, parameters: Sequence[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """``clip_grad_norm_`` by the norm over all stages; a tied parameter counts in the first that holds it."""
-        elsewhere = {id(p) for name, p in self.root.named_parameters() if self._holders[name][0] != self.stage}
+        """``clip_grad_norm_`` by the norm over all stages; a tied parameter counts on the first rank that holds it."""
+        elsewhere = {id(p) for name, p in self.root.named_parameters() if self._holders[name][0] != self.rank}
         own = [parameter for parameter in parameters if parameter.grad is not None]
         counted = [parameter.grad for parameter in own if id(parameter) not in elsewhere and parameter.grad is not None]
         norm = norms.total_norm(counted, _norm_type(args, kwargs), self.group)
@@ -318,15 +300,15 @@ class Pipeline:
                 _put_back(optimizer, parameter, old)
         for optimizer in optimizers:
             self._gather_state(optimizer, names)
-        for number, stages in self._unit_stages.items():
+        for number, ranks in self._unit_ranks.items():
             for buffer in self._units.modules[number].buffers():
-                value = self._to_first(buffer, stages)
-                if value is not None and self.stage not in stages:
+                value = self._to_first(buffer, ranks)
+                if value is not None and self.rank not in ranks:
                     buffer.data.copy_(value)
 
     def _to_first(self, mine: Any, held: Sequence[int]) -> Any:
-        """What the first stage that holds it has, on the pipeline's first rank (None on others)."""
-        return self._wires.to_first(mine, held[0])
+        """What the first rank that holds it has, on the pipeline's first rank (None on others)."""
+        return self.wires.to_first(mine, held[0])
 
     def _gather_state(self, optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> None:
         """Parameters are those of before on rank 0 already, elsewhere too; their state follows."""
@@ -336,7 +318,7 @@ class Pipeline:
                 if parameter in by_old:
                     state = optimizer.state.get(parameter)
                     found = self._to_first(dict(state) if state else None, self._holders[by_old[parameter]])
-                    if self.stage == 0 and found:
+                    if self.rank == 0 and found:
                         optimizer.state[parameter] = found
 
     @property

@@ -85,6 +85,8 @@ class Flow:
     """The stages that use a parameter."""
     units: dict[int, set[int]] = field(default_factory=dict)
     """The stages in which a unit is called."""
+    draws: bool | None = None
+    """Whether random numbers are drawn, once that is known."""
 
 
 class Fakes:

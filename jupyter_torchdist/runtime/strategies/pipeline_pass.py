@@ -1,118 +1,28 @@
-"""One passage of a batch through the stages: all microbatches forward, and later all of them backward."""
+"""One passage of a batch through the stages: all microbatches forward, and later all of them backward.
+
+A passage whose backward is mixed with its forward (``pipeline_inside``) has the same parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...protocol.errors import StrategyError
-from .divided import Added, Joined, Way
+from .divided import Added, Joined, Way, no_trace
 from .divisors import divisor_of
-from .pipeline_flow import Flow, Value
+from .pipeline_run import Microbatch, Pairs, Work
 from .shares import map_tensors, tensors_in
 from .streams import own_stream
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
-
-class Wires:
-    """Tensors between neighbours, in order; shapes are known on both sides."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group, self.device = group, device
-        self.stage, self.stages = group.rank(), group.size()
-        self._sent: list[tuple[Any, Tensor]] = []
-
-    def send(self, tensor: Tensor, stage: int) -> None:
-        """Begin to send; ``flush`` waits."""
-        whole = tensor.detach().contiguous()
-        self._sent.append((dist.isend(_bytes(whole), group=self.group, group_dst=stage), whole))
-
-    def receive(self, shape: torch.Size, dtype: torch.dtype, stage: int) -> Tensor:
-        """Wait for a tensor."""
-        tensor = torch.empty(shape, dtype=dtype, device=self.device)
-        dist.recv(_bytes(tensor), group=self.group, group_src=stage)
-        return tensor
-
-    def flush(self) -> None:
-        """Wait until all is sent."""
-        for work, _ in self._sent:
-            work.wait()
-        self._sent.clear()
-
-    def from_last(self, tensor: Tensor) -> None:
-        """The last stage's values, on all."""
-        dist.broadcast(_bytes(tensor), group=self.group, group_src=self.stages - 1)
-
-    def of_holder(self, mine: Tensor, owner: int) -> Tensor:
-        """A copy of the owner's tensor on all."""
-        if self.stage == owner:
-            whole = mine.detach().clone()
-        else:
-            whole = torch.empty(mine.shape, dtype=mine.dtype, device=self.device)
-        dist.broadcast(_bytes(whole), group=self.group, group_src=owner)
-        return whole
-
-    def to_first(self, mine: Any, owner: int) -> Any:
-        """An owner's object or tensors (on the CPU) at the first stage; None elsewhere."""
-        if owner == 0:
-            return mine if self.stage == 0 else None
-        if self.stage == owner:
-            dist.send_object_list([_on_cpu(mine)], group=self.group, group_dst=0)
-        if self.stage == 0:
-            found = [None]
-            dist.recv_object_list(found, group=self.group, group_src=owner)
-            return found[0]
-        return None
-
-    def summed(self, mine: Tensor, holders: Sequence[int]) -> Tensor:
-        """The sum of what the holders have, on each of them: gathered at the first one."""
-        first = holders[0]
-        if self.stage != first:
-            self.send(mine, first)
-            self.flush()
-            return self.receive(mine.shape, mine.dtype, first)
-        total = mine.clone()
-        for other in holders[1:]:
-            total += self.receive(mine.shape, mine.dtype, other)
-        for other in holders[1:]:
-            self.send(total, other)
-        self.flush()
-        return total
-
-    def sum_over_all(self, tensor: Tensor) -> None:
-        dist.all_reduce(tensor, group=self.group)
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Booleans and complex numbers as numbers that every backend sends."""
-    if tensor.dtype == torch.bool:
-        return tensor.view(torch.uint8)
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _on_cpu(value: Any) -> Any:
-    return map_tensors(value, lambda tensor: tensor.detach().cpu())
-
-
-@dataclass
-class _Microbatch:
-    """What a stage keeps of a forward until the backward."""
-
-    rows: slice
-    flow: Flow
-    received: dict[int, Tensor] = field(default_factory=dict)
-    passed: dict[int, Tensor] = field(default_factory=dict)
-    outputs: list[Tensor] = field(default_factory=list)
-    weights: list[float | Tensor] = field(default_factory=list)
-    """What each output counts with in the whole batch's."""
+SPENT = "Trying to backward through the graph a second time: a pipeline keeps what it needs for one backward"
 
 
 class Passage:
@@ -127,49 +37,66 @@ class Passage:
         ways: tuple[Way, ...] | None,
     ) -> None:
         self._pipeline, self._wires = pipeline, pipeline.wires
-        self._stage, self._last = pipeline.stage, pipeline.stages - 1
-        self._given = tensors_in((args, kwargs))
+        self._last_rank = pipeline.layout.last_rank
         graded = torch.is_grad_enabled()
-        self._asking = [tensor for tensor in self._given if graded and tensor.requires_grad]
-        leaves = {id(t): t.detach().requires_grad_() for t in self._asking}
+        self.asking = [tensor for tensor in tensors_in((args, kwargs)) if graded and tensor.requires_grad]
+        """Inputs that ask for a gradient."""
+        leaves = {id(t): t.detach().requires_grad_() for t in self.asking}
         self._leaves = list(leaves.values())
         values = map_tensors((args, kwargs), lambda tensor: leaves.get(id(tensor), tensor))
-        self._parts = [pipeline.cut_inputs(values, part) for part in rows]
-        self._microbatches = [
-            _Microbatch(part, pipeline.flow_of(*inputs)) for part, inputs in zip(rows, self._parts, strict=True)
+        parts = [pipeline.cut_inputs(values, part) for part in rows]
+        self.microbatches = [
+            Microbatch(number, part, pipeline.flow_of(*inputs), inputs)
+            for number, (part, inputs) in enumerate(zip(rows, parts, strict=True))
         ]
-        self._ways = ways
-        self._total = sum(part.stop - part.start for part in rows)
+        self.ways = ways
+        self.total = sum(part.stop - part.start for part in rows)
+        self.work = Work(pipeline, self.microbatches)
         self._spent = False
 
     def outputs(self) -> Any:
         """The whole batch's outputs on all ranks, differentiable."""
-        fakes = [tensors_in(one.flow.outputs) for one in self._microbatches]
-        if self._ways is not None and len(self._ways) != len(fakes[0]):
+        each = iter(self.differentiable())
+        return map_tensors(self.microbatches[0].flow.outputs, lambda _: next(each))
+
+    def differentiable(self) -> Sequence[Tensor]:
+        """The tensors within the outputs."""
+        if self.ways is not None and len(self.ways) != len(self.fakes()):
             raise StrategyError("the model returns other outputs than it did in the trial")
-        differentiable = torch.is_grad_enabled() and any(fake.requires_grad for fake in fakes[0])
-        if differentiable:
+        if torch.is_grad_enabled() and any(self.requires_grad()):
             anchor = torch.zeros((), requires_grad=True)
-            results: Sequence[Tensor] = _Pipelined.apply(self, anchor, *self._asking)  # type: ignore[no-untyped-call]
-        else:
-            results = self.forward()
-        each = iter(results)
-        return map_tensors(self._microbatches[0].flow.outputs, lambda _: next(each))
+            results: Sequence[Tensor] = _Pipelined.apply(self, anchor, *self.asking)  # type: ignore[no-untyped-call]
+            return results
+        return self.forward()
+
+    def fakes(self, number: int = 0) -> list[Tensor]:
+        """The tensors within the outputs of one microbatch, without values."""
+        return tensors_in(self.microbatches[number].flow.outputs)
 
     def requires_grad(self) -> list[bool]:
         """Of each output."""
-        return [fake.requires_grad for fake in tensors_in(self._microbatches[0].flow.outputs)]
+        return [fake.requires_grad for fake in self.fakes()]
 
     def forward(self) -> list[Tensor]:
         """All microbatches through the stages; the outputs, joined."""
         common = torch.get_rng_state()
-        with own_stream(1 + self._stage):
-            for one, (args, kwargs) in zip(self._microbatches, self._parts, strict=True):
-                self._forward_one(one, args, kwargs)
-        self._wires.flush()
+        with own_stream(1 + self._wires.rank):
+            self.work.perform(self._pipeline.layout.forwards(len(self.microbatches)))
         self._go_on_alike(common)
-        self._parts.clear()
-        return [self._joined(place) for place in range(len(tensors_in(self._microbatches[0].flow.outputs)))]
+        return self.joined()
+
+    def trial(self) -> list[Tensor]:
+        """The outputs of the whole batch, computed without a graph and without a trace."""
+        with torch.no_grad(), no_trace(self._pipeline.root), own_stream(1 + self._wires.rank):
+            Work(self._pipeline, self.microbatches).perform(self._pipeline.layout.forwards(len(self.microbatches)))
+            outputs = self.joined()
+        for one in self.microbatches:
+            one.outputs, one.weights = [], []
+        return outputs
+
+    def joined(self) -> list[Tensor]:
+        """The outputs of the whole batch, without a graph, from the rank that has them."""
+        return [self._joined(place) for place in range(len(self.fakes()))]
 
     def _go_on_alike(self, common: Tensor) -> None:
         """The common stream of random numbers is a number further on all ranks if a stage drew any."""
@@ -179,31 +106,22 @@ class Passage:
         if drew.item():
             torch.rand(())
 
-    def _forward_one(self, one: _Microbatch, args: Any, kwargs: Any) -> None:
-        entering = one.flow.entering
-        for value in entering[self._stage]:
-            tensor = self._wires.receive(value.shape, value.dtype, self._stage - 1)
-            one.received[value.number] = tensor.requires_grad_(value.requires_grad)
-        outputs, one.passed = self._pipeline.run_stage(one.flow, one.received, args, kwargs)
-        if self._stage < self._last:
-            for value in entering[self._stage + 1]:
-                self._wires.send(one.passed[value.number], self._stage + 1)
-        else:
-            one.outputs = tensors_in(outputs)
-
-    def _joined(self, place: int) -> Tensor:
-        """One output of the whole batch."""
-        way = self._ways[place] if self._ways is not None else None
-        fakes = [tensors_in(one.flow.outputs)[place] for one in self._microbatches]
+    def shape(self, place: int) -> tuple[list[int], torch.dtype]:
+        """Of one output of the whole batch."""
+        way = self.ways[place] if self.ways is not None else None
+        fakes = [self.fakes(one.number)[place] for one in self.microbatches]
         shape = list(fakes[0].shape)
         if isinstance(way, Joined):
             shape[way.dim] = sum(fake.size(way.dim) for fake in fakes)
-        dtype = torch.float32 if self._widened(fakes[0].dtype) else fakes[0].dtype
+        return shape, torch.float32 if self._widened(fakes[0].dtype) else fakes[0].dtype
+
+    def _joined(self, place: int) -> Tensor:
+        shape, dtype = self.shape(place)
         whole = torch.empty(shape, dtype=dtype, device=self._wires.device)
-        if self._stage == self._last:
-            parts = [one.outputs[place] for one in self._microbatches]
-            whole.copy_(self._combined(parts, way).detach())
-        self._wires.from_last(whole)
+        if self._wires.rank == self._last_rank:
+            parts = [one.outputs[place] for one in self.microbatches]
+            whole.copy_(self._combined(parts, self.ways[place] if self.ways is not None else None).detach())
+        self._wires.from_rank(whole, self._last_rank)
         return whole
 
     def _widened(self, dtype: torch.dtype) -> bool:
@@ -211,7 +129,7 @@ class Passage:
 
     def _combined(self, parts: Sequence[Tensor], way: Way | None) -> Tensor:
         weights = self._weights(parts, way)
-        for one, weight in zip(self._microbatches, weights, strict=True):
+        for one, weight in zip(self.microbatches, weights, strict=True):
             one.weights.append(weight)
         if isinstance(way, Joined):
             return torch.cat([part.detach() for part in parts], way.dim)
@@ -222,8 +140,8 @@ class Passage:
     def _weights(self, parts: Sequence[Tensor], way: Way | None) -> list[float | Tensor]:
         if not isinstance(way, Added) or not way.mean:
             return [1.0] * len(parts)
-        if not way.counted:
-            return [(one.rows.stop - one.rows.start) / self._total for one in self._microbatches]
+        if not way.counted or not torch.is_grad_enabled():
+            return [(one.rows.stop - one.rows.start) / self.total for one in self.microbatches]
         divisors = [divisor_of(part) for part in parts]
         counted = [divisor for divisor in divisors if divisor is not None]
         if len(counted) != len(parts):
@@ -234,23 +152,34 @@ class Passage:
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """All microbatches back through the stages; the gradients of those inputs that ask for one."""
         if self._spent:
-            raise RuntimeError(
-                "Trying to backward through the graph a second time: a pipeline keeps what it needs for one backward"
-            )
+            raise RuntimeError(SPENT)
         self._spent = True
-        tied = self._pipeline.tied()
-        before = [parameter.grad for parameter, _ in tied]
-        for parameter, _ in tied:
-            parameter.grad = None
-        for number, one in enumerate(self._microbatches):
-            self._backward_one(number, one, grads)
-        self._wires.flush()
-        self._microbatches.clear()
-        for (parameter, holders), old in zip(tied, before, strict=True):
-            mine = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-            new = self._wires.summed(mine.to_dense() if mine.is_sparse else mine, holders)
-            parameter.grad = new if old is None else old.add_(new)
+        orders = self._pipeline.layout.backwards(len(self.microbatches))
+        self.with_own_gradients([], lambda: self.work.perform(orders, lambda one: self._ends(one, grads)))
+        self.microbatches.clear()
         return [self._of_all(leaf) for leaf in self._leaves]
+
+    def with_own_gradients(
+        self, apart: Sequence[nn.Parameter], run: Callable[[], Any], scale: Callable[[], Tensor | None] = lambda: None
+    ) -> None:
+        """``run`` a backward. Parameters that several ranks hold get the sum of their gradients.
+
+        ``scale`` multiplies the gradients of this backward, those of ``apart``, not what was there before.
+        """
+        tied = dict(self._pipeline.tied())
+        before = {parameter: parameter.grad for parameter in dict.fromkeys((*tied, *apart))}
+        for parameter in before:
+            parameter.grad = None
+        run()
+        factor = scale()
+        for parameter, old in before.items():
+            new = parameter.grad
+            if parameter in tied:
+                new = torch.zeros_like(parameter) if new is None else new.to_dense() if new.is_sparse else new
+                new = self._wires.summed(new, tied[parameter])
+            if new is not None and factor is not None:
+                new = new * factor.to(new.dtype)
+            parameter.grad = new if old is None else old if new is None else old.add_(new)
 
     def _of_all(self, leaf: Tensor) -> Tensor:
         """An input may be used in several stages."""
@@ -258,43 +187,27 @@ class Passage:
         self._wires.sum_over_all(grad)
         return grad
 
-    def _backward_one(self, number: int, one: _Microbatch, grads: Sequence[Tensor | None]) -> None:
-        if self._stage == self._last:
-            pairs = self._last_pairs(number, one, grads)
-        else:
-            pairs = [
-                (one.passed[value.number], self._wires.receive(value.shape, value.dtype, self._stage + 1))
-                for value in _graded(one.flow.entering[self._stage + 1])
-            ]
-        pairs = [(tensor, grad) for tensor, grad in pairs if tensor.requires_grad]
-        if pairs:
-            torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs])
-        for value in _graded(one.flow.entering[self._stage]):
-            received = one.received[value.number]
-            grad = torch.zeros_like(received) if received.grad is None else received.grad
-            self._wires.send(grad, self._stage - 1)
-        one.received, one.passed, one.outputs = {}, {}, []
-
-    def _last_pairs(self, number: int, one: _Microbatch, grads: Sequence[Tensor | None]) -> list[tuple[Tensor, Tensor]]:
+    def _ends(self, one: Microbatch, grads: Sequence[Tensor | None]) -> Pairs:
         pairs = []
         for place, output in enumerate(one.outputs):
             grad = grads[place]
             if grad is None or not output.requires_grad:
                 continue
-            way = self._ways[place] if self._ways is not None else None
+            way = self.ways[place] if self.ways is not None else None
             if isinstance(way, Joined):
-                sizes = [tensors_in(other.flow.outputs)[place].size(way.dim) for other in self._microbatches]
-                grad = grad.narrow(way.dim, sum(sizes[:number]), sizes[number])
+                grad = grad.narrow(way.dim, *self.rows_of(one, place, way))
             elif isinstance(way, Added):
                 grad = grad * one.weights[place]
-            elif number:
+            elif one.number:
                 continue  # nothing of the batch is in it: the first microbatch's stands for all
             pairs.append((output, grad.to(output.dtype)))
+        one.outputs = []
         return pairs
 
-
-def _graded(values: Sequence[Value]) -> list[Value]:
-    return [value for value in values if value.requires_grad]
+    def rows_of(self, one: Microbatch, place: int, way: Joined) -> tuple[int, int]:
+        """Where a microbatch's rows begin in an output of the whole batch, and how many they are."""
+        sizes = [self.fakes(other.number)[place].size(way.dim) for other in self.microbatches]
+        return sum(sizes[: one.number]), sizes[one.number]
 
 
 class _Pipelined(torch.autograd.Function):
@@ -303,11 +216,10 @@ class _Pipelined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passage: Passage, _anchor: Tensor, *_asking: Tensor) -> tuple[Tensor, ...]:
         ctx.passage = passage
+        graded = passage.requires_grad()
         with torch.enable_grad():
             outputs = passage.forward()
-        ctx.mark_non_differentiable(
-            *(output for output, graded in zip(outputs, passage.requires_grad(), strict=True) if not graded)
-        )
+        ctx.mark_non_differentiable(*(output for output, asks in zip(outputs, graded, strict=True) if not asks))
         return tuple(outputs)
 
     @staticmethod

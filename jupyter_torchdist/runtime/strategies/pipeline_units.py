@@ -95,6 +95,11 @@ def _is_whole(module: nn.Module, repeated: set[nn.Module]) -> bool:
     return not any(part in repeated for part in module.modules())
 
 
+def marked(root: nn.Module) -> int:
+    """For how many stages modules were built within ``td.stage``."""
+    return 1 + max((int(vars(part)[MARK]) for part in root.modules() if MARK in vars(part)), default=-1)
+
+
 def _marks(module: nn.Module) -> bool:
     return any(MARK in vars(part) for part in module.modules())
 

@@ -43,19 +43,30 @@ def own_stream(rank: int) -> Iterator[None]:
     The own stream begins with the common one's state: a forward that activation checkpointing repeats under the state
     of the first draws the same numbers, and a run with the same seed is the same run.
     """
-    common = _states()
+    common = present()
     seed = (zlib.crc32(common[0].numpy().tobytes()) + (rank + 1) * _GOLDEN) % 2**63
     torch.default_generator.manual_seed(seed)
     if len(common) > 1:
         torch.cuda.manual_seed(seed)
-    begun = _states()
+    begun = present()
     try:
         yield
     finally:
-        drew = any(not torch.equal(now, then) for now, then in zip(_states(), begun, strict=False))
+        drew = any(not torch.equal(now, then) for now, then in zip(present(), begun, strict=False))
         _restore(common)
         if drew:
             torch.rand(())
+
+
+@contextmanager
+def as_then(states: list[torch.Tensor]) -> Iterator[None]:
+    """What is drawn within begins with the common stream as it was at ``present()``; afterwards it is that of now."""
+    now = present()
+    _restore(states)
+    try:
+        yield
+    finally:
+        _restore(now)
 
 
 @contextmanager
@@ -68,7 +79,8 @@ def undone() -> Iterator[None]:
         randomness.restore(state)
 
 
-def _states() -> list[torch.Tensor]:
+def present() -> list[torch.Tensor]:
+    """The states of torch's generators."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state())

@@ -168,7 +168,7 @@ class LoopWatch:
         self._backwards += 1
         for loss in losses:
             verdict = self._tracker.verdict(loss)
-            found = _way(loss, verdict, counted=self._counted)
+            found = way_of(loss, verdict, counted=self._counted)
             if found is None:
                 self.object(verdict.reason + (f" ({verdict.place})" if verdict.place else ""))
                 return
@@ -208,7 +208,7 @@ class LoopWatch:
             self.object(f"{_place(frame)} reads the number of samples")
 
 
-def _way(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> Added | None:
+def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> Added | None:
     """How the ranks' values of a loss are joined; None where they cannot be. ``counted``: the model made the mean."""
     if verdict.judgement is Judgement.SUM:
         return Added(mean=False)

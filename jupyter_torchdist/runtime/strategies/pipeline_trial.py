@@ -1,0 +1,83 @@
+"""May the samples of a batch go through the model in microbatches? As ``divided`` asks it of the ranks' parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from .base import Setting
+from .divided import Divider, Refused, Way
+from .pipeline_checks import microbatches
+from .shares import tensors_in
+
+
+class _Parts:
+    """Stands where ``Divider`` has the group of ranks among which a batch is divided: this rank tries one part."""
+
+    def __init__(self, parts: int, group: dist.ProcessGroup) -> None:
+        self._parts, self._own = parts, group.rank() % parts
+
+    def size(self) -> int:
+        return self._parts
+
+    def rank(self) -> int:
+        return self._own
+
+
+class _Trial(Divider):
+    """Finds how the outputs of microbatches make the whole batch's."""
+
+    def __init__(self, parts: int, group: dist.ProcessGroup, *, trusted: bool) -> None:
+        super().__init__(_Parts(parts, group), whole=False, trusted=trusted)  # type: ignore[arg-type]
+        self._ranks = group
+
+    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
+        found: list[Any] = [None] * self._ranks.size()
+        dist.all_gather_object(found, mine, group=self._ranks)
+        refusal = next((one for one in found if isinstance(one, Refused)), None)
+        if refusal is None and any(one != found[0] for one in found):
+            return Refused("parts of the batch do not agree in what becomes of the samples")
+        return refusal or mine
+
+    def found(
+        self, forward: Callable[..., Any], root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Way, ...] | Refused | None:
+        """None where there is no batch."""
+        share = self._share(args, kwargs)
+        return None if share is None else self._agreed(self._tried(forward, root, args, kwargs, share))
+
+
+def ways_of_microbatches(
+    forward: Callable[..., Any],
+    root: nn.Module,
+    setting: Setting,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    samples: int | None,
+) -> tuple[Way, ...] | None:
+    """How the microbatches' outputs make the batch's; None where it goes through in one piece, which is said.
+
+    ``samples``: of the batch, where it is known. All ranks of the pipeline call it, with the whole model. Raises
+    ``StrategyError`` where ``-O microbatches`` asks for what cannot be.
+    """
+    sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+    total = samples if samples in sizes else next(iter(sizes), None)
+    parts = min(microbatches(setting), total or 1)
+    if parts == 1:
+        return None
+    trial = _Trial(parts, setting.mesh["pp"].get_group(), trusted=bool(setting.plan.options.get("trust_model")))
+    trial.samples = total
+    found = trial.found(forward, root, args, kwargs)
+    if isinstance(found, Refused):
+        if "microbatches" in setting.plan.options:
+            raise StrategyError(
+                f"{type(root).__name__} cannot be given a batch in microbatches: {found.reason}",
+                "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unproved",
+            )
+        setting.say(f"batches go through the stages in one piece, so the stages wait for each other: {found.reason}")
+        return None
+    return found

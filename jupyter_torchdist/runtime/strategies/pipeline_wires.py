@@ -1,0 +1,117 @@
+"""Tensors between the ranks of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...protocol.strategy import DIMENSIONS
+from .base import Setting
+from .shares import map_tensors
+
+
+class Wires:
+    """Between any two ranks tensors arrive in the order in which they were sent; shapes are known on both sides.
+
+    What goes up the ranks and what goes down has a group each: NCCL performs the calls of one group in order, and two
+    ranks that both send first would wait for each other.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.group, self.device = setting.mesh["pp"].get_group(), setting.device
+        self.rank, self.ranks = self.group.rank(), self.group.size()
+        self._down = _same_ranks(setting)
+        self._sent: list[tuple[Any, Tensor]] = []
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Begin to send; ``flush`` waits. What has arrived is let go of."""
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        whole = tensor.detach().contiguous()
+        group = self.group if rank > self.rank else self._down
+        self._sent.append((dist.isend(_bytes(whole), group=group, group_dst=rank), whole))
+
+    def receive(self, shape: torch.Size, dtype: torch.dtype, rank: int) -> Tensor:
+        """Wait for a tensor."""
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        dist.recv(_bytes(tensor), group=self._down if rank > self.rank else self.group, group_src=rank)
+        return tensor
+
+    def flush(self) -> None:
+        """Wait until all is sent."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent.clear()
+
+    def from_rank(self, tensor: Tensor, rank: int) -> None:
+        """The values of one rank, on all."""
+        dist.broadcast(_bytes(tensor), group=self.group, group_src=rank)
+
+    def of_holder(self, mine: Tensor, owner: int) -> Tensor:
+        """A copy of the owner's tensor on all."""
+        if self.rank == owner:
+            whole = mine.detach().clone()
+        else:
+            whole = torch.empty(mine.shape, dtype=mine.dtype, device=self.device)
+        self.from_rank(whole, owner)
+        return whole
+
+    def to_first(self, mine: Any, owner: int) -> Any:
+        """An owner's object or tensors (on the CPU) on the first rank; None elsewhere."""
+        if owner == 0:
+            return mine if self.rank == 0 else None
+        if self.rank == owner:
+            dist.send_object_list([_on_cpu(mine)], group=self.group, group_dst=0)
+        if self.rank == 0:
+            found = [None]
+            dist.recv_object_list(found, group=self.group, group_src=owner)
+            return found[0]
+        return None
+
+    def summed(self, mine: Tensor, holders: Sequence[int]) -> Tensor:
+        """The sum of what the holders have, on each of them: gathered at the first one."""
+        first = holders[0]
+        if self.rank != first:
+            self.send(mine, first)
+            self.flush()
+            return self.receive(mine.shape, mine.dtype, first)
+        total = mine.clone()
+        for other in holders[1:]:
+            total += self.receive(mine.shape, mine.dtype, other)
+        for other in holders[1:]:
+            self.send(total, other)
+        self.flush()
+        return total
+
+    def sum_over_all(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor, group=self.group)
+
+    def largest(self, numbers: Sequence[int]) -> list[int]:
+        """Of each number what the rank with the largest says."""
+        told = torch.tensor(numbers, device=self.device)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+        found: list[int] = told.tolist()
+        return found
+
+
+def _same_ranks(setting: Setting) -> dist.ProcessGroup:
+    """A second group of this pipeline's ranks. All ranks of the job call it."""
+    along = setting.mesh.mesh.movedim(DIMENSIONS.index("pp"), -1).reshape(-1, setting.plan.degree("pp"))
+    groups = [dist.new_group(ranks.tolist()) for ranks in along]
+    mine = (along == dist.get_rank()).any(1).tolist().index(True)
+    group: dist.ProcessGroup = groups[mine]
+    return group
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Booleans and complex numbers as numbers that every backend sends."""
+    if tensor.dtype == torch.bool:
+        return tensor.view(torch.uint8)
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _on_cpu(value: Any) -> Any:
+    return map_tensors(value, lambda tensor: tensor.detach().cpu())

@@ -1,0 +1,102 @@
+"""The order of work of every schedule: complete, and without two ranks that wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed.pipelining.schedules  # noqa: F401  # sets TORCHINDUCTOR_CACHE_DIR, which no test may
+
+from jupyter_torchdist.protocol.errors import StrategyError
+from jupyter_torchdist.protocol.strategy_options import BY_NAME
+from jupyter_torchdist.runtime.strategies.pipeline_schedules import (
+    LOOPED,
+    WHOLE_FORWARD,
+    Action,
+    Kind,
+    Layout,
+    Orders,
+    messages,
+    stages_a_rank,
+)
+
+EACH = BY_NAME["schedule"].choices
+
+
+def layout(schedule: str, ranks: int) -> Layout:
+    return Layout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, "cost", 0))
+
+
+def performed(one: Layout, orders: Orders) -> set[Action]:
+    """What is done when sends never wait and messages between two ranks arrive in the order in which they were sent."""
+    ranks = range(one.ranks)
+    mail: list[list[Iterator[Action]]] = [[messages(one, orders[src], dst) for src in ranks] for dst in ranks]
+    arrived: list[set[Action]] = [set() for _ in ranks]
+    place, done = [0] * one.ranks, set[Action]()
+
+    def ready(rank: int, action: Action) -> bool:
+        forward = action.kind is Kind.FORWARD
+        other = action.stage - 1 if forward else action.stage + 1
+        if action.kind is Kind.WEIGHTS or not 0 <= other < one.stages:
+            return True
+        source = one.rank_of(other)
+        wanted = Action(Kind.FORWARD if forward else Kind.BACKWARD, action.stage, action.microbatch)
+        if source == rank:
+            kinds = [Kind.FORWARD] if forward else [Kind.BACKWARD, Kind.INPUTS]
+            return any(Action(kind, other, action.microbatch) in done for kind in kinds)
+        sent = {Action(kind, other, action.microbatch) for kind in Kind if (kind is Kind.FORWARD) == forward}
+        while wanted not in arrived[rank] and sent & done:
+            arrived[rank].add(next(mail[rank][source]))
+        return wanted in arrived[rank]
+
+    moved = True
+    while moved:
+        moved = False
+        for rank in ranks:
+            while place[rank] < len(orders[rank]) and ready(rank, orders[rank][place[rank]]):
+                done.add(orders[rank][place[rank]])
+                place[rank] += 1
+                moved = True
+    assert place == [len(order) for order in orders]
+    return done
+
+
+@pytest.mark.parametrize("schedule", EACH)
+def test_all_is_done_and_nobody_waits_for_ever(schedule: str) -> None:
+    for ranks, count in ((2, 4), (2, 8), (3, 6), (4, 8)):
+        one = layout(schedule, ranks)
+        forwards = {Action(Kind.FORWARD, stage, number) for stage in range(one.stages) for number in range(count)}
+        if schedule in WHOLE_FORWARD:
+            assert performed(one, one.forwards(count)) == forwards
+            done = forwards | {action for order in one.backwards(count) for action in order}
+        else:
+            done = performed(one, one.inside(count))
+        whole = {(one.stage, one.microbatch) for one in done if one.kind is Kind.BACKWARD}
+        halves = [
+            {(one.stage, one.microbatch) for one in done if one.kind is kind} for kind in (Kind.INPUTS, Kind.WEIGHTS)
+        ]
+        assert forwards <= done and halves[0] == halves[1] and not whole & halves[0]
+        assert len(whole | halves[0]) == len(forwards)
+
+
+def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind() -> None:
+    for rank, order in enumerate(layout("1f1b", 4).inside(8)):
+        kept = most = 0
+        for action in order:
+            kept += 1 if action.kind is Kind.FORWARD else -1
+            most = max(most, kept)
+        assert most == 4 - rank
+
+
+def test_stages_go_round_or_down_and_up() -> None:
+    assert [layout("looped_bfs", 2).rank_of(stage) for stage in range(4)] == [0, 1, 0, 1]
+    assert [layout("zbv", 2).rank_of(stage) for stage in range(4)] == [0, 1, 1, 0]
+    assert layout("zbv", 2).last_rank == 0
+    assert all(layout(schedule, 2).stages == (4 if schedule in LOOPED else 2) for schedule in EACH)
+
+
+def test_microbatches_that_a_schedule_cannot_take_are_refused() -> None:
+    with pytest.raises(StrategyError, match="dualpipev cannot take 2 microbatches on 2 ranks"):
+        layout("dualpipev", 2).inside(2)
+    with pytest.raises(StrategyError, match="needs 4 stages, there are 6"):
+        stages_a_rank("zbv", 2, (1,) * 6, 0)

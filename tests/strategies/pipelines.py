@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -243,8 +244,35 @@ def check_what_a_pipeline_cannot_do_is_refused() -> None:
     assert "activation-checkpointing and" in train(Deep, x, activation_checkpointing=True)
     assert "drop_last" in train(Deep, x, drop_last=True)
     assert "mm multiplies every sample" in train(Pairing, x, microbatches=2)
+    assert "is a torch.jit script" in train(lambda: nn.Sequential(*[scripted() for _ in range(4)]), x)
     assert "LBFGS" in train(Deep, x, torch.optim.LBFGS)
     assert "decides by the values" in train(Choosing, x, trust_model=True)
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Linear(6, 6))
+
+
+class Unasked(Deep):
+    def forward(self, x: Tensor, beside: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def check_an_argument_that_no_output_depends_on() -> None:
+    def step(automatic: Automatic | None) -> float:
+        torch.manual_seed(3)
+        model = Unasked()
+        sgd(list(model.parameters()))
+        loss = model(torch.ones(8, 6), torch.ones(8, 2)).square().mean()
+        loss.backward()
+        if automatic is not None:
+            automatic.finish({})
+            automatic.abandon()
+        return float(loss.detach())
+
+    assert abs(step(staged(microbatches=4)) - step(None)) < CLOSE
 
 
 class Pairing(Deep):

@@ -47,6 +47,12 @@ def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.O
             "loss is of all of them",
             f"use -O schedule={' or '.join(WHOLE_FORWARD)}, or no ddp beside pp",
         )
+    scripted = next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise StrategyError(
+            f"{scripted or type(model).__name__} is a torch.jit script, into which a pipeline cannot see",
+            "build it without torch.jit.script or torch.jit.trace",
+        )
     normalising = next(
         (name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)), None
     )

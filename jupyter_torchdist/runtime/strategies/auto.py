@@ -55,7 +55,6 @@ from .loops import Loops
 from .made import Made
 from .optimized import Optimized
 from .patches import Patches
-from .pipeline_schedules import WHOLE_FORWARD
 from .resuming import Resuming
 from .shares import tensors_in, to_device
 from .streams import begin_alike
@@ -112,8 +111,7 @@ class Automatic:
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
         self._patches.replace(nn.Module, "__call__", self._calling)
-        if chosen(self._setting.plan, "schedule") not in WHOLE_FORWARD:
-            deferred.install(self._patches)
+        pipeline.install(self._patches, self._setting.plan)
         around(torch.autograd, "backward", self._backwards.backward)
         around(torch.autograd, "grad", self._backwards.grad)
         around(torch.func, "functional_call", self._functional_call)

@@ -27,11 +27,13 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ...protocol.errors import StrategyError
+from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from . import loading, norms
+from . import deferred, loading, norms
 from .base import Setting
 from .divided import Way, _kind, no_trace
 from .fsdp import DTYPES
+from .patches import Patches
 from .pipeline_checks import microbatches
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
 from .pipeline_inside import Inside
@@ -44,6 +46,12 @@ from .shares import map_tensors, tensors_in
 from .streams import undone
 
 _OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
+
+
+def install(patches: Patches, plan: StrategyPlan) -> None:
+    """What a schedule needs to know of the code around the model."""
+    if plan.degree("pp") > 1 and chosen(plan, "schedule") not in WHOLE_FORWARD:
+        deferred.install(patches)
 
 
 class Pipeline:

@@ -359,6 +359,19 @@ def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
     return model, optimizer, losses
 
 
+def check_steps_within_the_backward_are_refused() -> None:
+    def within() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model = Mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+        model(torch.ones(4, 6)).sum().backward()
+        return model, optimizer, []
+
+    message = refusal(lambda: under(setting({"dp_replicate": dist.get_world_size()}), within))
+    assert "0.weight.register_post_accumulate_grad_hook" in message and "after backward()" in message
+
+
 def check_cells_train_as_on_one_device_under_every_option() -> None:
     whole, _, expected = cell()
     tiny = {"bucket_cap_mb": 0.0005}

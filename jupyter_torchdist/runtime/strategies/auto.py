@@ -27,6 +27,7 @@ from . import (
     accumulating,
     activations,
     agreement,
+    averaging,
     batchnorm,
     compiling,
     context,
@@ -315,6 +316,7 @@ class Automatic:
         """Raise ``StrategyError`` before anything is changed."""
         setting = self._setting
         batchnorm.check(root)
+        averaging.check(root)
         accumulating.check(root, setting)
         if setting.plan.degree("pp") > 1:
             pipeline_checks.check(root, setting, list(self._optimized))

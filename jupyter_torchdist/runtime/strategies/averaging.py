@@ -56,6 +56,22 @@ class How:
         )
 
 
+_OURS = (__name__.rpartition(".")[0], "torch.distributed")
+
+
+def check(model: nn.Module) -> None:
+    """Raise ``StrategyError`` for a cell that takes gradients as they come: an optimizer's step within the backward."""
+    for name, parameter in model.named_parameters():
+        hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        for hook in hooks.values():
+            if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith(_OURS):
+                raise StrategyError(
+                    f"{name}.register_post_accumulate_grad_hook: a hook would see this rank's gradient, which is "
+                    "averaged over the ranks after the backward",
+                    "do after backward() what the hook does",
+                )
+
+
 class Averaging:
     """Averages the gradients of the parameters that it is given, on all ranks of ``group`` alike.
 

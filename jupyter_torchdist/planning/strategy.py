@@ -135,7 +135,7 @@ def _choose(
     if fits:
         return _Choice("ddp", "a whole copy of the training fits beside each rank")
     if fits is None and not gpus:
-        return _Choice("ddp", "CPU ranks; how large the training is, is not known here")
+        return _Choice("ddp", "CPU ranks; whether a copy fits is asked for GPUs alone")
     several = len(nodes) > 1 and world_size > len(nodes) and len({len(node.ranks) for node in nodes}) == 1
     large = "a whole copy of the training does not fit" if fits is False else "it trains what does not fit as a whole"
     if several:

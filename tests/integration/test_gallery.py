@@ -17,9 +17,9 @@ GALLERY = Path(__file__).parents[2] / "notebooks"
 
 SHOWN: dict[str, dict[str, str]] = {
     "auto": {
-        "plan": "auto chose ddp: a whole copy of the training fits",
+        "plan": "auto chose ddp: CPU ranks",
         "option": "auto chose pp: -O pp is given",
-        "large": "auto chose fsdp: a whole copy of the training does not fit",
+        "sharded": "auto chose fsdp: -O sharding_strategy is an option of it",
     },
     "checkpoints": {
         "files": "step-000010\nstep-000020",

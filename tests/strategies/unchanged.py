@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from jupyter_torchdist.runtime.strategies.auto import Automatic
 from jupyter_torchdist.runtime.strategies.base import Setting
@@ -197,3 +197,125 @@ class Counting(Language):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x)
+
+
+class Counted(Dataset[tuple[Tensor, Tensor]]):
+    """25 samples; how many of them were loaded."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+        self.inputs, self.targets = torch.randn(25, 4), torch.arange(25) % 3
+
+    def __len__(self) -> int:
+        return 25
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.loaded += 1
+        return self.inputs[index], self.targets[index]
+
+
+def counted(loss_of: Callable[[Tensor, Tensor], Tensor], loaded: list[int]) -> Cell:
+    """Three batches of 10, 10 and 5 samples."""
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        dataset, model = Counted(), nn.Sequential(nn.Linear(4, 3))
+        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+        for x, y in DataLoader(dataset, 10):
+            loss = loss_of(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        loaded.append(dataset.loaded)
+        return model, optimizer, losses
+
+    return cell
+
+
+def check_what_a_rank_loads_is_as_proved_or_said() -> None:
+    mine = 3 - dist.get_rank()  # of the last batch of 5
+    sorted_first = lambda output, y: F.cross_entropy(output, y, reduction="none").sort().values.mean()  # noqa: E731
+    summed = lambda output, y: F.cross_entropy(output, y, reduction="sum")  # noqa: E731
+    for loss, options, expected in (
+        (F.cross_entropy, {}, 20 + mine),
+        (F.cross_entropy, {"batch": "whole"}, 25),
+        (F.cross_entropy, {"batch": "slices"}, 10 + mine),
+        (summed, {}, 20 + mine),
+        (summed, {"batch": "slices", "loss": "sum"}, 10 + mine),
+        (sorted_first, {"loss": "mean"}, 20 + mine),
+        (sorted_first, {"trust_loss": True}, 20 + mine),
+        (sorted_first, {}, 25),
+    ):
+        loaded: list[int] = []
+        equal(setting({"dp_replicate": WORLD()}, **options), counted(loss, loaded))
+        assert loaded == [25, expected], (options, loaded, expected)
+
+
+class Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def check_a_model_that_mixes_samples_is_divided_on_the_users_word_alone() -> None:
+    rows: list[int] = []
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model = Centred(4, 3)
+        model.register_forward_pre_hook(lambda _module, inputs: rows.append(len(inputs[0])))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(8, 4)).square().mean().backward()
+        return model, optimizer, []
+
+    how = {"dp_replicate": WORLD()}
+    assert "-O trust_model=1" in refusal(lambda: under(setting(how), cell))
+    under(setting(how, model="whole"), cell)
+    assert rows[-1] == 8
+    under(setting(how, trust_model=True), cell)
+    assert rows[-1] == 4
+
+
+def check_state_dicts_are_whole_or_sharded_as_asked_for() -> None:
+    for kind, sharded in (("FULL_STATE_DICT", False), ("SHARDED_STATE_DICT", True)):
+        kinds: list[bool] = []
+        refused: list[str] = []
+
+        def cell(kinds: list[bool] = kinds, refused: list[str] = refused) -> Any:
+            model = nn.Sequential(nn.Linear(4, 3))
+            optimizer = torch.optim.Adam(model.parameters())
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+            moment = optimizer.state_dict()["state"][0]["exp_avg"]
+            kinds += [isinstance(value, DTensor) for value in (*model.state_dict().values(), moment)]
+            model.load_state_dict(model.state_dict())
+            if kinds[0]:
+                refused.append(refusal(lambda: torch.save(model.state_dict(), "never written")))
+            return model, optimizer, []
+
+        under(setting({"dp_shard": WORLD()}, state_dict_type=kind), cell)
+        assert kinds == [sharded] * 3
+        assert [words for words in refused if "td.save" not in words] == []
+        assert len(refused) == sharded
+
+
+class Determined(nn.Linear):
+    """LU has no half precision on the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.det(super().forward(x).view(-1, 2, 2))  # type: ignore[no-any-return]
+
+
+def check_an_operation_without_fp16_is_named() -> None:
+    how = setting({"dp_replicate": WORLD()}, precision="fp16", model="whole")
+    automatic = Automatic(replace(how, plan=replace(how.plan, name="ddp")))
+    automatic.install()
+    try:
+        model = Determined(4, 4)
+        torch.optim.SGD(model.parameters())
+        model(torch.randn(8, 4))
+    except NotImplementedError as error:
+        said = str(automatic.explained(error))
+    finally:
+        automatic.abandon()
+    assert "an operation of the model has no fp16 on the CPU" in said and "lu_cpu" in said and "autocast" in said
+    assert automatic.explained(ValueError("other")).args == ("other",)

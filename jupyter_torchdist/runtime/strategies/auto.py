@@ -83,7 +83,7 @@ class Automatic:
             setting.device,
             self._steps,
             batch=str(options.get("batch", "auto")),
-            summed=options.get("loss") == "sum",
+            loss="mean" if options.get("trust_loss") else str(options.get("loss", "auto")),
         )
         self._patches = Patches()
         self._averaging = Averaging(self._group, How.of(setting.plan))
@@ -118,7 +118,7 @@ class Automatic:
         around(torch.func, "functional_call", self._functional_call)
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
-        statedicts.install(self._patches)
+        statedicts.install(self._patches, whole=chosen(self._setting.plan, "state_dict_type") == "FULL_STATE_DICT")
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", self._clip)
         around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
@@ -167,6 +167,7 @@ class Automatic:
     def explained(self, error: BaseException) -> BaseException:
         """``error``, or what an error of torch's has to do with the strategy, raised where it was."""
         said = fsdp.explain(error) if self._sharded and self._roots else None
+        said = said or precision.explain(error, self._setting)
         return error if said is None else said.with_traceback(error.__traceback__)
 
     def abandon(self) -> None:

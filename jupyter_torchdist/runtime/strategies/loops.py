@@ -75,14 +75,16 @@ class Loops:
         steps: Resuming,
         *,
         batch: str = "auto",
-        summed: bool | None = None,
+        loss: str = "auto",
     ) -> None:
+        """``loss``: auto, or how the user says that it joins the samples, mean or sum: then it is not judged."""
         self._group, self._say, self._device, self._batch = group, say, device, batch
         self._steps = steps
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._told: set[str] = set()
-        self._asserted = Joint(Added(mean=not summed), None)
+        self._asserted = Joint(Added(mean=loss != "sum"), None)
+        self._claimed = loss != "auto"
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
         self.samples: int | None = None
@@ -146,7 +148,11 @@ class Loops:
             self._decided[site] = self._asserted
         parts.drawn.clear()
         parts.sliced = self._decided.get(site) is not None
-        watch = None if site in self._decided else LoopWatch(self._constants(loader))
+        watch = (
+            None
+            if site in self._decided
+            else LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)
+        )
         run = LinesRun(frame)
         try:
             with self._steps.loop(loader, shadow, frame):
@@ -193,7 +199,9 @@ class Loops:
         found: list[Any] = [None] * self._group.size()
         dist.all_gather_object(found, reason, group=self._group)
         reason = next((one for one in found if one), None)
-        self._decided[site] = None if reason or watch.losses is None else Joint(watch.losses, watch.forms)
+        self._decided[site] = (
+            None if reason or watch.losses is None else Joint(watch.losses, None if self._claimed else watch.forms)
+        )
         if reason:
             self._tell(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
         else:

@@ -53,6 +53,17 @@ def revert(model: nn.Module) -> None:
         vars(model).pop("forward", None)
 
 
+def explain(error: BaseException, setting: Setting) -> StrategyError | None:
+    """What an operation's refusal of half precision has to do with ``--precision``; None for any other error."""
+    asked, kinds = setting.plan.precision, {"fp16": "Half", "bf16": "BFloat16"}
+    if not isinstance(error, RuntimeError) or f"not implemented for '{kinds.get(asked)}'" not in str(error):
+        return None
+    return StrategyError(
+        f"an operation of the model has no {asked} on the {setting.device.type.upper()}: {error}",
+        f"compute it on .float() within torch.autocast({setting.device.type!r}, enabled=False), or in fp32 all",
+    )
+
+
 def _in_fp32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 

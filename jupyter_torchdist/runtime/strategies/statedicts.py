@@ -20,21 +20,26 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ...protocol.errors import StrategyError
 from .datas import DATA
 from .optimizers import placed_like
 from .patches import Patches
-from .shares import map_tensors
+from .shares import map_tensors, tensors_in
 
 
-def install(patches: Patches) -> None:
-    """For the time of user code, sharded parameters and states look as on one device."""
+def install(patches: Patches, *, whole: bool = True) -> None:
+    """For the time of user code, sharded parameters and states look as on one device.
+
+    ``whole`` false: ``state_dict`` gives shards, as ``-O state_dict_type=SHARDED_STATE_DICT`` asks for.
+    """
     patches.give(DTensor, "data", DATA)
     for name, read in NUMBERS.items():
         patches.give(DTensor, name, read)
-    around, files = patches.around, Files()
-    around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
+    around, files = patches.around, Files(whole=whole)
+    if whole:
+        around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
+        around(nn.Module, "state_dict", whole_state)
     around(torch.optim.Optimizer, "load_state_dict", taken_optimizer_state)
-    around(nn.Module, "state_dict", whole_state)
     around(nn.Module, "load_state_dict", taken_state)
     around(nn.Module, "zero_grad", cleared_gradients)
     around(torch, "save", files.save)
@@ -166,12 +171,20 @@ class Files:
     is written by that rank. Saves are told apart by their number. Arguments have torch's names: cells may use those.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
+        """``whole`` false: state dicts of the cell hold shards, which no single file should."""
+        self._whole = whole
         self._saves = 0
         self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
 
     def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """To a path: once. To an open file: as ever."""
+        """To a path: once. To an open file: as ever. Raises ``StrategyError`` for shards that were asked for."""
+        if not self._whole and any(isinstance(tensor, DTensor) for tensor in tensors_in(obj)):
+            raise StrategyError(
+                "torch.save of a sharded state dict (state_dict_type=SHARDED_STATE_DICT): a file would hold one rank's "
+                "shards",
+                "td.save(directory, model, optimizer) saves shards; or leave state_dict_type out, and it is whole",
+            )
         if not isinstance(f, (str, os.PathLike)):
             return original(obj, f, *args, **kwargs)
         path = os.path.abspath(f)

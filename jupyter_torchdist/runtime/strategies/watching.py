@@ -78,6 +78,8 @@ class LoopWatch:
     """The watched steps of one loop. ``reason`` is why the batch stays whole, in words; None as long as it need not."""
 
     constants: tuple[float, ...] = ()
+    claimed: Added | None = None
+    """How losses are joined, by the user's word: they are not judged."""
     reason: str | None = None
     steps: int = 0
     losses: Added | None = None
@@ -166,7 +168,9 @@ class LoopWatch:
         if self._tracker is None:
             return
         self._backwards += 1
-        for loss in losses:
+        if self.claimed is not None:
+            self.losses = self.claimed
+        for loss in losses if self.claimed is None else ():
             verdict = self._tracker.verdict(loss)
             found = way_of(loss, verdict, counted=self._counted)
             if found is None:

@@ -27,7 +27,10 @@ def settle(config: Mapping[str, Any], options: Options, world_size: int) -> Sett
     stage = _table(config, "zero_optimization").get("stage", 0)
     if stage not in (0, 1, 2, 3, "auto"):
         raise OptionError(f"DeepSpeed's zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}", "correct the file")
+    _check_served(config)
     precision = _precision(config, options)
+    if stage in (0, "auto") and precision != "fp32":
+        raise OptionError(f"DeepSpeed's stage 0 in {precision} is not run here", "use stage 1, or --precision fp32")
     accumulation = _accumulation(config, options)
     _check_batch(config, world_size, accumulation)
     auto = sorted(_autos(config))
@@ -35,6 +38,42 @@ def settle(config: Mapping[str, Any], options: Options, world_size: int) -> Sett
     if auto:
         notes.append(f"DeepSpeed's {', '.join(auto)}: filled in from the model, the optimizer and the options")
     return Settled(precision, accumulation, tuple(notes))
+
+
+_UNSERVED = {
+    "amp": "Apex is not used here; enable bf16 or fp16",
+    "torch_autocast": "enable bf16 or fp16",
+    "tensor_parallel": "use --strategy tp",
+    "pipeline": "use --strategy pp",
+    "sequence_parallel_size": "use --strategy cp",
+    "hybrid_engine": "it is for generation between steps of training",
+    "zenflow": "it steps on gradients of earlier batches; one device does not",
+    "curriculum_learning": "it changes batches, which are the cell's own",
+    "data_efficiency": "it changes batches, which are the cell's own",
+    "progressive_layer_drop": "it gives the model arguments that the cell does not",
+    "compression_training": "it changes the model's layers",
+    "elasticity": "the number of ranks is that of --ranks",
+    "autotuning": "it runs the cell many times over",
+    "compile": "the blocks of a model are compiled by --compile, with --strategy fsdp",
+}
+"""Sections that would train something else than the cell, or that an unmodified cell cannot use."""
+
+
+def _check_served(config: Mapping[str, Any]) -> None:
+    for name, why in _UNSERVED.items():
+        for value in (config.get(name), _table(config, "zero_optimization").get(name)):
+            said = value.get("enabled", value.get("deepcompile", True)) if isinstance(value, Mapping) else value
+            if value and said not in (False, 0, 1 if name == "sequence_parallel_size" else 0):
+                raise OptionError(f"DeepSpeed's {name} is not run here: {why}", f"leave {name} out")
+    if config.get("gradient_allreduce_op", "mean") not in ("mean", "auto"):
+        raise OptionError(
+            "DeepSpeed's gradient_allreduce_op: a sum over ranks is not one device's gradient", 'write "mean"'
+        )
+    if config.get("managed_gradient_accumulation") is False:
+        raise OptionError(
+            "DeepSpeed's managed_gradient_accumulation: false is not run here",
+            "leave it out: each optimizer.step() of the cell is a step, whatever was accumulated before",
+        )
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -81,6 +120,11 @@ def _check_batch(config: Mapping[str, Any], world_size: int, accumulation: int) 
         raise OptionError(
             f"DeepSpeed's train_batch_size {whole} is not {part} a micro-batch x {accumulation} accumulated "
             f"x {world_size} ranks = {part * accumulation * world_size}",
+            'write "auto" for train_batch_size',
+        )
+    if isinstance(whole, int) and whole % (accumulation * world_size):
+        raise OptionError(
+            f"DeepSpeed's train_batch_size {whole} does not divide by {accumulation} accumulated x {world_size} ranks",
             'write "auto" for train_batch_size',
         )
 

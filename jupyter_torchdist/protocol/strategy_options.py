@@ -17,6 +17,9 @@ SHARDED = ("fsdp", "hsdp")
 TRAINED = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "auto")
 """All that train with parts of our own."""
 
+DIVIDED = (*TRAINED, "deepspeed")
+"""All under which the ranks compute parts of a batch."""
+
 SHARDINGS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """In the order of their numbers, 1 to 5 (``torch.distributed.fsdp.ShardingStrategy``, as accelerate counts them)."""
 
@@ -163,11 +166,11 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     _degree("tp", ("tp",), "ranks that share a layer"),
     _degree("pp", ("pp",), "stages of the pipeline"),
     # the automatic way
-    _choice("batch", TRAINED, ("auto", "whole", "slices"), "what a rank's loop sees of a batch (slices: proved first)"),
-    _choice("model", TRAINED, ("divided", "whole"), "whether each rank computes its part of a batch, or all of it"),
-    _choice("loss", TRAINED, ("auto", "mean", "sum"), "how the loss joins the samples of a batch"),
-    _flag("trust_loss", TRAINED, "the loss is a mean over samples: do not check it"),
-    _flag("trust_model", TRAINED, "no sample of a batch influences another in the model: do not check it"),
+    _choice("batch", DIVIDED, ("auto", "whole", "slices"), "what a rank's loop sees of a batch (slices: proved first)"),
+    _choice("model", DIVIDED, ("divided", "whole"), "whether each rank computes its part of a batch, or all of it"),
+    _choice("loss", DIVIDED, ("auto", "mean", "sum"), "how the loss joins the samples of a batch"),
+    _flag("trust_loss", DIVIDED, "the loss is a mean over samples: do not check it"),
+    _flag("trust_model", DIVIDED, "no sample of a batch influences another in the model: do not check it"),
     # ddp
     _flag("static_graph", ("ddp",), "the same parameters take part in every step"),
     _flag("find_unused_parameters", ("ddp",), "look in each step for parameters that took no part"),
@@ -308,8 +311,10 @@ def explained(row: StrategyOption) -> str:
 def _group(row: StrategyOption) -> str:
     if row.name in DIMENSIONS:
         return "ranks along each dimension of the mesh"
+    if row.strategies == DIVIDED:
+        return "what is taken for granted of the cell"
     if row.strategies == TRAINED:
-        return "checkpoints" if row.name.startswith("checkpoint_") else "what is taken for granted of the cell"
+        return "checkpoints"
     return " and ".join(row.strategies)
 
 

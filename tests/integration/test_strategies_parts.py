@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -23,14 +24,18 @@ from tests.strategies import (
     sharding_options,
     splitting,
     unchanged,
+    zeros,
 )
 from tests.strategies.ranks import run_checks
+
+DEEPSPEED = find_spec("deepspeed") is not None
 
 PARTS = [
     *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
     (preparing, 2),
     *((pipelines, 2), (pipelines, 4), (pipeline_schedules, 2)),
+    pytest.param(zeros, 2, marks=pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed")),
 ]
 
 

@@ -265,6 +265,12 @@ def test_deepspeed_through_accelerate(tmp_path: Path) -> None:
             "",
             "train_batch_size 8 is not 2 a micro-batch x 3 accumulated x 2 ranks = 12",
         ),
+        ({"train_batch_size": 9}, "", "train_batch_size 9 does not divide by 1 accumulated x 2 ranks"),
+        ({"zero_optimization": {"stage": 0}}, "", "stage 0 in bf16 is not run here"),
+        ({"tensor_parallel": {"autotp_size": 2}}, "", "DeepSpeed's tensor_parallel is not run here"),
+        ({"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}, "", "DeepSpeed's zenflow is not run"),
+        ({"gradient_allreduce_op": "sum"}, "", "a sum over ranks is not one device's gradient"),
+        ({"managed_gradient_accumulation": False}, "", "managed_gradient_accumulation: false is not run here"),
         ({}, "--strategy fsdp", "is DeepSpeed's, and --strategy fsdp is not"),
     ],
 )

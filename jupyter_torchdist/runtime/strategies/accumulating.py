@@ -34,7 +34,7 @@ HINT = "leave --grad-accumulation out; --activation-checkpointing saves memory w
 
 def check(model: nn.Module, setting: Setting) -> None:
     """Raise ``StrategyError`` for a model whose parts would not give what its whole batch gives."""
-    if setting.plan.grad_accumulation == 1:
+    if _parts(setting.plan) == 1:
         return
     if setting.plan.degree("pp") > 1:
         raise StrategyError(
@@ -57,14 +57,19 @@ def check(model: nn.Module, setting: Setting) -> None:
 
 def of(plan: StrategyPlan) -> Accumulation | None:
     """What the plan asks for; None for nothing."""
-    return Accumulation(plan.grad_accumulation) if plan.grad_accumulation > 1 else None
+    return Accumulation(_parts(plan)) if _parts(plan) > 1 else None
 
 
 def said(plan: StrategyPlan) -> str:
     """For the line that says what was done."""
-    if plan.grad_accumulation == 1:
+    if _parts(plan) == 1:
         return ""
     return f"; its rows in {plan.grad_accumulation} parts, whose gradients are added, and one step for all of them"
+
+
+def _parts(plan: StrategyPlan) -> int:
+    """DeepSpeed accumulates by itself: over batches, as its ``gradient_accumulation_steps`` say."""
+    return 1 if plan.name == "deepspeed" else plan.grad_accumulation
 
 
 class Accumulation:

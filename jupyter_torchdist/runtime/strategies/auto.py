@@ -32,6 +32,7 @@ from . import (
     compiling,
     context,
     deferred,
+    deepspeed,
     fsdp,
     loading,
     meta,
@@ -87,6 +88,8 @@ class Automatic:
         )
         self._patches = Patches()
         self._averaging = Averaging(self._group, How.of(setting.plan))
+        deep = setting.plan.name == "deepspeed"
+        self._engine = deepspeed.Engine(setting, self._optimized, self._loops) if deep else None
         self._roots: dict[int, nn.Module] = {}
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._backwards = Backwards(
@@ -94,10 +97,11 @@ class Automatic:
             self._optimized,
             self._divider,
             self._loops,
-            lambda: self._depth > 0,
+            lambda: self._is_within,
             self._averaging,
             Gathered(self._models),
             accumulation,
+            self._engine,
         )
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._pipelines: list[pipeline.Pipeline] = []
@@ -122,6 +126,8 @@ class Automatic:
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", self._clip)
         around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
+        if self._engine is not None:
+            self._engine.install(self._patches)
 
     def stand_aside(self, why: str) -> None:
         """The rest of the job is not ours. Raises ``StrategyError`` when something was distributed before."""
@@ -152,6 +158,8 @@ class Automatic:
             precision.revert(root)
         for optimizer in self._optimized:
             zero1.undo(optimizer)
+        if self._engine is not None:
+            self._engine.finish()
         for staged in self._pipelines:
             staged.restore(list(self._optimized))
             plain.restore(staged.root)
@@ -226,6 +234,8 @@ class Automatic:
                 ways = None if lacking else self._divider.ready(forward, module, args, kwargs)
                 hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
                 self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
+            if self._engine is not None:
+                forward = self._engine.forward(module, forward)
             if self._loops.sliced is None:
                 outputs = self._divider(forward, module, args, kwargs)
             else:  # the loop has its rows alone
@@ -239,6 +249,7 @@ class Automatic:
         setting = self._setting
         agreement.same_on_all_ranks(root, setting)
         before, name = optimizers.by_name(root), type(root).__name__
+        count = sum(parameter.numel() for parameter in root.parameters())
         self._check(root)
         if self._sharded:
             self._averaging.end()  # else shards would take the places of the parameters that it knows
@@ -252,6 +263,9 @@ class Automatic:
         if self._sharded:
             for model, known in names:
                 self._shard(model, known)
+        elif self._engine is not None:
+            loading.broadcast_states(root, self._group, setting.device)
+            self._engine.make(root)
         else:
             loading.broadcast_states(root, self._group, setting.device)
             if setting.plan.degree("pp") > 1:
@@ -264,7 +278,6 @@ class Automatic:
         self._roots[id(root)] = root
         if self._pipelines:  # it has said more
             return
-        count = sum(parameter.numel() for parameter in root.parameters())
         part = "; each computes its part of every batch" if setting.data_ranks > 1 else ""
         part += accumulating.said(setting.plan)
         setting.say(
@@ -319,6 +332,8 @@ class Automatic:
         batchnorm.check(root)
         averaging.check(root)
         accumulating.check(root, setting)
+        if self._engine is not None:
+            self._engine.check(root)
         if setting.plan.degree("pp") > 1:
             pipeline_checks.check(root, setting, list(self._optimized))
         if setting.plan.activation_checkpointing:
@@ -335,12 +350,19 @@ class Automatic:
 
     # ------------------------------------------------------------------------------------------------------- gradients
 
+    @property
+    def _is_within(self) -> bool:
+        """Whether what calls torch is not the cell, but a model's forward or an engine."""
+        return self._depth > 0 or (self._engine is not None and self._engine.within)
+
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         for staged in self._pipelines:
             if staged.has(listed):
                 return staged.clip(listed, *args, **kwargs)
         # A norm over sharded gradients comes as a number that can be printed; every rank calls it.
+        if self._engine is not None:
+            return self._engine.clip(original, listed, *args, **kwargs)
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
@@ -374,8 +396,9 @@ class Automatic:
 
 def _check_built(plan: StrategyPlan) -> None:
     """Raise ``StrategyError`` for what is planned and not performed yet: nothing is taken and then left undone."""
-    parts = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp")
+    parts = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "deepspeed")
     missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
+    missing += ["--checkpoint with --strategy deepspeed"] if plan.checkpoint and plan.name == "deepspeed" else []
     if missing:
         raise StrategyError(
             f"{', '.join(missing)}: not built yet for cells of one device", f"use {', '.join(parts)}, and td.save"

@@ -14,6 +14,7 @@ from ...protocol.errors import StrategyError
 from ..autolog import UNSCALED
 from .accumulating import Accumulation
 from .averaging import Averaging
+from .deepspeed import Engine
 from .divided import Divider, targets_of
 from .higher import Gathered
 from .loops import Loops
@@ -37,10 +38,11 @@ class Backwards:
         averaging: Averaging,
         gathered: Gathered,
         accumulation: Accumulation | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self._group, self._optimized, self._averaging = group, optimized, averaging
         self._divider, self._loops, self._is_within, self._gathered = divider, loops, is_within, gathered
-        self._accumulation = accumulation
+        self._accumulation, self._engine = accumulation, engine
 
     def backward(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
@@ -55,6 +57,11 @@ class Backwards:
         if self._loops.watch is not None:
             self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
         with self._loops.aside():
+            if self._engine is not None:
+                self._run(
+                    functools.partial(self._engine.backward, original), tensors, losses, grad_tensors, args, kwargs
+                )
+                return
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
             self._averaging.begin(regular=self._is_silent() and not create_graph)

@@ -35,7 +35,10 @@ PARTS = [
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
     (preparing, 2),
     *((pipelines, 2), (pipelines, 4), (pipeline_schedules, 2)),
-    pytest.param(zeros, 2, marks=pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed")),
+    pytest.param(
+        *(zeros, 2),
+        marks=[pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed"), pytest.mark.timeout(300)],
+    ),
 ]
 
 

@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
-from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from . import (
     accumulating,
@@ -67,7 +66,6 @@ class Automatic:
 
     def __init__(self, setting: Setting, namespace: dict[str, Any] | None = None, patience: float = 2.5) -> None:
         """``namespace``: of the cell; ``patience``: seconds that an interrupt waits for the end of a step."""
-        _check_built(setting.plan)
         self._setting, self._group = setting, setting.data_group
         options = setting.plan.options
         accumulation = accumulating.of(setting.plan)
@@ -88,8 +86,7 @@ class Automatic:
         )
         self._patches = Patches()
         self._averaging = Averaging(self._group, How.of(setting.plan))
-        deep = setting.plan.name == "deepspeed"
-        self._engine = deepspeed.Engine(setting, self._optimized, self._loops) if deep else None
+        self._engine = deepspeed.of(setting, self._optimized, self._loops)
         self._roots: dict[int, nn.Module] = {}
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._backwards = Backwards(
@@ -360,9 +357,9 @@ class Automatic:
         for staged in self._pipelines:
             if staged.has(listed):
                 return staged.clip(listed, *args, **kwargs)
-        # A norm over sharded gradients comes as a number that can be printed; every rank calls it.
         if self._engine is not None:
             return self._engine.clip(original, listed, *args, **kwargs)
+        # A norm over sharded gradients comes as a number that can be printed; every rank calls it.
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
@@ -392,17 +389,6 @@ class Automatic:
             return original(module, parameter_and_buffer_dicts, *args, **kwargs)
         finally:
             self._functional -= 1
-
-
-def _check_built(plan: StrategyPlan) -> None:
-    """Raise ``StrategyError`` for what is planned and not performed yet: nothing is taken and then left undone."""
-    parts = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "deepspeed")
-    missing = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
-    missing += ["--checkpoint with --strategy deepspeed"] if plan.checkpoint and plan.name == "deepspeed" else []
-    if missing:
-        raise StrategyError(
-            f"{', '.join(missing)}: not built yet for cells of one device", f"use {', '.join(parts)}, and td.save"
-        )
 
 
 def _much(count: int) -> str:

@@ -51,12 +51,23 @@ def check_installed() -> None:
         )
 
 
+def of(setting: Setting, optimized: Optimized, loops: Loops) -> Engine | None:
+    """What ``--strategy deepspeed`` needs; None for any other. Raises ``StrategyError`` for what it cannot have."""
+    if setting.plan.name != "deepspeed":
+        return None
+    check_installed()
+    if setting.plan.checkpoint is not None:
+        raise StrategyError(
+            "--checkpoint and --strategy deepspeed: its state in parts is not saved",
+            "leave --checkpoint out, or use --strategy fsdp",
+        )
+    return Engine(setting, optimized, loops)
+
+
 class Engine:
     """The one model and the one optimizer of a cell, in DeepSpeed's hands once ``make`` was called."""
 
     def __init__(self, setting: Setting, optimized: Optimized, loops: Loops) -> None:
-        """Raises ``StrategyError`` without DeepSpeed."""
-        check_installed()
         self._setting, self._optimized, self._loops = setting, optimized, loops
         self.root: nn.Module | None = None
         self._engine: Any = None

@@ -57,6 +57,8 @@ ALIKE: dict[str, Expectation] = {
     "rnn_time_first": Refused("unbind takes the samples of the batch one by one"),
     "transformer_time_first": _SHAPES,
     "truncated_bptt": _SHAPES,
+    "unseeded_labels": Refused("have different data in the first batch of a loop"),
+    "unseeded_samples": Refused("have different data in the first batch for Linear"),
     "vae": _OWN_NOISE,
 }
 """Under every strategy; what is neither here nor in ``APART`` is equal."""

@@ -219,7 +219,7 @@ class Automatic:
         watch = self._loops.watch
         if watch is not None:
             watch.forward(tensors_in((args, kwargs)))
-        self._divider.samples = self._loops.samples
+        self._divider.samples, self._divider.replicated = self._loops.samples, self._loops.sliced is None
         args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._setting.device)
         with self._loops.aside():
             if new:

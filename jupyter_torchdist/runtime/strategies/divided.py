@@ -6,10 +6,7 @@ Before the first forward of its kind the model is tried on this rank's rows and 
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import io
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +16,12 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from . import batchnorm
+from .alike import Print, check_alike, fingerprint
 from .batchwise import BatchwiseTracker
 from .divisors import divisor_of
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
+from .leavings import changed_buffer, kept_beside, no_trace
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
 from .streams import own_stream, undone
@@ -83,6 +82,8 @@ class Divider:
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self.samples: int | None = None
         """Samples of the batch that a loader gave last."""
+        self.replicated = True
+        """Whether what a forward is given now is the whole batch, the same on all ranks."""
         self.divided = False
         """Whether a forward was divided: the gradients are parts then."""
         self.ways: tuple[Way, ...] = ()
@@ -156,7 +157,8 @@ class Divider:
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
     ) -> tuple[Way, ...]:
         """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
-        found = self._agreed(self._tried(forward, module, args, kwargs, share))
+        seen = fingerprint((args, kwargs)) if self.replicated else []
+        found = self._agreed(self._tried(forward, module, args, kwargs, share), seen, module)
         if isinstance(found, Refused):
             among = "among the ranks" if self._group.size() > 1 else "in parts"
             raise StrategyError(f"{type(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
@@ -218,12 +220,12 @@ class Divider:
                 with tracker, batchnorm.whole_batch(sharing):
                     tracker.enters(entered, size)
                     outputs = forward(*part_args, **part_kwargs)
-                    changed = _changed(module, before, tracker)
+                    changed = changed_buffer(module, before, tracker)
                 made = tensors_in(outputs)
                 ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
                 held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
                 del outputs, made
-                kept = _kept(tracker, [*entered, *module.buffers()])
+                kept = kept_beside(tracker, [*entered, *module.buffers()])
             differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), share, ways)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
             return Refused(
@@ -286,10 +288,12 @@ class Divider:
             return Refused(f"{kind.operation} {kind.why}{where}")
         return Refused("an output is a weighted mean, or not in the order of the samples")
 
-    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
-        """What all ranks found; what one refuses, all refuse."""
-        found: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(found, mine, group=self._group)
+    def _agreed(self, mine: tuple[Way, ...] | Refused, seen: Print, module: nn.Module) -> tuple[Way, ...] | Refused:
+        """What all ranks found; what one refuses, all refuse. Raises ``StrategyError`` for different data."""
+        gathered: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(gathered, (mine, seen), group=self._group)
+        check_alike([seen for _, seen in gathered], f"data in the first batch for {type(module).__name__}")
+        found = [one for one, _ in gathered]
         refusal = next((one for one in found if isinstance(one, Refused)), None)
         if refusal is None and any(one != found[0] for one in found):
             return Refused("the ranks' parts do not agree in what becomes of the samples")
@@ -365,50 +369,3 @@ def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tota
         (tensor.dim(), tensor.dim() > 0 and tensor.size(0) == total) for tensor in tensors_in((args, kwargs))
     )
     return (id(module), module.training, torch.is_autocast_enabled(), tensors)
-
-
-def _kept(tracker: BatchwiseTracker, known: Sequence[torch.Tensor]) -> str | None:
-    """A tensor of this rank's rows that outlives the forward, in words."""
-    gc.collect(0)
-    ours = {id(tensor) for tensor in known}
-    for tensor in tracker.of_the_batch():
-        if id(tensor) not in ours:
-            return f"a tensor of shape {list(tensor.shape)}"
-    return None
-
-
-def _changed(module: nn.Module, before: dict[str, torch.Tensor], tracker: BatchwiseTracker) -> str | None:
-    """A buffer into which something of the batch was written; normalisation layers are synchronised elsewhere."""
-    normalising = {
-        f"{name}.{own}" if name else own
-        for name, part in module.named_modules()
-        if isinstance(part, nn.modules.batchnorm._NormBase)
-        for own, _ in part.named_buffers(recurse=False)
-    }
-    for name, buffer in module.named_buffers():
-        known = name in before and name not in normalising
-        if known and not torch.equal(buffer, before[name]) and not isinstance(tracker.kind(buffer), Same):
-            return name
-    return None
-
-
-@contextlib.contextmanager
-def no_trace(module: nn.Module) -> Iterator[None]:
-    """What the forward does to the modules' attributes, buffers and gradients' flags is undone, its output unseen."""
-    parts = list(module.modules())
-    attributes = [dict(part.__dict__) for part in parts]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    tables = [dict(part._buffers) for part in parts]
-    silent = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
-            yield
-    finally:
-        for part, saved, table in zip(parts, attributes, tables, strict=True):
-            part.__dict__.clear()
-            part.__dict__.update(saved)
-            part._buffers.clear()
-            part._buffers.update(table)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
-from .divided import no_trace
+from .leavings import no_trace
 from .shares import map_tensors, tensors_in
 from .streams import undone
 

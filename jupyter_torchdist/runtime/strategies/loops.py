@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
+from .alike import check_alike, fingerprint
 from .divided import Added
 from .divisors import form_of
 from .places import ByLoop, Place
@@ -188,6 +189,7 @@ class Loops:
     def _begin(self, watch: LoopWatch, run: LinesRun, batch: Any, total: int) -> None:
         if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
             watch.object("not everything in a batch has its samples in the first dimension")
+        watch.seen = watch.seen or fingerprint(batch)
         watch.begin(batch, total)
         self.watch = watch
         if not run.start():
@@ -197,8 +199,9 @@ class Loops:
         """What all ranks find; they have seen the same."""
         reason = watch.reason or unseen_use(run, frame)
         found: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(found, reason, group=self._group)
-        reason = next((one for one in found if one), None)
+        dist.all_gather_object(found, (reason, watch.seen), group=self._group)
+        check_alike([seen for _, seen in found], "data in the first batch of a loop")
+        reason = next((one for one, _ in found if one), None)
         self._decided[site] = (
             None if reason or watch.losses is None else Joint(watch.losses, None if self._claimed else watch.forms)
         )

@@ -31,8 +31,9 @@ from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from . import deferred, loading, norms
 from .base import Setting
-from .divided import Way, _kind, no_trace
+from .divided import Way, _kind
 from .fsdp import DTYPES
+from .leavings import no_trace
 from .patches import Patches
 from .pipeline_checks import microbatches
 from .pipeline_flow import Fakes, Flow, Planner, StageRun

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..autolog import is_users
 from ..failures import is_ours
+from .alike import Print
 from .batchwise import BatchwiseTracker
 from .divided import Added, Joined, Way
 from .divisors import divisor_of, form_of
@@ -85,6 +86,8 @@ class LoopWatch:
     losses: Added | None = None
     forms: set[tuple[str, ...]] = field(default_factory=set)
     """Of the losses that were judged."""
+    seen: Print = field(default_factory=list)
+    """Of the first batch, to be held against the other ranks'."""
     _tracker: _LoopTracker | None = None
     _numbers: Numbers | None = None
     _made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)

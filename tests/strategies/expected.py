@@ -41,6 +41,7 @@ _READ = Refused("uses a number that was read from the batch")
 ALIKE: dict[str, Expectation] = {
     "activation_penalty": _KEPT,
     "batch_centering": Refused("sub combines each sample with a mean over the batch"),
+    "branch_in_forward": Refused("branches on a value of its samples"),
     "compiled": Equal(leave_out=("compiled",)),  # torch's wrapper comes back with fewer attributes than it had
     "contrastive_inside_model": Refused("mm multiplies every sample with every other"),
     "dropout": _OWN_NOISE,

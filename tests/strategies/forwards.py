@@ -29,6 +29,7 @@ class Net(nn.Module):
         self.table: Tensor
         self.running: Tensor
         self.between, self.seen, self.memory = between, 0, torch.zeros(WIDTH)
+        self.activations: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Any:
         return self.last(torch.tanh(self.between(self, self.first(x))))
@@ -70,6 +71,11 @@ def _in_place(net: Net, h: Tensor) -> Tensor:
 
 def _attention_over_the_batch(net: Net, h: Tensor) -> Tensor:
     return h + F.scaled_dot_product_attention(h[None], h[None], h[None])[0]
+
+
+def _kept(net: Net, h: Tensor) -> Tensor:
+    net.activations.append(h)
+    return h
 
 
 def _counted(rows: int) -> Tensor:
@@ -115,6 +121,9 @@ BETWEEN: dict[str, Function] = {
     "running_mean_in_an_attribute": _running_mean_in_an_attribute,
     "count_of_samples": _count,
     "branch_on_values": _branch,
+    "branch_on_any": lambda net, h: 2 * h if (h > 2).any() else h,
+    "cut_to_the_longest": lambda net, h: net.table[0] + h[:, : int((h > 1).sum(1).max()) + 1].mean(1, keepdim=True),
+    "kept_in_a_list": _kept,
     "number_read": lambda net, h: h * h.abs().mean().item(),
     "numpy": lambda net, h: h * float(h.detach().numpy().std()),
     "list_of_numbers": lambda net, h: h * max(h[:, 0].tolist()),
@@ -130,6 +139,7 @@ BETWEEN: dict[str, Function] = {
     "at_most_so_many": lambda net, h: h / min(len(h), BATCH - 1),
     "fine": lambda net, h: h * 2,
     "fine_with_chunks": lambda net, h: torch.cat([2 * part for part in h.split(1)]),
+    "fine_distribution": lambda net, h: torch.distributions.Normal(h, h.exp()).log_prob(torch.zeros_like(h)),
     "fine_positions_of_an_argument": lambda net, h: h[_counted(len(h)), torch.arange(WIDTH)],
     "fine_loop": lambda net, h: torch.stack([row / row.norm() for row in h]),
 }

@@ -24,7 +24,7 @@ def test_refused_or_the_same(ranks: int) -> None:
     divided = {name: found for name, found in outcome.names["found"].items() if not isinstance(found, str)}
     assert divided == {name: pytest.approx(alone[name], rel=1e-5, abs=1e-6) for name in divided}
     fine = {name for name in BETWEEN if name.startswith("fine")}
-    assert fine >= divided.keys() >= {"fine", "fine_positions_of_an_argument"}
+    assert fine >= divided.keys() >= {"fine", "fine_distribution", "fine_positions_of_an_argument"}
     refusals = [found for found in outcome.names["found"].values() if isinstance(found, str)]
     assert all("-O model=whole" in words for words in refusals)
 

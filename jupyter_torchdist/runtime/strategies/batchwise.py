@@ -9,7 +9,7 @@ Limits, by construction:
 * Only tensors are followed. What becomes a Python number is remembered by its value; one that went through further
   Python arithmetic, a list or NumPy is not recognised. A tensor made of such data counts as the same on all ranks
   if nothing of the batch was read before it was made, else as unknown.
-* An ``if`` on a value of the batch is not seen: the branch taken in the step that was followed is judged.
+* Of an ``if`` on a value of the batch the branch that was taken is judged; ``branch`` says that there was one.
 * The backward formulas of custom ``autograd.Function``s, and hooks, are trusted to belong to their forward.
 * Batches of the same number of samples are taken to be sliced alike.
 * A batch of one sample shows less (no order, no pairs): the verdict notes it. Ask a rank that has two.
@@ -31,6 +31,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..autolog import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
+from .bindings import chooses
 from .lattice import (
     NOISE,
     SAME,
@@ -42,6 +43,7 @@ from .lattice import (
     Noise,
     NoRuleError,
     Owners,
+    Place,
     Positions,
     Rows,
     Same,
@@ -49,7 +51,7 @@ from .lattice import (
     Total,
     Unknown,
 )
-from .numerals import Origin, origin, user_place
+from .numerals import Origin, asking, origin, user_place
 from .rules import FOR_POSITIONS, ONE_SAMPLE, RANDOM, RULES, Call, elementwise, tensors_in
 from .slices import Slices
 from .sources import adds_up, drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
@@ -72,11 +74,6 @@ _VIEWS = frozenset({"unsqueeze", "view", "expand", "alias", "reshape", "slice"})
 """What leaves counted positions counted, in another shape."""
 
 
-def _is_by_user() -> bool:
-    place = user_place()
-    return place is None or is_users(place.file)
-
-
 class BatchwiseTracker(TorchDispatchMode):
     """Follows the batch while it is active.
 
@@ -96,11 +93,13 @@ class BatchwiseTracker(TorchDispatchMode):
         self._read: dict[float, tuple[Kind, Hashable]] = {}
         self._counted: dict[int, tuple[Kind, Hashable]] = {}  # how many rows masks let through
         self._sizes: list[int] = []
+        self.branch: Place | None = None
+        """Where user code first did one thing or another by a value of the batch."""
         self._writes = Writes()
         self._opposites: dict[Hashable, int] = {}
         self._raw: Any = WeakTensorKeyDictionary()
         self._positions: Any = WeakTensorKeyDictionary()
-        self._slices = Slices(self._rows, self.origin, self._limited)
+        self._slices = Slices(self._rows, self.origin, self._limited, self.is_read)
         self._alone: Any = WeakTensorKeyDictionary()  # pieces whose whole nobody uses any more, by contract
 
     @classmethod
@@ -191,8 +190,19 @@ class BatchwiseTracker(TorchDispatchMode):
         kind = self.kind(tensor)
         return kind if isinstance(kind, Rows) else None
 
-    def _limited(self, tensor: torch.Tensor) -> None:
-        kind = Mixed("slice", "takes samples by their position in the batch", user_place())
+    def is_read(self, bound: Any) -> bool:
+        """Whether a bound was read from the batch, or may have been made of such a number."""
+        if isinstance(bound, torch.Tensor):
+            return not isinstance(self.kind(bound), Same | Noise)
+        kinds = [kind for kind, _ in self._read.values() if not isinstance(kind, Same | Noise)]
+        if not kinds or not isinstance(bound, int) or not bound:
+            return False
+        read, found = self.read_number(abs(bound)), self.origin(abs(bound))
+        from_batch = read is not None and not isinstance(read[0], Same | Noise)
+        return found is Origin.OPEN or (from_batch and found is not Origin.LITERAL)
+
+    def _limited(self, tensor: torch.Tensor, why: str) -> None:
+        kind = Mixed("slice", why, user_place())
         self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
 
     def suspect(self, value: float) -> Suspect:
@@ -271,8 +281,9 @@ class BatchwiseTracker(TorchDispatchMode):
         notes = frozenset(call.notes).union(*(fact.notes for fact in facts))
         suspects = frozenset(call.suspects).union(*(fact.suspects for fact in facts))
         if call.name == "_local_scalar_dense":
-            if isinstance(call.out, bool) and not _is_by_user():
-                return  # libraries ask whether a mask is all ones, to take a shorter way to the same
+            if isinstance(call.out, bool):
+                self._note_branch(facts[0].kind)
+                return
             doubtful = Unknown(call.name, "reads what may hold the size of this rank's slice", user_place())
             self._read[float(call.out)] = (doubtful if suspects else facts[0].kind, facts[0].number)
             return
@@ -289,6 +300,12 @@ class BatchwiseTracker(TorchDispatchMode):
                 self._write(tensor, fact, call.base_before)
             else:
                 self._learn(tensor, fact)
+
+    def _note_branch(self, kind: Kind) -> None:
+        """Libraries ask whether a mask is all ones, to take a shorter way to the same; users mean what they ask."""
+        frame = None if isinstance(kind, Same | Noise) else asking()
+        if frame is not None and is_users(frame.f_code.co_filename) and chooses(frame):
+            self.branch = self.branch or Place(frame.f_code.co_filename, frame.f_lineno)
 
     def _note_count(self, tensor: torch.Tensor, kind: Kind, call: Call) -> None:
         """Python code can read without a trace how many rows a mask let through, or how many values differ."""

@@ -191,6 +191,22 @@ def _tree(filename: str) -> ast.AST:
     return _parsed("".join(linecache.getlines(filename)))
 
 
+def chooses(frame: FrameType) -> bool:
+    """Whether the statement that ``frame`` is at computes one thing or another; not where it only checks or tells."""
+    line = frame.f_lineno
+    around = [
+        node
+        for node in ast.walk(_tree(frame.f_code.co_filename))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    statement = max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)), default=None)
+    if isinstance(statement, ast.Assert):
+        return False
+    if isinstance(statement, ast.If) and not statement.orelse:
+        return not all(isinstance(one, ast.Raise | ast.Expr | ast.Pass) for one in statement.body)
+    return True
+
+
 def value_of(node: ast.AST, frame: FrameType) -> Any:
     """What a name, an attribute or an item stands for, found without running anything of the user's."""
     if isinstance(node, ast.Constant):

@@ -237,7 +237,14 @@ class Divider:
         if changed and not self._trusted:
             return Refused(f"its buffer {changed} changes by the samples of the batch")
         if kept is not None and not self._trusted:
-            return Refused(f"it keeps {kept} of the batch beside its outputs (an attribute or a hook)")
+            return Refused(
+                f"it keeps {kept} of the batch beside its outputs (an attribute or a hook): return it from forward"
+            )
+        if tracker.branch is not None and not self._trusted:
+            return Refused(
+                f"{tracker.branch} branches on a value of its samples, and each rank would by its own: compute that "
+                "before the model is called, where every rank has the whole batch, and give it as an argument"
+            )
         refusal = next((way for way in ways if isinstance(way, Refused)), None)
         return refusal or tuple(way for way in ways if not isinstance(way, Refused))
 

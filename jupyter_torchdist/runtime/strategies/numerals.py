@@ -19,6 +19,7 @@ from .lattice import Place, Rows
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OPERATORS = os.path.join(_TORCH, "_tensor.py")
+_OVERRIDES = os.path.join(_TORCH, "overrides.py")
 
 
 class Origin(Enum):
@@ -31,6 +32,11 @@ def user_place() -> Place | None:
     """The innermost frame outside torch and this package."""
     frame = _frame(skip=(_TORCH, _HERE))
     return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def asking() -> FrameType | None:
+    """The frame that a number is read in: of torch too, where that reads it for itself."""
+    return _frame(skip=(_HERE, _OPERATORS, _OVERRIDES))
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ def origin(value: float, rows: Callable[[torch.Tensor], Rows | None]) -> Origin:
             _HERE,
             _OPERATORS,
             os.path.join(_TORCH, "_dynamo"),
-            os.path.join(_TORCH, "overrides.py"),
+            _OVERRIDES,
             os.path.join(_TORCH, "_compile"),
         )
     )

@@ -270,7 +270,17 @@ def _where(call: Call) -> Kind:
     raise MixesError("chooses between totals over the batch")
 
 
-@rule("bernoulli", "normal", "poisson", "binomial")
+@rule("multinomial")
+def _multinomial(call: Call) -> Kind:
+    """A sample's own draws, by its own weights."""
+    kind = call.kind(call["self"])
+    refuse_totals(call.name, kind)
+    if not isinstance(kind, Rows) or kind.dim or call["self"].dim() != 2:
+        raise MixesError("draws from the samples themselves")
+    return Rows(0, kind.owners)
+
+
+@rule("bernoulli", "normal", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 def _draw(call: Call) -> Kind:
     return elementwise(call, call.tensors, call.out.dim())
 

@@ -9,6 +9,7 @@ import torch
 from .lattice import SAME, Kind, MixesError, NoRuleError, Owners, Positions, Rows, Total, regroup
 from .numerals import Origin
 from .rules import Call, dims_of, even_operand, merged, refuse_totals, rule, wrapped
+from .slices import BY_NUMBER
 
 _END = 2**63 - 1
 
@@ -124,6 +125,9 @@ def _slice(call: Call) -> Kind:
     kind = call.kind(call["self"])
     at = wrapped(call["dim"], call["self"].dim())
     if not isinstance(kind, Rows) or at != kind.dim:
+        others = [bound for bound in (call.get("start"), call.get("end")) if bound != _END]
+        if isinstance(kind, Rows) and any(map(call.follower.is_read, others)):
+            raise MixesError(BY_NUMBER)
         return kind
     first, last, step = call.get("start") or 0, call.get("end"), call.get("step") or 1
     size = call["self"].size(at)

@@ -16,39 +16,52 @@ from .numerals import Origin
 
 
 class Slices(TorchFunctionMode):
-    """Calls ``limited`` with what was taken from, or written to, by such a slice of its samples."""
+    """Calls ``limited`` with what was taken from, or written to, by such a slice of its samples, and why that is so.
+
+    So too for ``x[:, :lengths.max()]``, where the longest of this rank is that of its ``x``: ``read`` tells numbers
+    that were read from the batch.
+    """
 
     def __init__(
         self,
         rows: Callable[[torch.Tensor], Rows | None],
         origin: Callable[[float], Origin],
-        limited: Callable[[torch.Tensor], None],
+        limited: Callable[[torch.Tensor, str], None],
+        read: Callable[[Any], bool],
     ) -> None:
         super().__init__()
-        self._rows, self._origin, self._limited = rows, origin, limited
+        self._rows, self._origin, self._limited, self._read = rows, origin, limited, read
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is not torch.Tensor.__getitem__ and func is not torch.Tensor.__setitem__:
             return func(*args, **(kwargs or {}))
-        limits = self._limits(args[0], args[1])
+        why = self._limits(args[0], args[1])
         result = func(*args, **(kwargs or {}))
-        if limits:
-            self._limited(args[0] if result is None else result)
+        if why:
+            self._limited(args[0] if result is None else result, why)
         return result
 
-    def _limits(self, tensor: torch.Tensor, index: Any) -> bool:
+    def _limits(self, tensor: torch.Tensor, index: Any) -> str | None:
         if not isinstance(index, tuple) or (rows := self._rows(tensor)) is None:
-            return False
-        return any(
-            dim == rows.dim
-            and part.step in (None, 1)
-            and isinstance(part.stop, int)
-            and part.stop >= tensor.size(dim)
-            and self._origin(part.stop) is not Origin.SIZE
-            for dim, part in _slices(index, tensor.dim())
-        )
+            return None
+        for dim, part in _slices(index, tensor.dim()):
+            if dim != rows.dim:
+                if self._read(part.stop):
+                    return BY_NUMBER
+            elif (
+                part.step in (None, 1)
+                and isinstance(part.stop, int)
+                and part.stop >= tensor.size(dim)
+                and self._origin(part.stop) is not Origin.SIZE
+            ):
+                return BY_POSITION
+        return None
+
+
+BY_POSITION = "takes samples by their position in the batch"
+BY_NUMBER = "takes as much of each sample as a number says that was read from the batch"
 
 
 def _slices(index: tuple[Any, ...], ndim: int) -> Iterator[tuple[int, slice]]:

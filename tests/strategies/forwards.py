@@ -122,7 +122,7 @@ BETWEEN: dict[str, Function] = {
     "count_of_samples": _count,
     "branch_on_values": _branch,
     "branch_on_any": lambda net, h: 2 * h if (h > 2).any() else h,
-    "cut_to_the_longest": lambda net, h: net.table[0] + h[:, : int((h > 1).sum(1).max()) + 1].mean(1, keepdim=True),
+    "cut_to_the_longest": lambda net, h: net.table[0] + h[:, : int((h > 0.3).sum(1).max()) + 2].mean(1, keepdim=True),
     "kept_in_a_list": _kept,
     "number_read": lambda net, h: h * h.abs().mean().item(),
     "numpy": lambda net, h: h * float(h.detach().numpy().std()),

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from . import batchnorm
-from .alike import Print, check_alike, fingerprint
+from .alike import check_alike, fingerprint
 from .batchwise import BatchwiseTracker
 from .divisors import divisor_of
 from .halves import Window, at_least_two, halves_differ, window, without_chance
@@ -157,8 +157,9 @@ class Divider:
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
     ) -> tuple[Way, ...]:
         """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
-        seen = fingerprint((args, kwargs)) if self.replicated else []
-        found = self._agreed(self._tried(forward, module, args, kwargs, share), seen, module)
+        if self.replicated:
+            self._check_data(module, (args, kwargs))
+        found = self._agreed(self._tried(forward, module, args, kwargs, share))
         if isinstance(found, Refused):
             among = "among the ranks" if self._group.size() > 1 else "in parts"
             raise StrategyError(f"{type(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
@@ -295,16 +296,20 @@ class Divider:
             return Refused(f"{kind.operation} {kind.why}{where}")
         return Refused("an output is a weighted mean, or not in the order of the samples")
 
-    def _agreed(self, mine: tuple[Way, ...] | Refused, seen: Print, module: nn.Module) -> tuple[Way, ...] | Refused:
-        """What all ranks found; what one refuses, all refuse. Raises ``StrategyError`` for different data."""
-        gathered: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(gathered, (mine, seen), group=self._group)
-        check_alike([seen for _, seen in gathered], f"data in the first batch for {type(module).__name__}")
-        found = [one for one, _ in gathered]
+    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
+        """What all ranks found; what one refuses, all refuse."""
+        found: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(found, mine, group=self._group)
         refusal = next((one for one in found if isinstance(one, Refused)), None)
         if refusal is None and any(one != found[0] for one in found):
             return Refused("the ranks' parts do not agree in what becomes of the samples")
         return refusal or mine
+
+    def _check_data(self, module: nn.Module, given: Any) -> None:
+        """Raise ``StrategyError`` where the ranks were given different batches."""
+        seen: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(seen, fingerprint(given), group=self._group)
+        check_alike(seen, f"data in the first batch for {type(module).__name__}")
 
     def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
         if len(ways) != len(tensors_in(outputs)):

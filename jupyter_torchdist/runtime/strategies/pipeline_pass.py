@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...protocol.errors import StrategyError
-from .divided import Added, Joined, Way, no_trace
+from .divided import Added, Joined, Way
 from .divisors import divisor_of
+from .leavings import no_trace
 from .pipeline_run import Microbatch, Pairs, Work
 from .shares import map_tensors, tensors_in
 from .streams import own_stream

@@ -22,7 +22,7 @@ export class JobRow {
     const { signal } = this.life;
     this.open = button('button.td-row-open', '', () => act('open'), signal, { tabindex: -1 });
     this.bar.append(this.fill);
-    this.open.append(this.icon, this.title, this.spark, this.facts, this.bar);
+    this.open.append(this.icon, make('span.td-row-head', {}, this.title, this.when), this.spark, this.facts, this.bar);
     this.element = make('li.td-row', { 'data-job': job }, this.open, this.actions);
   }
 
@@ -39,9 +39,10 @@ export class JobRow {
 
   /** What changes with time alone. */
   tick(job: JobSummary, now: number): void {
+    const when = job.submitted ? startedAt(job.submitted, now) : '';
+    setText(this.when, when);
     const parts = [
       job.damaged ? trans('damaged') : stateWord(job.effective),
-      job.submitted ? startedAt(job.submitted, now) : '',
       ranks(job.world_size),
       ticking(Math.max((job.ended || now) - job.submitted, 0)),
       notebookName(job)
@@ -49,7 +50,11 @@ export class JobRow {
     setText(this.facts, parts.join(' · '));
     const { progress } = job;
     const done = progress?.total ? `, ${progress.desc} ${Math.round((100 * progress.n) / progress.total)} %` : '';
-    setAttribute(this.open, 'aria-label', trans('Open %1: %2', jobTitle(job), parts.join(', ') + done));
+    setAttribute(
+      this.open,
+      'aria-label',
+      trans('Open %1: %2', jobTitle(job), [parts[0], when, ...parts.slice(1)].filter(Boolean).join(', ') + done)
+    );
   }
 
   dispose(): void {
@@ -128,6 +133,7 @@ export class JobRow {
   private readonly open: HTMLButtonElement;
   private readonly icon = make('span.td-row-icon');
   private readonly title = make('span.td-row-title');
+  private readonly when = make('span.td-row-when');
   private readonly facts = make('span.td-row-facts');
   private readonly bar = make('span.td-row-bar', { hidden: true });
   private readonly fill = make('span.td-row-fill');

@@ -11,7 +11,7 @@ from shutil import rmtree
 
 import psutil
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
 
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, find_browser, jupyter
@@ -75,6 +75,7 @@ def lasting_environment(homes: Path, shared_runtime: Path) -> Iterator[None]:
         patch.setenv("TORCHDIST_HOME", str(homes))
         patch.setenv("TORCHDIST_RUNTIME_DIR", str(shared_runtime))
         patch.setenv("TORCHDIST_SCRATCH", str(shared_runtime / "scratch"))
+        patch.setenv("TORCHDIST_SUCCESSORS", "0")  # no job here compiles: what that needs takes seconds to import
         yield
 
 
@@ -94,14 +95,27 @@ def server(lasting_server: Jupyter, home: Path, tmp_path: Path) -> Iterator[Jupy
         yield fresh
 
 
-@pytest.fixture
-def page(browser: Browser, home: Path) -> Iterator[Page]:
-    """A page with nothing remembered from other tests."""
+@pytest.fixture(scope="session")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """What all pages share: JupyterLab's scripts are compiled once. Animations would be drawn by the CPU."""
     context = browser.new_context(
-        viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
+        viewport={"width": 1280, "height": 900},
+        permissions=["clipboard-read", "clipboard-write"],
+        reduced_motion="reduce",
     )
-    yield context.new_page()
+    yield context
     context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, home: Path) -> Iterator[Page]:
+    """A page with nothing remembered from other tests."""
+    page = context.new_page()
+    yield page
+    if page.url.startswith("http"):
+        page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    page.close()
+    context.clear_cookies()
 
 
 @pytest.fixture

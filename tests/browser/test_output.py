@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from jupyter_torchdist.protocol.feed import MIME_TYPE
 from jupyter_torchdist.testing import FakeJob
@@ -24,6 +24,14 @@ for step in range(20):
 """
 
 
+LINE_IS = """text => {
+    const {anchorNode} = document.getSelection();
+    const element = anchorNode?.nodeType === Node.TEXT_NODE ? anchorNode.parentElement : anchorNode;
+    return element?.closest('.cm-line')?.textContent === text;
+}"""
+"""Whether the cursor is in that line of a cell."""
+
+
 def an_output(job: str, html: str = "<p>the still picture</p>") -> dict[str, Any]:
     """What a saved notebook has of a job."""
     data = {MIME_TYPE: {"job": job, "host": "here"}, "text/html": html, "text/plain": "the still text"}
@@ -31,45 +39,57 @@ def an_output(job: str, html: str = "<p>the still picture</p>") -> dict[str, Any
 
 
 @FRONT_ENDS
-def test_a_cell_is_watched_live(front_end: str, server: Jupyter, page: Page) -> None:
-    path = server.write("live.ipynb", "%load_ext jupyter_torchdist", CELL)
+def test_what_stands_under_a_cell(front_end: str, server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """Of a running job without a kernel, of a job that is somebody else's, and of one that is begun here."""
+    running_job.rank(1).prints("a line of rank 1\n")
+    outputs = {0: [an_output(running_job.spec.job)], 1: [an_output("20260102-030405-aaaaaa")]}
+    source = "# a cell\nx = 1\nraise ValueError('no good')"
+    path = server.write("cells.ipynb", source, "pass", "%load_ext jupyter_torchdist", CELL, outputs=outputs)
     notebook = Notebook.open(page, server, front_end, path)
-    notebook.kernel_ready()
-    notebook.run(0)
-    notebook.run(1)
-    view = notebook.view(1)
-    expect(view).to_be_visible(timeout=30_000)
+    view = notebook.view(0)
     expect(view).to_contain_text("running", timeout=20_000)
+    expect(notebook.cell(1)).to_contain_text("the still picture", timeout=20_000)
+    running_job.now = time.time()
+    running_job.rank(1).failed(frames=(("Cell In[7]", 3, "<module>", "raise ValueError('no good')"),))
+    running_job.ended("failed", "rank 1 failed", 1)
+    expect(view).to_contain_text("failed", timeout=20_000)
+    expect(view).to_contain_text("ValueError: no good")
+    notebook.picture("failed")
+    its_lines_lead_to_the_cell(notebook, view)
+
+    notebook.kernel_ready()
+    notebook.run(2)
+    notebook.run(3)
+    view = notebook.view(3)
+    view.scroll_into_view_if_needed()
+    expect(view).to_contain_text("running", timeout=30_000)
     view.get_by_role("tab", name="Logs").click()
     expect(view).to_contain_text("step 3 of rank 1", timeout=20_000)
     notebook.picture("running")
     expect(view).to_contain_text("succeeded", timeout=60_000)
     notebook.picture("ended")
+    if front_end == "notebook":
+        a_job_opens_below_the_document(notebook, running_job)
     assert not notebook.errors
 
 
-@FRONT_ENDS
-def test_a_reopened_notebook_shows_a_running_job_without_a_kernel(
-    front_end: str, server: Jupyter, page: Page, running_job: FakeJob
-) -> None:
-    running_job.rank(1).prints("a line of rank 1\n")
-    path = server.write("reopened.ipynb", "pass", outputs={0: [an_output(running_job.spec.job)]})
-    notebook = Notebook.open(page, server, front_end, path)
-    view = notebook.view(0)
-    expect(view).to_contain_text("running", timeout=20_000)
-    running_job.now = time.time()
-    running_job.rank(1).failed()
-    running_job.ended("failed", "rank 1 failed", 1)
-    expect(view).to_contain_text("failed", timeout=20_000)
-    expect(view).to_contain_text("ValueError: no good")
-    notebook.picture("failed")
-    assert not notebook.errors
+def its_lines_lead_to_the_cell(notebook: Notebook, view: Locator) -> None:
+    view.get_by_role("button", name="Cell In[7], line 3").click()
+    cell = notebook.cell(0)
+    expect(cell.locator(".cm-focused")).to_be_visible()
+    notebook.page.wait_for_function(LINE_IS, arg="raise ValueError('no good')")
+    view.get_by_text("Whole traceback").click()
+    expect(view.locator(".td-whole .td-code")).to_be_in_viewport()
+    failure = view.locator(".td-failure")
+    assert failure.evaluate("box => box.scrollHeight <= box.clientHeight"), "the whole traceback does not fit"
+    notebook.picture("whole")
+    view.get_by_text("Whole traceback").click()
 
 
-@FRONT_ENDS
-def test_a_job_of_somebody_else_shows_the_still_picture(front_end: str, server: Jupyter, page: Page) -> None:
-    path = server.write("shared.ipynb", "pass", outputs={0: [an_output("20260102-030405-aaaaaa")]})
-    notebook = Notebook.open(page, server, front_end, path)
-    expect(notebook.cell(0)).to_contain_text("the still picture", timeout=20_000)
-    notebook.picture("unknown")
-    assert not notebook.errors
+def a_job_opens_below_the_document(notebook: Notebook, job: FakeJob) -> None:
+    page = notebook.page
+    page.evaluate("job => window.jupyterapp.commands.execute('torchdist:open-job', {job})", job.spec.job)
+    expect(page.locator(".td-main")).to_contain_text("failed")
+    page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
+    expect(page.locator(".td-row").filter(has_text="failed")).to_contain_text("Cell In[7]")
+    notebook.picture("down")

@@ -156,8 +156,10 @@ export class LogSearch {
   private async askFeed(run: number, files: string[]): Promise<void> {
     const { logs } = this.session;
     const { text: pattern, regex, case: heedsCase } = this.what;
-    // What was found before may be held by now, and is then among the rows.
-    this.remote = [];
+    // What was found before may be held by now, and is then among the rows. The rest stands until the answer: who
+    // presses Enter at this moment means a hit that is counted on the screen.
+    this.remote = this.remote.filter(hit => this.byFeed || !logs.holds(hit.file, hit.start));
+    let first = true;
     const missing = logs.files.filter(file => file.first > 0 && files.includes(file.name));
     let at: FileOffsets | null = this.byFeed || logs.hasGaps() ? null : logs.starts(missing);
     try {
@@ -168,7 +170,8 @@ export class LogSearch {
           return;
         }
         const hits = answer.hits.filter(hit => this.byFeed || !logs.holds(hit.file, hit.start));
-        this.remote.push(...hits.slice(0, MOST));
+        this.remote = [...(first ? [] : this.remote), ...hits.slice(0, MOST)];
+        first = false;
         this.more = answer.at !== null;
         if (answer.at === null) {
           break;

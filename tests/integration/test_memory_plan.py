@@ -63,7 +63,9 @@ def test_strategies_and_worlds(tmp_path: Path) -> None:
         assert need(rehearse(hybrid), hybrid).parameters == PARAMETERS
 
 
-@pytest.mark.parametrize("line", ["--ranks 1 --strategy ddp", "--ranks 2 --strategy fsdp"])
+@pytest.mark.parametrize(
+    "line", [pytest.param("--ranks 1 --strategy ddp", marks=pytest.mark.soak), "--ranks 2 --strategy fsdp"]
+)
 def test_the_peak_is_what_ranks_allocate(home: Path, line: str) -> None:
     source = gpt(width=64, length=129)
     model, loop = source[: len(MODEL)], source[len(MODEL) :]
@@ -79,22 +81,29 @@ def test_the_peak_is_what_ranks_allocate(home: Path, line: str) -> None:
     assert f"peak             {views.size(planned.need.peak or 0)}" in views.memory_table(planned)
 
 
-def test_cells_that_cannot_be_rehearsed(tmp_path: Path) -> None:
-    begin = "import torch\nmodel = torch.nn.Linear(10, 10)\nopt = torch.optim.Adam(model.parameters())\n"
-    step = "model(torch.randn(4, 10)).sum().backward()\nopt.step()\n"
-    written = tmp_path / "written"
+BEGIN = "import torch\nmodel = torch.nn.Linear(10, 10)\nopt = torch.optim.Adam(model.parameters())\n"
+STEP = "model(torch.randn(4, 10)).sum().backward()\nopt.step()\n"
+READS = "n = torch.randint(0, 9, ()).item()\n"
+WRITES = "try:\n    open('written', 'w')\nexcept OSError:\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("middle", "reason"),
+    [
+        (READS, "it reads a number of a tensor (int64), line 4"),
+        (WRITES, "it writes the file"),
+        pytest.param("raise ValueError('no data')\n", "ValueError: no data, line 4", marks=pytest.mark.soak),
+    ],
+)
+def test_a_cell_that_cannot_be_rehearsed(tmp_path: Path, middle: str, reason: str) -> None:
     plan = StrategyPlan("ddp", {"dp_replicate": 2})
-    for middle, reason in (
-        ("n = torch.randint(0, 9, ()).item()\n", "it reads a number of a tensor (int64), line 4"),
-        (f"try:\n    open({str(written)!r}, 'w')\nexcept OSError:\n    pass\n", "it writes the file"),
-        ("raise ValueError('no data')\n", "ValueError: no data, line 4"),
-    ):
-        with Cell(begin + middle + step, tmp_path) as rehearse:
-            found = rehearse(plan)
-        assert reason in found.reason
-        wanted = need(found, plan)
-        assert (wanted.parameters, wanted.gradients, wanted.optimizer) == (440, 440, 888)
-        assert wanted.peak is None
+    written = tmp_path / "written"
+    with Cell(BEGIN + middle.replace("'written'", repr(str(written))) + STEP, tmp_path) as rehearse:
+        found = rehearse(plan)
+    assert reason in found.reason
+    wanted = need(found, plan)
+    assert (wanted.parameters, wanted.gradients, wanted.optimizer) == (440, 440, 888)
+    assert wanted.peak is None
     assert not written.exists()
 
 

@@ -58,6 +58,46 @@ def test_each_rank_computes_its_part_of_every_batch(strategy: str) -> None:
     assert outcome.names["losses"][0] == outcome.names["losses"][1]
 
 
+NOISY = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+taken = []
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return 25
+
+    def __getitem__(self, i):
+        taken.append(i)
+        return torch.full((4,), float(i)) + torch.randn(4)
+
+
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+loader = DataLoader(Noisy(), batch_size=10, shuffle=True)
+for epoch in range(3):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_every_sample_is_loaded_once_though_ranks_draw_other_numbers_for_theirs() -> None:
+    """A batch of 5 is one of 3 and one of 2: one rank draws more noise, and both must shuffle alike."""
+    outcome = run_cell(NOISY, Options(ranks=2, strategy="ddp", collect="all"))
+    assert outcome.error is None, outcome.error
+    one, other = outcome.names["taken"]
+    assert one[:20] == other[:20], "two batches are watched, whole on both ranks"
+    assert sorted([*one[:23], *other[20:22]]) == list(range(25))
+    for epoch in range(2):
+        parts = one[23 + 13 * epoch :][:13], other[22 + 12 * epoch :][:12]
+        assert sorted([*parts[0], *parts[1]]) == list(range(25))
+
+
 def test_without_a_strategy_every_rank_does_all() -> None:
     outcome = run_cell(WATCHED, Options(ranks=2, strategy="none", collect="all"))
     assert outcome.names["training"] == [[10, 10, 5] * 2] * 2

@@ -21,6 +21,7 @@ from ..autolog import is_users
 from .alike import check_alike, fingerprint
 from .divided import Added
 from .divisors import form_of
+from .drawing import OwnNumbers
 from .places import ByLoop, Place
 from .resuming import Resuming
 from .shares import Rows as Share
@@ -33,11 +34,12 @@ class Parts:
     """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
 
     ``sliced`` is what the loader of the next iteration is to do; ``drawn`` tells of each batch, in order, how many
-    samples it has in all, and whether it is a share.
+    samples it has in all, and whether it is a share. The samples of a share are loaded with numbers of the rank's
+    own, until ``loaded``: a rank with a row more draws more of them, and the next epoch would be shuffled otherwise.
     """
 
-    def __init__(self, sampler: Any, group: dist.ProcessGroup) -> None:
-        self._sampler, self._group = sampler, group
+    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers) -> None:
+        self._sampler, self._group, self._own = sampler, group, own
         self.sliced = False
         self.drawn: deque[tuple[int, bool]] = deque()
 
@@ -51,10 +53,30 @@ class Parts:
             indices = list(batch)
             sliced = self.sliced and len(indices) >= self._group.size()
             self.drawn.append((len(indices), sliced))
+            if sliced:
+                self._own.begin()
             yield indices[Share(len(indices), self._group).mine] if sliced else indices
+            self.loaded()
+
+    def loads(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, each with the common numbers back in place."""
+        while True:
+            try:
+                batch = next(batches, _NONE)
+            finally:
+                self.loaded()
+            if batch is _NONE:
+                return
+            yield batch
+
+    def loaded(self) -> None:
+        self._own.end()
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+
+_NONE = object()
 
 
 @dataclass(frozen=True)
@@ -158,8 +180,9 @@ class Loops:
         try:
             with self._steps.loop(loader, shadow, frame):
                 inner = iter(original(shadow))
+                parts.loaded()
                 parts.forget(self._steps.passed(shadow))
-                for loaded in inner:
+                for loaded in parts.loads(inner):
                     self._steps.begins_step()
                     batch = to_device(loaded, self._device)
                     total, sliced = parts.drawn.popleft()
@@ -221,7 +244,7 @@ class Loops:
         shadow = self._shadows.get(loader)
         if shadow is None:
             shadow = self._shadows[loader] = copy.copy(loader)
-            parts = Parts(loader.batch_sampler, self._group)
+            parts = Parts(loader.batch_sampler, self._group, OwnNumbers(self._group.rank()))
         else:
             parts = shadow.batch_sampler  # type: ignore[assignment]
             kept = shadow.__dict__.get("_iterator")

@@ -52,7 +52,7 @@ ALIKE: dict[str, Expectation] = {
     "literal_batch_size": _SHAPES,
     "load_balancing": _KEPT,
     "mask_of_batch_size": _SHAPES,
-    "mixture_of_experts": _READ,
+    "mixture_of_experts": Refused("branches on a value of its samples"),
     "normalizing_flow": _READ,
     "rnn_packed": Refused("sort takes a sorting of the batch"),
     "rnn_time_first": Refused("unbind takes the samples of the batch one by one"),

@@ -22,7 +22,13 @@ export class JobRow {
     const { signal } = this.life;
     this.open = button('button.td-row-open', '', () => act('open'), signal, { tabindex: -1 });
     this.bar.append(this.fill);
-    this.open.append(this.icon, make('span.td-row-head', {}, this.title, this.when), this.spark, this.facts, this.bar);
+    this.open.append(
+      this.icon,
+      make('span.td-row-head', {}, this.title, ' ', this.when),
+      this.spark,
+      this.facts,
+      this.bar
+    );
     this.element = make('li.td-row', { 'data-job': job }, this.open, this.actions);
   }
 
@@ -40,7 +46,7 @@ export class JobRow {
   /** What changes with time alone. */
   tick(job: JobSummary, now: number): void {
     const when = job.submitted ? startedAt(job.submitted, now) : '';
-    setText(this.when, when);
+    setAttribute(this.when, 'data-when', when);
     const parts = [
       job.damaged ? trans('damaged') : stateWord(job.effective),
       ranks(job.world_size),
@@ -50,11 +56,9 @@ export class JobRow {
     setText(this.facts, parts.join(' · '));
     const { progress } = job;
     const done = progress?.total ? `, ${progress.desc} ${Math.round((100 * progress.n) / progress.total)} %` : '';
-    setAttribute(
-      this.open,
-      'aria-label',
-      trans('Open %1: %2', jobTitle(job), [parts[0], when, ...parts.slice(1)].filter(Boolean).join(', ') + done)
-    );
+    // What can be read stands in it as it can be read.
+    const called = [jobTitle(job), when].filter(Boolean).join(' ');
+    setAttribute(this.open, 'aria-label', trans('Open %1: %2', called, parts.join(', ') + done));
   }
 
   dispose(): void {

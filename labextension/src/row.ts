@@ -57,8 +57,8 @@ export class JobRow {
     const { progress } = job;
     const done = progress?.total ? `, ${progress.desc} ${Math.round((100 * progress.n) / progress.total)} %` : '';
     // What can be read stands in it as it can be read.
-    const called = [jobTitle(job), when].filter(Boolean).join(' ');
-    setAttribute(this.open, 'aria-label', trans('Open %1: %2', called, parts.join(', ') + done));
+    const began = when ? trans(', started %1', when) : '';
+    setAttribute(this.open, 'aria-label', trans('Open %1: %2', jobTitle(job), parts.join(', ') + done + began));
   }
 
   dispose(): void {

@@ -67,7 +67,7 @@ test('the newest first, named, with what can be done now', () => {
   const [first, second] = rows();
   expect(first!.querySelector('.td-row-title')!.textContent).toBe('train <b>');
   expect(first!.querySelector('.td-row-open')!.getAttribute('aria-label')).toMatch(
-    /^Open train <b> \d\d:\d\d:\d\d: running, 2 ranks, .*, train.ipynb$/
+    /^Open train <b>: running, 2 ranks, .*, train.ipynb, started \d\d:\d\d:\d\d$/
   );
   expect(actions(first!)[0]).toBe('Cancel train <b>…');
   expect(actions(second!)).toEqual([

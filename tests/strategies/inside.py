@@ -185,7 +185,6 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
         seen: list[torch.dtype] = []
         model, how = Mlp(), ddp(precision=name)
         model[2].register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out.dtype))
-        precision.check(model, how)
         precision.apply(model, how)
         replicate.apply(model, how)
         inputs, targets = CASES["mlp"].batches(1)[0]
@@ -195,6 +194,11 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
         assert model[0].weight.grad is not None and model[0].weight.grad.dtype == torch.float32
         plain.restore(model)
         assert "forward" not in vars(model) and not [n for n in vars(model) if n.startswith("_torchdist")]
+        vars(model)["forward"] = before = model.forward  # on the object, as torch.compile does
+        precision.apply(model, how)
+        assert model(mine(inputs)).dtype == torch.float32 and model.forward is not before
+        precision.revert(model)
+        assert model.forward is before
 
 
 def check_all_ranks_skip_the_step_in_which_one_overflowed() -> None:

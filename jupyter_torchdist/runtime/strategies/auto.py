@@ -340,8 +340,6 @@ class Automatic:
                 parallelism.check(root, setting)
         if setting.plan.degree("dp_shard") > 1:
             fsdp.check(root, setting)
-        else:
-            precision.check(root, setting)
         for optimizer in self._optimized:
             optimizers.check(optimizer, self._sharded)
 

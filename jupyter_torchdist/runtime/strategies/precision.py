@@ -19,16 +19,8 @@ from ...protocol.errors import StrategyError
 from .base import Setting
 from .fsdp import DTYPES
 
-_MARK = "_torchdist_autocast"
-
-
-def check(model: nn.Module, setting: Setting) -> None:
-    """Raise ``StrategyError`` for a forward that is set on the module itself, which could not be put back."""
-    if "forward" in vars(model):
-        raise StrategyError(
-            f"the forward of this {type(model).__name__} was replaced on the object: it cannot be wrapped",
-            "use torch.autocast in the cell instead of --precision",
-        )
+_BEFORE = "_torchdist_forward"
+"""What was set on a model itself as its forward, as torch.compile does; None for its class's."""
 
 
 def apply(model: nn.Module, setting: Setting) -> None:
@@ -36,21 +28,27 @@ def apply(model: nn.Module, setting: Setting) -> None:
     dtype = DTYPES.get(setting.plan.precision)
     if dtype is None:
         return
-    original, kind = type(model).forward, setting.device.type
+    kind = setting.device.type
+    vars(model)[_BEFORE] = vars(model).get("forward")
 
-    @wraps(original)
+    @wraps(type(model).forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A method, so that a copy of the model has its own."""
+        run = vars(self)[_BEFORE] or MethodType(type(self).forward, self)
         with torch.autocast(kind, dtype):
-            return tree_map_only(Tensor, _in_fp32, original(self, *args, **kwargs))
+            return tree_map_only(Tensor, _in_fp32, run(*args, **kwargs))
 
     vars(model)["forward"] = MethodType(forward, model)
-    vars(model)[_MARK] = True
 
 
 def revert(model: nn.Module) -> None:
     """Take back what ``apply`` did."""
-    if vars(model).pop(_MARK, False):
-        vars(model).pop("forward", None)
+    if _BEFORE not in vars(model):
+        return
+    before = vars(model).pop(_BEFORE)
+    del vars(model)["forward"]
+    if before is not None:
+        vars(model)["forward"] = before
 
 
 def explain(error: BaseException, setting: Setting) -> StrategyError | None:

@@ -157,10 +157,8 @@ class Prepared:
                 parallelism.check(model, setting)
         if setting.plan.degree("dp_shard") > 1:
             fsdp.check(model, setting)
-        else:
-            precision.check(model, setting)
-            if setting.data_ranks > 1:
-                replicate.check(model, setting)
+        elif setting.data_ranks > 1:
+            replicate.check(model, setting)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> None:
         known = {id(parameter) for model in models for parameter in model.parameters()}

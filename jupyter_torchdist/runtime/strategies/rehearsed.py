@@ -214,7 +214,6 @@ class Rehearsal:
                 optimizers.remap(optimizer, replaced)
             optimizers.release(replaced)
         else:
-            precision.check(root, setting)
             precision.apply(root, setting)
         self._roots[id(root)] = root
 

@@ -194,6 +194,7 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
         assert model[0].weight.grad is not None and model[0].weight.grad.dtype == torch.float32
         plain.restore(model)
         assert "forward" not in vars(model) and not [n for n in vars(model) if n.startswith("_torchdist")]
+        model = Mlp()
         vars(model)["forward"] = before = model.forward  # on the object, as torch.compile does
         precision.apply(model, how)
         assert model(mine(inputs)).dtype == torch.float32 and model.forward is not before

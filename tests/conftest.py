@@ -133,12 +133,15 @@ def kernels() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def new_notebook(kernels: ForkServer, home: Path, tmp_path: Path) -> Iterator[Callable[[], Notebook]]:
-    """Start as many kernels as the test needs, each with the extension loaded; all end with the test."""
+def new_notebook(kernels: ForkServer, home: Path, tmp_path: Path) -> Iterator[Callable[..., Notebook]]:
+    """Start as many kernels as the test needs, each with the extension loaded; all end with the test.
+
+    ``forked=False`` for tests that look at a kernel's own process: its environment, control group or start.
+    """
     opened: list[Notebook] = []
 
-    def start() -> Notebook:
-        opened.append(Notebook(tmp_path, server=kernels))
+    def start(*, forked: bool = True) -> Notebook:
+        opened.append(Notebook(tmp_path, server=kernels if forked else None))
         return opened[-1].load()
 
     yield start

@@ -438,14 +438,18 @@ open(os.path.join(os.path.dirname(__file__), f"loaded-{os.getpid()}"), "w").clos
 
 
 def test_a_home_without_locks_and_sockets(
-    own_runtime: Path, home: Path, tmp_path: Path, new_notebook: Callable[[], Notebook], monkeypatch: pytest.MonkeyPatch
+    own_runtime: Path,
+    home: Path,
+    tmp_path: Path,
+    new_notebook: Callable[..., Notebook],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on many network file systems; every process of ours loads the refusals when it starts."""
     hook = tmp_path / "hook"
     hook.mkdir()
     (hook / "sitecustomize.py").write_text(NO_LOCKS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(hook), os.environ.get("PYTHONPATH", "")]))
-    kernel = new_notebook()
+    kernel = new_notebook(forked=False)
     for number in range(2):
         kernel.run(f"%%distribute --ranks 2 --watch off\nvalue = {number}")
         assert kernel.value("value") == number
@@ -554,11 +558,11 @@ def memory_group() -> Iterator[Path]:
 
 @needs_root
 def test_the_out_of_memory_killer_is_named(
-    memory_group: Path, own_runtime: Path, home: Path, new_notebook: Callable[[], Notebook]
+    memory_group: Path, own_runtime: Path, home: Path, new_notebook: Callable[..., Notebook]
 ) -> None:
     (memory_group / "cgroup.procs").write_text(str(os.getpid()))
     try:
-        kernel = new_notebook()  # and whatever it starts
+        kernel = new_notebook(forked=False)  # and whatever it starts
     finally:
         (memory_group.parent / "cgroup.procs").write_text(str(os.getpid()))
     cell = kernel.try_run(

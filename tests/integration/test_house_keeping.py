@@ -311,9 +311,9 @@ def measure(kernel: Notebook, runtime: Path) -> tuple[int, int, int, int]:
 
 @pytest.mark.timeout(240)
 def test_30_jobs_leave_the_kernel_as_it_was(
-    own_runtime: Path, home: Path, new_notebook: Callable[[], Notebook]
+    own_runtime: Path, home: Path, new_notebook: Callable[..., Notebook]
 ) -> None:
-    kernel = new_notebook()
+    kernel = new_notebook(forked=False)
     code = (
         "for number in range({}):\n    get_ipython().run_cell_magic('distribute', '--ranks 2 --watch compact',"
         " 'print(number)\\ntotal = number')\n"

@@ -76,6 +76,7 @@ async def test_rows(jp_fetch: Fetch) -> None:
         "name": None,
         "label": "Cell In[1]",
         "notebook": "/n/a.ipynb",
+        "rerun_of": "",
         "state": "failed",
         "effective": "failed",
         "world_size": 2,

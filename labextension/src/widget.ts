@@ -110,14 +110,24 @@ class Lasting {
   }
 }
 
+interface Widget {
+  initialize(where: { model: Model }): void;
+  render(where: { model: Model; el: HTMLElement }): () => void;
+}
+
 /** Called once for each model: its views are known from one drawing to the next. */
-export default function widget(): { render(where: { model: Model; el: HTMLElement }): () => void } {
+export default function widget(): Widget {
   const views = new Set<Lasting>();
+  let lasting: Model | undefined;
   return {
+    /** What listens to this model goes on when a view is taken away; what listens to a drawing's own ends with it. */
+    initialize({ model }) {
+      lasting = model;
+    },
     render({ model, el }) {
       let view = [...views].find(({ spare }) => spare);
       if (!view) {
-        const made: Lasting = new Lasting(model, () => views.delete(made));
+        const made: Lasting = new Lasting(lasting ?? model, () => views.delete(made));
         views.add(made);
         view = made;
       }

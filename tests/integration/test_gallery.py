@@ -88,6 +88,7 @@ def _one_thread_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the notebook's own training beside those of other tests
 
 
+@pytest.mark.soak
 def test_one_cell_five_strategies(home: Path, tmp_path: Path) -> None:
     texts = execute("one_cell_five_strategies", tmp_path, **{"batch_size=32": "batch_size=160"})
     assert check_curves(texts) == 1

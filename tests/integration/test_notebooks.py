@@ -84,6 +84,7 @@ def test_papermill(home: Path, brief: Path, tmp_path: Path) -> None:
     check_jobs(home)
 
 
+@pytest.mark.soak
 def test_jupyter_execute(home: Path, brief: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.ipynb"
     command = [sys.executable, "-m", "jupyter", "execute", "--output", str(target), str(brief)]

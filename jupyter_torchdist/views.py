@@ -272,12 +272,20 @@ def strategy_lines(strategy: StrategyPlan) -> list[str]:
     done = [
         "each repeated block compiled" if strategy.compile else "",
         "activations computed again in backward()" if strategy.activation_checkpointing else "",
-        f"an optimizer step every {strategy.grad_accumulation} backward passes" * (strategy.grad_accumulation > 1),
+        _accumulation(strategy),
         f"checkpoints in {strategy.checkpoint}" if strategy.checkpoint else "",
         "begins at the last of them" if strategy.resume else "",
     ]
     lines += [f"  {words}" for words in done if words]
     return lines + notes
+
+
+def _accumulation(strategy: StrategyPlan) -> str:
+    """DeepSpeed's own steps are of several batches; elsewhere one batch is taken in parts."""
+    parts = strategy.grad_accumulation
+    if parts == 1:
+        return ""
+    return f"an optimizer step every {parts} batches" if strategy.name == "deepspeed" else f"batches in {parts} parts"
 
 
 def memory_table(memory: MemoryPlan) -> str:

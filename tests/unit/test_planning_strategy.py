@@ -231,7 +231,7 @@ def test_a_plan_says_what_was_decided() -> None:
         "  options: version=1, tp_plan=a:colwise",
         "  each repeated block compiled",
         "  activations computed again in backward()",
-        "  an optimizer step every 2 backward passes",
+        "  batches in 2 parts",
         "  checkpoints in /c",
         "  begins at the last of them",
         "  note: version 1: run as FSDP2, which shards each parameter by itself; losses and weights are the same",

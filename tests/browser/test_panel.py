@@ -53,8 +53,9 @@ def are_listed_filtered_and_copied(notebook: Notebook, running: FakeJob) -> None
     page.get_by_label("Filter jobs").fill("failed")
     expect(rows).to_have_count(1)
     page.get_by_label("Filter jobs").fill("")
-    rows.first.hover()
+    expect(rows).to_have_count(3)  # a row shows its buttons while the pointer is on it: not on the one that goes
     notebook.picture("rows")
+    rows.first.hover()
     rows.first.get_by_role("button", name="Copy the command of Cell In[7]").click()
     expect(page.locator(".Toastify")).to_contain_text("Copied")
     assert running.spec.job in page.evaluate("() => navigator.clipboard.readText()")

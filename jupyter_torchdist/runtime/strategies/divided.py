@@ -70,6 +70,16 @@ class Refused:
     reason: str
 
 
+def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str) -> tuple[Way, ...] | Refused:
+    """What all ranks found; what one refuses, all refuse."""
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, mine, group=group)
+    refusal = next((one for one in found if isinstance(one, Refused)), None)
+    if refusal is None and any(one != found[0] for one in found):
+        return Refused(f"{parts} do not agree in what becomes of the samples")
+    return refusal or mine
+
+
 class Divider:
     """Divides the forwards of all root modules of a job among the ranks of ``group``."""
 
@@ -297,13 +307,7 @@ class Divider:
         return Refused("an output is a weighted mean, or not in the order of the samples")
 
     def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
-        """What all ranks found; what one refuses, all refuse."""
-        found: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(found, mine, group=self._group)
-        refusal = next((one for one in found if isinstance(one, Refused)), None)
-        if refusal is None and any(one != found[0] for one in found):
-            return Refused("the ranks' parts do not agree in what becomes of the samples")
-        return refusal or mine
+        return agreed(mine, self._group, "the ranks' parts")
 
     def _check_data(self, module: nn.Module, given: Any) -> None:
         """Raise ``StrategyError`` where the ranks were given different batches."""

@@ -1,11 +1,11 @@
-"""Random numbers of a prepared loader: common ones draw its batches, each rank's own ones load its samples."""
+"""Random numbers of a divided loader: common ones draw its batches, each rank's own ones load its samples."""
 
 from __future__ import annotations
 
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from ..checkpoint import randomness
+from .streams import GOLDEN
 
 T = TypeVar("T")
 
-_GOLDEN = 0x9E3779B97F4A7C15
-"""Spreads neighbouring seeds over 64 bits (splitmix64)."""
 _ODD = 0xD1342543DE82EF95
+_NONE = object()
 
 
 def of_every_rank(value: T) -> list[T]:
@@ -83,13 +83,25 @@ class OwnNumbers:
     def begin(self) -> None:
         self._before = _states()
         self._times += 1
-        _seed(_crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * _GOLDEN)
+        _seed(_crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * GOLDEN)
 
     def end(self) -> None:
         """Nothing where nothing was begun."""
         before, self._before = self._before, None
         if before is not None:
             _set(before)
+
+
+def loads(batches: Iterator[T], loaded: Callable[[], None]) -> Iterator[T]:
+    """``batches``; ``loaded`` is called whenever one of them was, or could not be: user code works on it next."""
+    while True:
+        try:
+            batch: Any = next(batches, _NONE)
+        finally:
+            loaded()
+        if batch is _NONE:
+            return
+        yield batch
 
 
 class WorkerSeeds:
@@ -99,7 +111,7 @@ class WorkerSeeds:
         self._own, self._rank = own, rank
 
     def __call__(self, worker: int) -> None:
-        _seed(torch.initial_seed() + self._rank * _GOLDEN)
+        _seed(torch.initial_seed() + self._rank * GOLDEN)
         if self._own is not None:
             self._own(worker)
 

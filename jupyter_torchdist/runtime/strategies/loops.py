@@ -21,7 +21,7 @@ from ..autolog import is_users
 from .alike import check_alike, fingerprint
 from .divided import Added
 from .divisors import form_of
-from .drawing import OwnNumbers
+from .drawing import OwnNumbers, loads
 from .places import ByLoop, Place
 from .resuming import Resuming
 from .shares import Rows as Share
@@ -58,25 +58,12 @@ class Parts:
             yield indices[Share(len(indices), self._group).mine] if sliced else indices
             self.loaded()
 
-    def loads(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, each with the common numbers back in place."""
-        while True:
-            try:
-                batch = next(batches, _NONE)
-            finally:
-                self.loaded()
-            if batch is _NONE:
-                return
-            yield batch
-
     def loaded(self) -> None:
+        """The samples are there: the common numbers again."""
         self._own.end()
 
     def __len__(self) -> int:
         return len(self._sampler)
-
-
-_NONE = object()
 
 
 @dataclass(frozen=True)
@@ -182,7 +169,7 @@ class Loops:
                 inner = iter(original(shadow))
                 parts.loaded()
                 parts.forget(self._steps.passed(shadow))
-                for loaded in parts.loads(inner):
+                for loaded in loads(inner, parts.loaded):
                     self._steps.begins_step()
                     batch = to_device(loaded, self._device)
                     total, sliced = parts.drawn.popleft()

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from .base import Setting
-from .divided import Divider, Refused, Way
+from .divided import Divider, Refused, Way, agreed
 from .pipeline_checks import microbatches
 from .shares import tensors_in
 
@@ -36,12 +36,7 @@ class _Trial(Divider):
         self._ranks = group
 
     def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
-        found: list[Any] = [None] * self._ranks.size()
-        dist.all_gather_object(found, mine, group=self._ranks)
-        refusal = next((one for one in found if isinstance(one, Refused)), None)
-        if refusal is None and any(one != found[0] for one in found):
-            return Refused("parts of the batch do not agree in what becomes of the samples")
-        return refusal or mine
+        return agreed(mine, self._ranks, "parts of the batch")
 
     def found(
         self, forward: Callable[..., Any], root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

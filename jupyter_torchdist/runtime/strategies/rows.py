@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ...protocol.errors import StrategyError
 from ..checkpoint.position import position_of
 from .base import Setting
-from .drawing import Common, OwnNumbers, WorkerSeeds, of_every_rank
+from .drawing import Common, OwnNumbers, WorkerSeeds, loads, of_every_rank
 from .shares import Rows, to_device
 
 Loader = DataLoader[Any]
@@ -107,13 +107,7 @@ class Loaders:
             indices.drawn.popleft()  # seen by an earlier run
 
         def batches() -> Iterator[tuple[Batch, Any]]:
-            while True:
-                try:
-                    values = next(inner, _NONE)
-                finally:
-                    indices.loaded()
-                if values is _NONE:
-                    break
+            for values in loads(inner, indices.loaded):
                 yield indices.drawn.popleft(), values
             indices.compare()
 
@@ -156,9 +150,6 @@ def check(loader: Loader) -> None:
             "this DataLoader has a DistributedSampler: its batches are divided among the ranks already",
             "leave the sampler out (shuffle=True): td.prepare divides whole batches",
         )
-
-
-_NONE = object()
 
 
 def _draws_indices(loader: Loader) -> bool:

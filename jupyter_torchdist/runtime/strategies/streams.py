@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ..checkpoint import randomness
 
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 """Spreads neighbouring seeds over 64 bits (splitmix64)."""
 
 
@@ -44,7 +44,7 @@ def own_stream(rank: int) -> Iterator[None]:
     of the first draws the same numbers, and a run with the same seed is the same run.
     """
     common = present()
-    seed = (zlib.crc32(common[0].numpy().tobytes()) + (rank + 1) * _GOLDEN) % 2**63
+    seed = (zlib.crc32(common[0].numpy().tobytes()) + (rank + 1) * GOLDEN) % 2**63
     torch.default_generator.manual_seed(seed)
     if len(common) > 1:
         torch.cuda.manual_seed(seed)

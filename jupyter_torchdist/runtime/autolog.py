@@ -30,6 +30,8 @@ _LIBRARIES = tuple(
         *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
     }
 )
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""Where else libraries are: of the interpreter below a virtual environment, of the user, of the system."""
 
 
 @dataclass
@@ -111,7 +113,9 @@ class Autolog:
 
 @functools.lru_cache(maxsize=1024)
 def is_users(filename: str) -> bool:
-    return not is_ours(filename) and not filename.startswith((*_LIBRARIES, "<frozen"))
+    """Whether a file's code is the user's own: a cell, a script, a module beside the notebook; no library."""
+    library = filename.startswith((*_LIBRARIES, "<frozen")) or _INSTALLED.search(filename)
+    return not library and not is_ours(filename)
 
 
 def _columns(frame: FrameType) -> tuple[int, int] | None:

@@ -213,6 +213,22 @@ def check_states_are_whole_in_between() -> None:
                 assert_close(our_state["state"][0], their_state["state"][0])
 
 
+def stepped_by_a_closure() -> Trained:
+    """LBFGS has a state before its closure calls the model."""
+    model, x, y = mlp()
+    optimizer, losses = torch.optim.LBFGS(model.parameters()), []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = cross_entropy(model, x, y)
+        loss.backward()
+        losses.append(loss.item())
+        return losses[-1]
+
+    optimizer.step(closure)
+    return model, optimizer, losses
+
+
 class Spare(Mlp):
     def __init__(self) -> None:
         super().__init__()
@@ -232,6 +248,7 @@ def check_what_is_not_one_devices_is_refused() -> None:
         return training(after_backward=lambda model, _: look(model))
 
     assert "LBFGS may look at a parameter as a whole" in said(training(optimizer_of=torch.optim.LBFGS))
+    assert "LBFGS may look at a parameter as a whole" in said(stepped_by_a_closure)
     assert "spare.weight has no gradient" in said(training(lambda: (Spare(), *mlp()[1:])))
     assert "DeepSpeed has it in its own buffers" in said(probe(lambda model: next(model.parameters()).grad))
     assert "mul_ changes a parameter" in said(probe(lambda model: next(model.parameters()).data[0].mul_(2)))

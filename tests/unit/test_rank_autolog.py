@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from jupyter_torchdist.runtime import execution
-from jupyter_torchdist.runtime.autolog import Autolog, loss_name
+from jupyter_torchdist.runtime.autolog import Autolog, is_users, loss_name
 from jupyter_torchdist.runtime.metrics import Recorder
 
 
@@ -40,6 +40,25 @@ def test_a_source_that_is_not_there() -> None:
     assert loss_name("nowhere.py", 3) == "loss"
     execution.remember_cell("this is not python\n", "Cell In[32]", 2)
     assert loss_name("Cell In[32]", 2) == "loss"
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        torch.nn.__file__,
+        pytest.__file__,
+        "/home/ada/.local/lib/python3.11/site-packages/sympy/core/sympify.py",
+        "/usr/lib/python3/dist-packages/numpy/__init__.py",
+        "/opt/base-of-a-virtual-environment/lib/python3.11/site-packages/sympy/core/sympify.py",
+    ],
+)
+def test_libraries_are_not_the_users(library: str) -> None:
+    assert not is_users(library)
+
+
+@pytest.mark.parametrize("own", ["Cell In[3]", "/home/ada/my-site-packages/train.py", "/home/ada/work/net.py"])
+def test_cells_and_modules_beside_them_are_the_users(own: str) -> None:
+    assert is_users(own)
 
 
 class Kept(Recorder):

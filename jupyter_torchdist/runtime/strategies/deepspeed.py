@@ -104,16 +104,16 @@ class Engine:
             )
         if any(parameter.is_meta for parameter in own):
             raise StrategyError("DeepSpeed is given models with weights; this one is on the meta device", INSTEAD)
-        if optimizer.state:
-            raise StrategyError(
-                f"this {type(optimizer).__name__} has trained already, and DeepSpeed begins with an empty state",
-                f"build the optimizer in this cell, or {INSTEAD}",
-            )
         allowed = self._setting.plan.options["config"].get("zero_allow_untested_optimizer")
         if not isinstance(optimizer, ELEMENTWISE) and not allowed:
             raise StrategyError(
                 f"{type(optimizer).__name__} may look at a parameter as a whole, and ZeRO gives it flat pieces",
                 f'use AdamW, write "zero_allow_untested_optimizer": true into the configuration, or {INSTEAD}',
+            )
+        if optimizer.state:
+            raise StrategyError(
+                f"this {type(optimizer).__name__} has trained already, and DeepSpeed begins with an empty state",
+                f"build the optimizer in this cell, or {INSTEAD}",
             )
         if self._setting.plan.compile:
             raise StrategyError("--compile and DeepSpeed do not go together here", "leave one of them out")

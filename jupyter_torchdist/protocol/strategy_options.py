@@ -175,7 +175,7 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     _flag("static_graph", ("ddp",), "the same parameters take part in every step"),
     _flag("find_unused_parameters", ("ddp",), "look in each step for parameters that took no part"),
     StrategyOption("bucket_cap_mb", ("ddp",), "MB", "gradients are summed in buckets of this size", _number, 25.0),
-    _flag("gradient_as_bucket_view", ("ddp",), "gradients are views of the buckets: one copy less"),
+    _flag("gradient_as_bucket_view", ("ddp",), "gradients that stay are views of the buckets, too"),
     _choice("comm_hook", ("ddp",), ("none", "fp16", "bf16", "powersgd"), "compress gradients"),
     _flag("uneven_inputs", ("ddp",), "ranks may have different numbers of batches (Join)"),
     _flag("zero1", ("ddp",), "shard the optimizer's state (ZeroRedundancyOptimizer)"),

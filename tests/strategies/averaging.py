@@ -184,6 +184,29 @@ def check_gradients_are_views_of_one_storage_and_are_not_copied_again() -> None:
     assert all(abs(p.flatten()[0].item() + 0.1) < CLOSE for p in parameters)
 
 
+def check_new_gradients_lie_in_their_buckets_and_old_ones_stay_where_they_are() -> None:
+    parameters, average = given(), averaging()
+    fill(parameters)
+    average.average(parameters)
+    for parameter in parameters:
+        parameter.grad = None
+    average.begin(silent=True)
+    fill(parameters, 3.0)
+    average.average(parameters)
+    kept = [parameter.grad for parameter in parameters]
+    assert len({one.untyped_storage().data_ptr() for one in kept if one is not None}) == 1
+    parameters[0].grad = None
+    average.begin(silent=True)
+    fill(parameters[:1], 5.0)
+    for one in kept[1:]:
+        assert one is not None
+        one += dist.get_rank()
+    average.average(parameters)
+    assert all(parameter.grad is one for parameter, one in zip(parameters[1:], kept[1:], strict=True))
+    assert [one.flatten()[0].item() for one in kept if one is not None] == [3.0, *[3.5] * (len(SHAPES) - 1)]
+    assert parameters[0].grad is not None and parameters[0].grad.flatten()[0] == 5.0
+
+
 def check_half_precision_hooks_send_half_the_bytes() -> None:
     for hook, kind in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         parameters, average = given(), averaging(How(hook=hook))
@@ -259,7 +282,7 @@ def early(model: Deep, steps: int, each: Callable[[int], None] = lambda step: No
         for parameter in parameters:
             parameter.grad = None
         with sent() as noted:
-            average.begin(regular=True)
+            average.begin(silent=True)
             model(x).square().sum().backward()
             began.append(len(noted))
             average.average(parameters)
@@ -304,7 +327,7 @@ def check_a_static_graph_in_which_gradients_come_twice_is_refused() -> None:
     for step in range(REGULAR + 3):
         model.again = step == REGULAR + 2
         model.zero_grad()
-        average.begin(regular=True)
+        average.begin(silent=True)
         model(torch.ones(2, 6)).sum().backward()
         if model.again:
             assert "came twice" in refusal(lambda: average.average(list(model.parameters())))
@@ -327,7 +350,7 @@ def check_a_backward_that_raises_leaves_nothing_behind() -> None:
             hidden.register_hook(fail)
         for layer in model.layers[2:]:
             hidden = layer(hidden)
-        average.begin(regular=True)
+        average.begin(silent=True)
         try:
             (hidden.sum() * (1 + dist.get_rank())).backward()
         except ValueError:

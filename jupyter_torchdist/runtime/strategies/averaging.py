@@ -33,8 +33,9 @@ REGULAR = 3
 
 @dataclass(frozen=True)
 class How:
-    """DDP's options. ``views``: gradients are views of the buckets; ``static``: the same ones come in each backward.
+    """DDP's options. ``static``: the same gradients come in each backward.
 
+    ``views``: gradients that were there before the backward are views of the buckets, too, as new ones always are.
     ``early``: nothing else is done to gradients after they have come.
     """
 
@@ -90,15 +91,19 @@ class Averaging:
         self._others: list[nn.Parameter] = []
         self._layout: Layout | None = None
         self._first: list[bool] | None = None  # which gradients this rank had, when they are to stay the same
+        self._new: list[bool] | None = None  # which gradients are to come, in this backward
         self._early = Early(self)
 
     # -------------------------------------------------------------------------------------------------- a backward
 
-    def begin(self, *, regular: bool) -> None:
-        """A backward begins. ``regular``: nothing in it communicates, and it leaves no graph of the gradients."""
+    def begin(self, *, silent: bool, create_graph: bool = False) -> None:
+        """A backward begins. ``silent``: nothing in it communicates; ``create_graph``: of the gradients, too."""
         layout = self._layout
-        if layout is not None and len(layout.buckets) > 1 and self._may_be_early:
-            self._early.begin(layout, regular=regular)
+        if layout is None or create_graph:
+            return
+        self._new = [parameter.grad is None for parameter in layout.parameters]
+        if len(layout.buckets) > 1 and self._may_be_early:
+            self._early.begin(layout, regular=silent)
 
     @property
     def _may_be_early(self) -> bool:
@@ -107,6 +112,7 @@ class Averaging:
 
     def fail(self) -> None:
         """The backward raised: buckets that other ranks may have sent are sent, and forgotten."""
+        self._new = None
         if self._early.stop() and self._layout is not None:
             self._send(self._layout, alarm=True)
             self._layout.clear()
@@ -130,6 +136,7 @@ class Averaging:
             elif not self._finish(self._layout, irregular=irregular):
                 self._early.forbid()
                 self._ask()
+        self._new = None
 
     def end(self) -> None:
         """Let go of everything."""
@@ -164,7 +171,11 @@ class Averaging:
     def _lay_out(self) -> None:
         known = [parameter for parameter in self._trained if parameter in self._seen]
         self._others = [parameter for parameter in self._trained if parameter not in self._seen]
-        self._layout = Layout(known, self._how.bucket_bytes, counted=not self._how.static) if known else None
+        self._new = None
+        self._layout = None
+        if known:
+            counted = not self._how.static
+            self._layout = Layout(known, self._how.bucket_bytes, self._compression.divisor, counted=counted)
         self._compression.forget()
         self._early.end()
 
@@ -228,7 +239,8 @@ class Averaging:
             if alarm and self._early.on:
                 layout.clear()
                 return False
-        layout.take(used, views=self._how.views)
+        views = [self._how.views] * len(layout.parameters)
+        layout.take(used, views if self._how.views or self._new is None else self._new)
         return not alarm
 
     def _send(self, layout: Layout, *, alarm: bool) -> bool:
@@ -286,18 +298,20 @@ class Early:
         self._buckets = layout.buckets
         number = 0
         for place, bucket in enumerate(layout.buckets):
+            first = number
             for parameter in bucket.parameters:
-                hook = partial(self._arrived, number, place)
+                hook = partial(self._arrived, number, place, number - first)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
                 number += 1
 
-    def _arrived(self, number: int, place: int, _parameter: Tensor) -> None:
+    def _arrived(self, number: int, place: int, number_within: int, _parameter: Tensor) -> None:
         if not self._armed:
             return
         if self._came[number]:
             self.twice = True
             return
         self._came[number] = True
+        self._buckets[place].lay(number_within)
         self._missing[place] -= 1
         while self._next < len(self._buckets) - 1 and not self._missing[self._next]:
             with torch.no_grad():

@@ -64,7 +64,7 @@ class Backwards:
                 return
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
-            self._averaging.begin(regular=self._is_silent() and not create_graph)
+            self._averaging.begin(silent=self._is_silent(), create_graph=create_graph)
             try:
                 self._run(original, tensors, losses, grad_tensors, args, kwargs)
             except BaseException:

@@ -32,12 +32,21 @@ class Compression:
         self._state: Any = powersgd_state(group) if kind == "powersgd" else None
         self.early = self._state is None  # PowerSGD's second and third all-reduce come when the first has ended
 
+    def divisor(self, dtype: torch.dtype) -> int:
+        """By what gradients are divided before they are sent; PyTorch's hooks do it themselves.
+
+        Before the sum, as DDP does: half precision would overflow.
+        """
+        return self._group.size() if self._is_whole(dtype) else 1
+
+    def _is_whole(self, dtype: torch.dtype) -> bool:
+        return dtype not in _LONG or self._kind == "none"
+
     def send(self, bucket: Bucket) -> None:
         """Begin to replace ``bucket.flat`` by its mean over the group; ``bucket.sent.wait()`` ends it."""
         flat = bucket.flat
         assert flat is not None
-        if flat.dtype not in _LONG or self._kind == "none":
-            flat /= self._group.size()  # before the sum, as DDP does: half precision would overflow
+        if self._is_whole(flat.dtype):
             bucket.sent = dist.all_reduce(flat, group=self._group, async_op=True)
         elif self._state is None:
             bucket.sent = _SHORTER[self._kind](self._group, Seen(bucket))
@@ -92,6 +101,6 @@ class Seen:
 
     def gradients(self) -> list[Tensor]:
         """Matrices and vectors; the tail is a vector, which PowerSGD sends as it is."""
-        pieces = [piece.view(1) if piece.dim() == 0 else piece for piece in self._bucket.pieces()]
+        pieces = [piece.view(1) if piece.dim() == 0 else piece for piece in self._bucket.pieces]
         end = self.buffer()[self._bucket.elements - self._bucket.tail :]
         return [*pieces, end] if self._bucket.tail else pieces

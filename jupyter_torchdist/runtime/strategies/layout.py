@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 LAST_BYTES = 2**20
 """The last bucket, for which nothing is left to overlap with, is no larger: as DDP's first one."""
 
 
 class Bucket:
-    """Gradients of one type and device, laid end to end in ``flat`` when it is filled.
+    """Gradients of one type and device, laid end to end in ``flat`` while they are sent, divided by ``divisor``.
 
-    ``tail`` numbers of the last bucket follow them. ``sent`` is the work in flight.
+    ``tail`` numbers of the last bucket follow them. ``sent`` is the work in flight. ``flat`` is another one in each
+    backward: the gradients of the last, which the cell may have kept, lie in theirs.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], tail: int = 0) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], divisor: int, tail: int = 0) -> None:
         self.parameters = tuple(parameters)
         self.tail = tail
         self.is_last = False
@@ -28,44 +28,76 @@ class Bucket:
         self.elements = sum(parameter.numel() for parameter in parameters) + tail
         self.flat: Tensor | None = None
         self.sent: Any = None
+        self.pieces: list[Tensor] = []
+        """Of ``flat``, each in its parameter's shape; the tail is not among them."""
+        self._divisor = divisor
+        self._laid: set[int] = set()
 
     @property
     def is_sent(self) -> bool:
         return self.sent is not None
 
+    def lay(self, number: int) -> None:
+        """Copy a gradient that has just come, while it is in the processor's cache."""
+        grad = self.parameters[number].grad
+        assert grad is not None
+        if not grad.is_sparse and grad.dtype == self.dtype:
+            if self.flat is None:
+                self._start()
+            torch.div(grad, self._divisor, out=self.pieces[number])
+            self._laid.add(number)
+
     def fill(self, tail: Tensor | None, *, in_place: bool) -> None:
-        """``flat`` holds this rank's gradients: zeros where it has none.
+        """``flat`` holds all of this rank's gradients: zeros where it has none.
 
         ``in_place``: where they lie in one storage already, as they were left by ``take``, nothing is copied.
         """
-        grads = [parameter.grad for parameter in self.parameters]
-        if in_place and (flat := self._shared(grads)) is not None:
-            self.flat = flat
-            if tail is not None:
-                flat[self.elements - self.tail :].copy_(tail)
-            return
-        dense = [self._dense(one, grad) for one, grad in zip(self.parameters, grads, strict=True)]
+        if in_place and self.flat is None and (shared := self._shared()) is not None:
+            self._start(shared)
+            shared[: self.elements - self.tail] /= self._divisor
+        else:
+            self._lay_the_rest()
         if tail is not None:
-            dense.append(tail)
-        flat = _flatten_dense_tensors(dense)
-        self.flat = flat.clone() if len(dense) == 1 else flat  # one alone is not copied
+            assert self.flat is not None
+            torch.div(tail, self._divisor, out=self.flat[self.elements - self.tail :])
 
-    def _dense(self, parameter: nn.Parameter, grad: Tensor | None) -> Tensor:
-        if grad is None:
-            return torch.zeros_like(parameter, dtype=self.dtype, memory_format=torch.contiguous_format)
-        if grad.is_sparse:
-            grad = parameter.grad = grad.to_dense()
-        return grad if grad.dtype == self.dtype else grad.to(self.dtype)
+    def _lay_the_rest(self) -> None:
+        if self.flat is None:
+            self._start()
+        pieces, grads = [], []
+        for number, (parameter, piece) in enumerate(zip(self.parameters, self.pieces, strict=True)):
+            if number in self._laid:
+                continue
+            if parameter.grad is None:
+                piece.zero_()
+                continue
+            if parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+            pieces.append(piece)
+            grads.append(parameter.grad)
+        if pieces:
+            torch._foreach_copy_(pieces, grads)
+            torch._foreach_div_(pieces, self._divisor)
 
-    def _shared(self, grads: Sequence[Tensor | None]) -> Tensor | None:
+    def _start(self, flat: Tensor | None = None) -> None:
+        """``flat``: with the gradients in it; None for a new one."""
+        self.flat = (
+            torch.empty(self.elements, dtype=self.dtype, device=self.parameters[0].device) if flat is None else flat
+        )
+        sizes = [parameter.numel() for parameter in self.parameters]
+        parts = self.flat.split_with_sizes([*sizes, self.tail])
+        self.pieces = [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=False)]
+
+    def _shared(self) -> Tensor | None:
         """The storage in which gradients lie one after the other, with room for the tail, and nothing else."""
-        first = grads[0]
+        first = self.parameters[0].grad
         if first is None or first.is_sparse or first.dtype != self.dtype or first.storage_offset():
             return None
         if first.untyped_storage().nbytes() != self.elements * first.element_size():
             return None
         address = first.data_ptr()
-        for grad in grads:
+        for parameter in self.parameters:
+            grad = parameter.grad
             if grad is None or grad.is_sparse or grad.data_ptr() != address or not grad.is_contiguous():
                 return None
             address += grad.numel() * grad.element_size()
@@ -74,20 +106,17 @@ class Bucket:
     def wait(self) -> None:
         self.sent.wait()
 
-    def pieces(self) -> tuple[Tensor, ...]:
-        """Of ``flat``, each in its parameter's shape; the tail is not among them."""
-        assert self.flat is not None
-        pieces: tuple[Tensor, ...] = _unflatten_dense_tensors(self.flat, self.parameters)
-        return pieces
+    def take(self, used: Sequence[bool] | None, views: Sequence[bool]) -> None:
+        """The gradients become the means; those of which ``used`` says that no rank had one stay None.
 
-    def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
-        """The gradients become the means; those of which ``used`` says that no rank had one stay None."""
+        Where ``views`` says so, they are those in ``flat``, and nothing is copied.
+        """
         given, means = [], []
-        for number, (parameter, mean) in enumerate(zip(self.parameters, self.pieces(), strict=True)):
+        for number, (parameter, mean) in enumerate(zip(self.parameters, self.pieces, strict=True)):
             grad = parameter.grad
             if grad is None and used is not None and not used[number]:
                 continue
-            if views and parameter.is_contiguous() and (grad is None or grad.dtype == mean.dtype):
+            if views[number] and parameter.is_contiguous() and (grad is None or grad.dtype == mean.dtype):
                 parameter.grad = mean.data  # a view of the storage, but not of a tensor: detach_() works
             elif grad is None:
                 parameter.grad = mean.clone()
@@ -100,6 +129,8 @@ class Bucket:
     def clear(self) -> None:
         """As before it was filled."""
         self.flat = self.sent = None
+        self.pieces = []
+        self._laid.clear()
 
 
 class Layout:
@@ -109,11 +140,21 @@ class Layout:
     the alarm.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int, *, counted: bool) -> None:
-        tail = len(parameters) + 1 if counted else 0
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        bucket_bytes: int,
+        divisor_of: Callable[[torch.dtype], int],
+        *,
+        counted: bool,
+    ) -> None:
+        groups = list(reversed(_grouped(parameters, bucket_bytes)))
+        tails = [*[0] * (len(groups) - 1), len(parameters) + 1 if counted else 0]
         self.counted = counted
-        self.buckets = [Bucket(group) for group in reversed(_grouped(parameters, bucket_bytes))]
-        last = self.buckets[-1] = Bucket(self.buckets[-1].parameters, tail)
+        self.buckets = [
+            Bucket(group, divisor_of(_type_of(group[0])), tail) for group, tail in zip(groups, tails, strict=True)
+        ]
+        last = self.buckets[-1]
         last.is_last = True
         for index, bucket in enumerate(self.buckets):
             bucket.index = index
@@ -137,12 +178,12 @@ class Layout:
         counts: list[float] = last.flat[last.elements - last.tail :].real.tolist()
         return counts
 
-    def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
-        """See ``Bucket.take``; ``used`` in the order of ``parameters``."""
+    def take(self, used: Sequence[bool] | None, views: Sequence[bool]) -> None:
+        """See ``Bucket.take``; ``used`` and ``views`` in the order of ``parameters``."""
         start = 0
         for bucket in self.buckets:
             end = start + len(bucket.parameters)
-            bucket.take(None if used is None else used[start:end], views=views)
+            bucket.take(None if used is None else used[start:end], views[start:end])
             start = end
         self.clear()
 

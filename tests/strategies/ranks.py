@@ -44,7 +44,8 @@ def setting(degrees: dict[str, int] | None = None, say: Callable[[str], None] = 
     rest = {name: value for name, value in plan.items() if name in fields}
     degrees = {"dp_shard": dist.get_world_size()} if degrees is None else degrees
     assert math.prod(degrees.values()) == dist.get_world_size()
-    return make_setting(StrategyPlan("test", degrees, options, **rest), torch.device("cpu"), say)
+    name = rest.pop("name", "+".join({"dp_shard": "fsdp", "dp_replicate": "ddp"}.get(one, one) for one in degrees))
+    return make_setting(StrategyPlan(name, degrees, options, **rest), torch.device("cpu"), say)
 
 
 def everybody() -> dist.ProcessGroup:

@@ -17,14 +17,13 @@ from jupyter_torchdist.runtime.strategies.auto import Automatic
 from jupyter_torchdist.runtime.strategies.base import Setting
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
-from .ranks import CLOSE, assert_close, refusal, setting
+from .ranks import CLOSE, assert_close, everyone, refusal, setting
 
 Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
 
 
 def under(how: Setting, cell: Cell) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
-    name = "+".join({"dp_shard": "fsdp", "dp_replicate": "ddp"}.get(one, one) for one in how.plan.degrees)
-    automatic = Automatic(replace(how, plan=replace(how.plan, name=name)))
+    automatic = Automatic(how)
     automatic.install()
     try:
         found = cell()
@@ -250,6 +249,31 @@ def check_what_a_rank_loads_is_as_proved_or_said() -> None:
         loaded: list[int] = []
         equal(setting({"dp_replicate": WORLD()}, **options), counted(loss, loaded))
         assert loaded == [25, expected], (options, loaded, expected)
+
+
+class Noisy(Counted):
+    """The noise of a sample is drawn where it is loaded."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return super().__getitem__(index)[0] + torch.rand(()), self.targets[index]
+
+
+def check_workers_of_a_divided_loader_draw_numbers_of_their_ranks() -> None:
+    noise: list[float] = []
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        dataset, model = Noisy(), nn.Sequential(nn.Linear(4, 3))
+        dataset.inputs.zero_()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for x, y in DataLoader(dataset, 10, num_workers=1):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            noise.extend(x[:, 0].tolist())
+        return model, optimizer, []
+
+    under(setting({"dp_replicate": WORLD()}, batch="slices"), cell)
+    of_all = [one for several in everyone(noise) for one in several]
+    assert len(of_all) == len(set(of_all)) == 25
 
 
 class Centred(nn.Linear):

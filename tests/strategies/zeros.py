@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from jupyter_torchdist.runtime.strategies.auto import Automatic
-
+from . import unchanged
 from .models import Gpt, Mlp, adamw
 from .ranks import CLOSE, SAID, assert_close, refusal, setting
 
@@ -26,15 +24,9 @@ Config = dict[str, Any]
 
 
 def under(cell: Cell, config: Config, **plan: Any) -> Trained:
-    how = setting({"dp_replicate": dist.get_world_size()}, config=config, **plan)
-    automatic = Automatic(replace(how, plan=replace(how.plan, name="deepspeed")))
-    automatic.install()
-    try:
-        found = cell()
-        automatic.finish()
-    finally:
-        automatic.abandon()
-    return found
+    return unchanged.under(
+        setting({"dp_replicate": dist.get_world_size()}, name="deepspeed", config=config, **plan), cell
+    )
 
 
 def zero(stage: int, **more: Any) -> Config:

@@ -4,33 +4,50 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
 
 State = dict[str, Any]
 
+ON_CPU = ("torch", "python", "numpy")
 
-def capture() -> State:
-    """All of them, as they are; NumPy's where it is imported, the GPU's where one is in use."""
-    state: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+
+def capture(names: Collection[str] = (*ON_CPU, "cuda")) -> State:
+    """Those of ``names``, as they are; NumPy's where it is imported, the GPU's where one is in use."""
+    state: State = {}
+    if "torch" in names:
+        state["torch"] = torch.get_rng_state()
+    if "python" in names:
+        state["python"] = random.getstate()
+    if "numpy" in names and (numpy_random := sys.modules.get("numpy.random")) is not None:
         state["numpy"] = numpy_random.get_state()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if "cuda" in names and torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 
 
 def restore(state: State) -> None:
     """Set what ``state`` has. A GPU's state is left out where there is none."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
+    if "torch" in state:
+        torch.set_rng_state(state["torch"])
+    if "python" in state:
+        random.setstate(state["python"])
     if "numpy" in state:
         import numpy
 
         numpy.random.set_state(state["numpy"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed(number: int) -> None:
+    """Seed those on the CPU, NumPy's where it is imported. ``number``: 0 to 2**64 - 1."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(number % 2**32)
 
 
 def of_rank(states: list[State], rank: int, ranks: int) -> tuple[State, str]:

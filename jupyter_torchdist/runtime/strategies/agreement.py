@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from .base import Setting
 
 _WRAPPERS = (FSDPModule, Fsdp1, DistributedDataParallel)
 
+T = TypeVar("T")
 Line = tuple[str, str, str]
 """Kind, name, and what must be the same of a parameter or buffer."""
 
@@ -33,6 +34,13 @@ def check_untouched(model: nn.Module) -> None:
             )
 
 
+def of_every_rank(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What each rank of ``group`` (of all by default) says, in order; all ask at the same moment."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def same_on_all_ranks(model: nn.Module, setting: Setting, group: dist.ProcessGroup | None = None) -> None:
     """Compare names, shapes, types, ties and ``requires_grad`` across ranks; all ranks call it before sharding.
 
@@ -46,11 +54,10 @@ def same_on_all_ranks(model: nn.Module, setting: Setting, group: dist.ProcessGro
     dist.all_gather(others, mine, group=group)
     if all(torch.equal(others[0], other) for other in others):
         return
-    models: list[Any] = [None] * len(others)
-    dist.all_gather_object(models, (dist.get_rank(), type(model).__name__, lines), group=group)
-    rank, other = next((rank, theirs) for rank, _, theirs in models if theirs != models[0][2])
+    first, *models = of_every_rank((dist.get_rank(), lines), group)
+    rank, other = next((rank, theirs) for rank, theirs in models if theirs != first[1])
     raise StrategyError(
-        f"the ranks built different models: {_difference(models[0][0], models[0][2], rank, other)}",
+        f"the ranks built different models: {_difference(*first, rank, other)}",
         "what a cell builds must not depend on the rank, the time or random numbers",
     )
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from . import batchnorm
+from .agreement import of_every_rank
 from .alike import check_alike, fingerprint
 from .batchwise import BatchwiseTracker
 from .divisors import divisor_of
@@ -72,8 +73,7 @@ class Refused:
 
 def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str) -> tuple[Way, ...] | Refused:
     """What all ranks found; what one refuses, all refuse."""
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, mine, group=group)
+    found = of_every_rank(mine, group)
     refusal = next((one for one in found if isinstance(one, Refused)), None)
     if refusal is None and any(one != found[0] for one in found):
         return Refused(f"{parts} do not agree in what becomes of the samples")
@@ -311,9 +311,9 @@ class Divider:
 
     def _check_data(self, module: nn.Module, given: Any) -> None:
         """Raise ``StrategyError`` where the ranks were given different batches."""
-        seen: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(seen, fingerprint(given), group=self._group)
-        check_alike(seen, f"data in the first batch for {type(module).__name__}")
+        check_alike(
+            of_every_rank(fingerprint(given), self._group), f"data in the first batch for {type(module).__name__}"
+        )
 
     def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
         if len(ways) != len(tensors_in(outputs)):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -13,19 +11,13 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from ..checkpoint import randomness
+from .agreement import of_every_rank
 from .streams import GOLDEN
 
 T = TypeVar("T")
 
 _ODD = 0xD1342543DE82EF95
 _NONE = object()
-
-
-def of_every_rank(value: T) -> list[T]:
-    """What each of all ranks says; all ask at the same moment."""
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 class Common:
@@ -45,7 +37,10 @@ class Common:
         holders = (loader, loader.sampler, loader.batch_sampler)
         found = [getattr(holder, "generator", None) for holder in holders]
         generators = [one for one in found if isinstance(one, torch.Generator)]
-        states = {**_states(), "loader": [generator.get_state() for generator in generators]}
+        states = {
+            **randomness.capture(randomness.ON_CPU),
+            "loader": [generator.get_state() for generator in generators],
+        }
         of_all = of_every_rank({name: _digest(state) for name, state in states.items()})
         differing = [name for name in states if any(other.get(name) != of_all[0].get(name) for other in of_all)]
         self._theirs = {}
@@ -60,14 +55,14 @@ class Common:
     def __enter__(self) -> None:
         self._depth += 1
         if self._theirs and self._depth == 1:
-            self._mine = _states(self._theirs)
-            _set(self._theirs)
+            self._mine = randomness.capture(self._theirs)
+            randomness.restore(self._theirs)
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._theirs and self._depth == 0:
-            self._theirs = _states(self._theirs)
-            _set(self._mine)
+            self._theirs = randomness.capture(self._theirs)
+            randomness.restore(self._mine)
 
 
 class OwnNumbers:
@@ -81,15 +76,16 @@ class OwnNumbers:
         self._before: randomness.State | None = None
 
     def begin(self) -> None:
-        self._before = _states()
+        self._before = randomness.capture(randomness.ON_CPU)  # where samples are
         self._times += 1
-        _seed(_crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * GOLDEN)
+        number = _crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * GOLDEN
+        randomness.seed(number % 2**63)
 
     def end(self) -> None:
         """Nothing where nothing was begun."""
         before, self._before = self._before, None
         if before is not None:
-            _set(before)
+            randomness.restore(before)
 
 
 def loads(batches: Iterator[T], loaded: Callable[[], None]) -> Iterator[T]:
@@ -111,34 +107,9 @@ class WorkerSeeds:
         self._own, self._rank = own, rank
 
     def __call__(self, worker: int) -> None:
-        _seed(torch.initial_seed() + self._rank * GOLDEN)
+        randomness.seed((torch.initial_seed() + self._rank * GOLDEN) % 2**63)
         if self._own is not None:
             self._own(worker)
-
-
-def _seed(number: int) -> None:
-    seed = number % 2**63
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.seed(seed % 2**32)
-
-
-def _states(names: Iterable[str] = ("torch", "python", "numpy")) -> randomness.State:
-    """Of the generators that draw on the CPU, where samples are."""
-    state: randomness.State = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if (numpy_random := sys.modules.get("numpy.random")) is not None:
-        state["numpy"] = numpy_random.get_state()
-    return {name: state[name] for name in names if name in state}
-
-
-def _set(states: randomness.State) -> None:
-    if "torch" in states:
-        torch.set_rng_state(states["torch"])
-    if "python" in states:
-        random.setstate(states["python"])
-    if "numpy" in states and (numpy_random := sys.modules.get("numpy.random")) is not None:
-        numpy_random.set_state(states["numpy"])
 
 
 def _crc(state: torch.Tensor, before: int = 0) -> int:

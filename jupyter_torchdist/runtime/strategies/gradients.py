@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+
+from .agreement import of_every_rank
+from .dtensors import local
 
 BUCKET_BYTES = 25 * 2**20
 """As large as a bucket of DDP."""
@@ -37,7 +38,7 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
                 parameter.grad = torch.zeros_like(parameter)
             elif parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
-            dense.append(_local(parameter.grad))
+            dense.append(local(parameter.grad))
         for bucket in buckets(dense):
             average_bucket(bucket, group)
 
@@ -47,15 +48,11 @@ UNUSED, SPARSE, DENSE = 0, 1, 2
 
 def used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
     """``UNUSED``, ``SPARSE`` or ``DENSE``: each gradient on the ranks that have one; dense where these differ."""
-    device = _local(parameters[0]).device
+    device = local(parameters[0]).device
     states = [UNUSED if p.grad is None else SPARSE if p.grad.is_sparse else DENSE for p in parameters]
     agreed = torch.tensor(states, dtype=torch.int32, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MAX, group)
     return agreed.tolist()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
@@ -65,8 +62,7 @@ def average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
         none = parameter.new_empty((0, *parameter.shape[1:]))
         mine = _rows(torch.empty((1, 0), dtype=torch.int64, device=parameter.device), none, parameter)
     mine = mine.coalesce()
-    parts: list[Any] = [None] * group.size()
-    dist.all_gather_object(parts, (mine.indices().cpu(), mine.values().cpu()), group=group)
+    parts = of_every_rank((mine.indices().cpu(), mine.values().cpu()), group)
     indices = torch.cat([part[0] for part in parts], 1).to(parameter.device)
     values = torch.cat([part[1] for part in parts]).to(parameter.device)
     parameter.grad = _rows(indices, values / group.size(), parameter).coalesce()

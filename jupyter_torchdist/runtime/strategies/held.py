@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
+from .dtensors import whole
 from .leavings import no_trace
 from .shares import map_tensors, tensors_in
 from .streams import undone
@@ -80,16 +80,14 @@ _INSTEAD = "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the othe
 
 def _weighted(output: torch.Tensor) -> torch.Tensor:
     """A number into which every element enters differently, the same ones on all ranks."""
-    whole = output.full_tensor() if isinstance(output, DTensor) else output
-    weights = torch.linspace(-1.0, 2.0, whole.numel(), device=whole.device).cos().view(whole.shape)
-    return (whole.float() * weights).mean()
+    full = whole(output)
+    weights = torch.linspace(-1.0, 2.0, full.numel(), device=full.device).cos().view(full.shape)
+    return (full.float() * weights).mean()
 
 
 def _measure(tensor: torch.Tensor) -> tuple[float, float, float]:
-    whole = tensor.detach()
-    values = [whole.double().square().sum(), whole.double().sum()]
-    square, total = (float(one.full_tensor() if isinstance(one, DTensor) else one) for one in values)
-    return square**0.5, total, float(whole.numel())
+    values = tensor.detach().double()
+    return float(whole(values.square().sum())) ** 0.5, float(whole(values.sum())), float(tensor.numel())
 
 
 @contextmanager

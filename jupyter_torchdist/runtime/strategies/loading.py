@@ -18,6 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from ...protocol.errors import StrategyError
 from . import meta
+from .dtensors import local
 
 Slot = tuple[nn.Module, str]
 """Where a parameter hangs; a tied one hangs in several."""
@@ -65,7 +66,7 @@ def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.d
     the ranks share with its bundle stay shared.
     """
     with torch.no_grad():
-        for own in _differing([_local(tensor) for tensor in _states(model)], group, device):
+        for own in _differing([local(tensor) for tensor in _states(model)], group, device):
             theirs = own.to(device, copy=True).contiguous()
             dist.broadcast(theirs, group=group, group_src=0)
             own.copy_(theirs)
@@ -74,10 +75,6 @@ def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.d
 def _states(model: nn.Module) -> Iterator[Tensor]:
     yield from model.parameters()
     yield from model.buffers()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _differing(tensors: list[Tensor], group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
+from .agreement import of_every_rank
 from .alike import check_alike, fingerprint
 from .divided import Added
 from .divisors import form_of
-from .drawing import OwnNumbers, loads
+from .drawing import OwnNumbers, WorkerSeeds, loads
 from .places import ByLoop, Place
 from .resuming import Resuming
 from .shares import Rows as Share
@@ -158,6 +159,8 @@ class Loops:
             self._decided[site] = self._asserted
         parts.drawn.clear()
         parts.sliced = self._decided.get(site) is not None
+        if parts.sliced:
+            shadow.__dict__["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, self._group.rank())
         watch = (
             None
             if site in self._decided
@@ -208,8 +211,7 @@ class Loops:
     def _decide(self, site: Any, watch: LoopWatch, run: LinesRun, frame: FrameType) -> None:
         """What all ranks find; they have seen the same."""
         reason = watch.reason or unseen_use(run, frame)
-        found: list[Any] = [None] * self._group.size()
-        dist.all_gather_object(found, (reason, watch.seen), group=self._group)
+        found = of_every_rank((reason, watch.seen), self._group)
         check_alike([seen for _, seen in found], "data in the first batch of a loop")
         reason = next((one for one, _ in found if one), None)
         self._decided[site] = (

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from .dtensors import local, whole
+
 Parameters = Tensor | Iterable[Tensor]
 
 
@@ -24,8 +26,8 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0, stages: dist
     for gradient in gradients:
         by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
     norms = [torch.nn.utils.get_total_norm(part, norm_type) for part in by_mesh.values()]
-    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    total = torch.linalg.vector_norm(torch.stack(whole), norm_type) if whole else torch.zeros(())
+    wholes = [whole(norm) for norm in norms]
+    total = torch.linalg.vector_norm(torch.stack(wholes), norm_type) if wholes else torch.zeros(())
     if stages is None:
         return total
     if math.isinf(norm_type):
@@ -59,6 +61,6 @@ def clip_grad_norm_(
         )
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
-        local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
-        local.mul_(factor.to(local.device))
+        part = local(gradient)
+        part.mul_(factor.to(part.device))
     return total

@@ -14,7 +14,7 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from . import loading, meta, zero1
+from . import dtensors, loading, meta, zero1
 
 _OURS = __name__.rpartition(".")[0]
 _FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
@@ -88,9 +88,7 @@ def restore_optimizer(
 def whole(tensor: Tensor) -> Tensor:
     """A tensor in full on the CPU of rank 0, without values elsewhere; all ranks call it."""
     with torch.no_grad():
-        value = tensor.detach()
-        if isinstance(value, DTensor):
-            value = value.full_tensor()
+        value = dtensors.whole(tensor.detach())
         if dist.get_rank() != 0:
             return torch.empty_like(value, device="meta")
         return value.cpu()

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ...protocol.errors import StrategyError
 from .base import Setting
+from .dtensors import local
 from .fsdp import DTYPES
 
 _BEFORE = "_torchdist_forward"
@@ -100,10 +100,6 @@ def _by_kind(optimizer: torch.optim.Optimizer, allow_fp16: bool) -> list[list[Te
             raise ValueError("Attempting to unscale FP16 gradients.")
         if gradient.is_sparse:
             parameter.grad = gradient = gradient.coalesce()
-        values = gradient._values() if gradient.is_sparse else _local(gradient)
+        values = gradient._values() if gradient.is_sparse else local(gradient)
         kinds.setdefault((values.device, values.dtype), []).append(values)
     return list(kinds.values())
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

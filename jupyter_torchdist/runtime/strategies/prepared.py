@@ -40,6 +40,7 @@ from . import (
     tensor,
     zero1,
 )
+from .agreement import of_every_rank
 from .divided import Added, weight_of
 from .divisors import divisor_of
 from .optimized import Optimized
@@ -101,9 +102,7 @@ class Prepared:
             self._setting.say(line)
 
     def _check(self, things: Sequence[Any]) -> None:
-        kinds = [None] * dist.get_world_size()
-        mine = [type(thing).__name__ for thing in things]
-        dist.all_gather_object(kinds, mine)
+        kinds = of_every_rank([type(thing).__name__ for thing in things])
         other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
         if other is not None:
             raise StrategyError(

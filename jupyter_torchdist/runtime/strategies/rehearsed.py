@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
@@ -29,6 +28,7 @@ from ...protocol.strategy import StrategyPlan
 from ..allocations import Allocations, storages
 from . import activations, fsdp, gradients, loading, optimizers, precision
 from .base import Setting
+from .dtensors import local
 from .fakes import NotRehearsed, Reached, cut, joined, place
 from .patches import Patches
 from .shares import map_tensors, tensors_in
@@ -365,5 +365,5 @@ def _not_compiled(_original: Callable[..., Any], model: Any = None, **_options: 
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local.numel() * local.element_size()
+    part = local(tensor)
+    return part.numel() * part.element_size()

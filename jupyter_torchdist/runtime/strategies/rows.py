@@ -23,8 +23,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ...protocol.errors import StrategyError
 from ..checkpoint.position import position_of
+from .agreement import of_every_rank
 from .base import Setting
-from .drawing import Common, OwnNumbers, WorkerSeeds, loads, of_every_rank
+from .drawing import Common, OwnNumbers, WorkerSeeds, loads
 from .shares import Rows, to_device
 
 Loader = DataLoader[Any]

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...protocol.errors import StrategyError
+from . import dtensors
 from .datas import DATA
 from .optimizers import placed_like
 from .patches import Patches
@@ -103,8 +104,7 @@ def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.O
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in full on every rank; all ranks call it when it is sharded."""
-    full: torch.Tensor = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor
-    return full
+    return dtensors.whole(tensor).detach() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_values(names: dict[str, Any]) -> None:

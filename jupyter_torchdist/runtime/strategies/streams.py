@@ -6,9 +6,7 @@ dropped by ``random.random()``), and ranks that compute different things wait fo
 
 from __future__ import annotations
 
-import random
 import secrets
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,10 +27,8 @@ def begin_alike(seed: int | None = None) -> int:
     """
     chosen = [secrets.randbits(31) if seed is None else seed]
     dist.broadcast_object_list(chosen, src=0)
-    torch.manual_seed(chosen[0])
-    random.seed(chosen[0])
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(chosen[0])
+    torch.manual_seed(chosen[0])  # the GPUs', too
+    randomness.seed(chosen[0])
     return chosen[0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -331,7 +330,7 @@ class Determined(nn.Linear):
 
 def check_an_operation_without_fp16_is_named() -> None:
     how = setting({"dp_replicate": WORLD()}, precision="fp16", model="whole")
-    automatic = Automatic(replace(how, plan=replace(how.plan, name="ddp")))
+    automatic = Automatic(how)
     automatic.install()
     try:
         model = Determined(4, 4)

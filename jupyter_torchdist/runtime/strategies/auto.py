@@ -28,8 +28,8 @@ from . import (
     agreement,
     averaging,
     batchnorm,
+    changes,
     compiling,
-    context,
     deepspeed,
     deferred,
     fsdp,
@@ -43,7 +43,6 @@ from . import (
     precision,
     replicate,
     statedicts,
-    tensor,
     zero1,
 )
 from .averaging import Averaging, How
@@ -303,14 +302,13 @@ class Automatic:
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Held]) -> None:
         """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
         setting = self._setting
-        for dimension, parallelism in (("cp", context), ("tp", tensor)):
-            if setting.plan.degree(dimension) > 1:
-                held = hold()
-                for model in models:
-                    parallelism.apply(model, setting)
-                held.compare(dimension, parallelism.explain)
-                if not self._sharded:
-                    self._models += models
+        for dimension, parallelism in changes.divisions(setting):
+            held = hold()
+            for model in models:
+                parallelism.apply(model, setting)
+            held.compare(dimension, parallelism.explain)
+            if not self._sharded:
+                self._models += models
 
     def _shard(self, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
         setting = self._setting
@@ -326,20 +324,13 @@ class Automatic:
     def _check(self, root: nn.Module) -> None:
         """Raise ``StrategyError`` before anything is changed."""
         setting = self._setting
-        batchnorm.check(root)
+        changes.check(root, setting)
         averaging.check(root)
         accumulating.check(root, setting)
         if self._engine is not None:
             self._engine.check(root)
         if setting.plan.degree("pp") > 1:
             pipeline_checks.check(root, setting, list(self._optimized))
-        if setting.plan.activation_checkpointing:
-            activations.check(root, setting)
-        for dimension, parallelism in (("cp", context), ("tp", tensor)):
-            if setting.plan.degree(dimension) > 1:
-                parallelism.check(root, setting)
-        if setting.plan.degree("dp_shard") > 1:
-            fsdp.check(root, setting)
         for optimizer in self._optimized:
             optimizers.check(optimizer, self._sharded)
 

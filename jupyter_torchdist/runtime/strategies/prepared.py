@@ -25,8 +25,8 @@ from . import (
     activations,
     agreement,
     batchnorm,
+    changes,
     compiling,
-    context,
     fsdp,
     loading,
     meta,
@@ -37,7 +37,6 @@ from . import (
     replicate,
     rows,
     statedicts,
-    tensor,
     zero1,
 )
 from .agreement import of_every_rank
@@ -148,15 +147,8 @@ class Prepared:
                 )
         agreement.check_untouched(model)
         agreement.same_on_all_ranks(model, setting)
-        batchnorm.check(model)
-        if setting.plan.activation_checkpointing:
-            activations.check(model, setting)
-        for dimension, parallelism in (("cp", context), ("tp", tensor)):
-            if setting.plan.degree(dimension) > 1:
-                parallelism.check(model, setting)
-        if setting.plan.degree("dp_shard") > 1:
-            fsdp.check(model, setting)
-        elif setting.data_ranks > 1:
+        changes.check(model, setting)
+        if setting.plan.degree("dp_shard") == 1 and setting.data_ranks > 1:
             replicate.check(model, setting)
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> None:
@@ -179,9 +171,8 @@ class Prepared:
         if setting.plan.degree("dp_shard") == setting.plan.degree("tp") == 1:
             meta.fill(model)  # what is sharded gets its values one parameter at a time
         loading.move(model, setting.device)
-        for dimension, parallelism in (("cp", context), ("tp", tensor)):
-            if setting.plan.degree(dimension) > 1:
-                parallelism.apply(model, setting)
+        for _, parallelism in changes.divisions(setting):
+            parallelism.apply(model, setting)
         self._sharing[id(model)] = batchnorm.convert(model, setting)
         if setting.plan.activation_checkpointing:
             activations.apply(model, setting)

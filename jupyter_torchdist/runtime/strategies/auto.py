@@ -324,13 +324,13 @@ class Automatic:
     def _check(self, root: nn.Module) -> None:
         """Raise ``StrategyError`` before anything is changed."""
         setting = self._setting
-        changes.check(root, setting)
         averaging.check(root)
         accumulating.check(root, setting)
         if self._engine is not None:
             self._engine.check(root)
         if setting.plan.degree("pp") > 1:
             pipeline_checks.check(root, setting, list(self._optimized))
+        changes.check(root, setting)
         for optimizer in self._optimized:
             optimizers.check(optimizer, self._sharded)
 

@@ -42,9 +42,9 @@ PRELOAD = (
 )
 """What every rank needs, before the first job is taken."""
 
-PRELOAD_LATER = ("torch._dynamo",)
-"""What many ranks need (an optimizer imports the first): it takes seconds, so a fork of the zygote loads it and
-then takes the zygote's place; no job waits for it. Libraries that jobs ask for follow in the same way."""
+PRELOAD_LATER = ("torch._dynamo", "jupyter_torchdist.runtime.strategies.auto")
+"""What many ranks need (an optimizer imports the first, a strategy both): it takes seconds, so a fork of the zygote
+loads it and then takes the zygote's place; no job waits for it. Libraries that jobs ask for follow in the same way."""
 
 OPENBLAS = ("numpy", "scipy.linalg")
 """Imports whose threads are OpenBLAS's, which stops and restarts them around a fork (pthread_atfork)."""

@@ -43,6 +43,7 @@ def test_what_can_be_saved(home: Path, tmp_path: Path) -> None:
         "buffers_are_those_of_rank_0",
         "what_is_each_ranks_own_comes_back_to_it",
         "saving_changes_nothing",
+        "a_loop_goes_on_after_the_last_batch",
         "ranks_that_save_different_things",
         "a_file_system_that_is_full_half_way",
         "an_error_of_an_asynchronous_save_is_raised_by_the_next",

@@ -8,6 +8,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import jupyter_torchdist as td
 from jupyter_torchdist.protocol.errors import CheckpointError
 
-from . import models
-from .ranks import SAID, assert_close, everyone, mine
+from . import models, prepared, unchanged
+from .ranks import CLOSE, SAID, assert_close, everyone, mine
 
 CASE = models.CASES["untied"]
 SAVED, STEPS = 3, 6
@@ -251,6 +253,54 @@ def another_model_is_named_on_every_rank(place: Path) -> None:
     words = refused(load)
     assert "is of another model: it has no 0.weight" in words, words
     assert "more differences" in words
+
+
+def a_loop_goes_on_after_the_last_batch(place: Path) -> None:
+    """Of an unmodified cell, and of a prepared one: no sample that was seen is loaded again."""
+    for way, loaded in (("unmodified", 8 + 8 + 4), ("prepared", 4 + 4 + 4)):
+        samples = prepared.data("mlp", 48)
+
+        def run(
+            *,
+            resumed: bool,
+            prepare: Callable[..., Any] = prepared.alone,
+            way: str = way,
+            samples: prepared.Noted = samples,
+        ) -> prepared.Result:
+            torch.manual_seed(7 if resumed else 5)
+            model = models.CASES["mlp"].model()
+            optimizer, losses = models.adamw(list(model.parameters())), []
+            loader = DataLoader(samples, 8, shuffle=True)
+            prepare(model, optimizer, loader)
+            td.follow(loader)
+            if resumed:
+                assert td.load(place / way, model, optimizer, loader)["step"] == 3
+            samples.asked.clear()
+            for number, (x, y) in enumerate(loader, start=1):
+                optimizer.zero_grad()
+                loss = models.loss_of(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                if number == 3 and not resumed:
+                    td.save(place / way, model, optimizer, loader, step=number).wait()
+            return model, optimizer, losses
+
+        found = []
+        for resumed in (False, True):
+            SAID.clear()
+            if way == "unmodified":
+                found.append(unchanged.under(prepared.ddp(), partial(run, resumed=resumed)))
+            else:
+                with prepared.job(prepared.ddp()):
+                    found.append(run(resumed=resumed, prepare=td.prepare))
+        (whole, _, losses), (again, _, rest) = found
+        assert max(abs(a - b) for a, b in zip(losses[3:], rest, strict=True)) < CLOSE
+        assert len(samples.asked) == loaded, (way, samples.asked)
+        if way == "unmodified":
+            assert "each rank loads its part of every batch" in SAID
+        if dist.get_rank() == 0:
+            assert_close(again.state_dict(), whole.state_dict())
 
 
 def a_rank_that_ends_in_an_asynchronous_save(place: Path) -> None:

@@ -235,6 +235,14 @@ def position_of(loader: Loader) -> Position | None:
     return _positions.get(loader)
 
 
+def share(loader: Loader, shadow: Loader) -> None:
+    """Loops over ``loader``, if it is followed, are those over ``shadow``, which draws its batches from now on."""
+    position = _positions.get(loader)
+    if position is not None and loader is not shadow:
+        position.loader = weakref.ref(shadow)
+        _positions[shadow] = position
+
+
 def hand_on(earlier: Loader, later: Loader) -> None:
     """The iterations over ``later`` continue those over ``earlier``, of the same name."""
     position = follow(earlier)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
+from ..checkpoint import position
 from . import (
     activations,
     agreement,
@@ -72,6 +73,7 @@ class Prepared:
         self._install()
 
     def _install(self) -> None:
+        position.watch_iterations()  # before its wrapper: a loop that is resumed passes over indices, not samples
         around = self._patches.around
         around(nn.Module, "__call__", self._call)
         around(torch.autograd, "backward", self._backward)

@@ -51,8 +51,8 @@ class Resuming:
     def install(self, patches: Patches) -> None:
         """Before anyone else wraps the iteration of loaders."""
         self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        position.watch_iterations()
         if self._checkpointer is not None:
-            position.watch_iterations()
             self._made.watch(patches)
 
     @property
@@ -99,6 +99,7 @@ class Resuming:
         """A loop of the cell over ``loader`` begins, whose batches ``followed`` will give."""
         self._step_is_over()  # of a loop that was left by ``break``
         self._begin()
+        position.share(loader, followed)  # the cell itself may call td.follow, td.save and td.load
         if self._checkpointer is not None:
             name = self._made.name_of_loader(loader, frame)
             if self._checkpointer.on_the_way and self._checkpointer.led and not self._checkpointer.knows(name):

@@ -6,6 +6,7 @@ other side's namespace; the global names it uses travel with it, each once, befo
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import pickle
 import sys
@@ -104,6 +105,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduce_parametrized
         if (reason := refusals.reason(kind)) is not None:
             return functools.partial(_refuse, reason)
+        if _cannot_be_asked(kind):
+            return _by_attributes
         if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):
             return functools.partial(_array, numpy) if kind in (numpy.ndarray, numpy.memmap) else None
         return None
@@ -260,6 +263,33 @@ def _refuse(reason: str, value: Any) -> Any:
     if value is sys.stdout or value is sys.stderr:
         return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
     raise pickle.PicklingError(reason)
+
+
+_DEFAULTS = ("__reduce_ex__", "__reduce__", "__new__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _cannot_be_asked(kind: type) -> bool:
+    """Whether a stream that pickle itself writes of such an object cannot be read.
+
+    Reading asks the object, which has no attributes yet, for ``__setstate__``; a ``__getattr__`` that looks into an
+    attribute for others (tqdm's wrapper of files) asks itself for that one then, without an end.
+    """
+    if not any("__getattr__" in vars(base) for base in kind.__mro__) or hasattr(kind, "__setstate__"):
+        return False
+    if any(getattr(kind, name, None) is not getattr(object, name, None) for name in _DEFAULTS):
+        return False
+    if not kind.__dictoffset__ or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
+        return False
+    try:
+        getattr(object.__new__(kind), "__setstate__", None)
+    except Exception:  # noqa: BLE001  # the user's own, which may raise anything
+        return True
+    return False
+
+
+def _by_attributes(value: Any) -> Any:
+    reading = (copyreg.__newobj__, (type(value),))  # type: ignore[attr-defined]
+    return *reading, dict(vars(value)), None, None, rebuild.set_attributes
 
 
 def _array(numpy: Any, value: Any) -> Any:

@@ -67,6 +67,7 @@ APART: dict[tuple[str, str], Expectation] = {
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
+    ("new_head", "fsdp"): Refused("2.weight, 2.bias came into the Sequential after it had been divided"),
     ("parameter_outside", "fsdp"): Refused("used outside of the forward of the module it belongs to"),
     ("sparse_embedding", "fsdp"): Refused("SparseAdam cannot train parameters that fsdp or tp has sharded"),
 }

@@ -18,7 +18,7 @@ from jupyter_torchdist.protocol.spec import Options
 from .traces import Trace, trace
 
 CELLS = Path(__file__).parents[1] / "cells"
-PATIENCE = 60.0
+PATIENCE = 180.0
 
 
 @dataclass(frozen=True)

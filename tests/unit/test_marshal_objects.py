@@ -50,6 +50,15 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="abstract class",
         ),
         pytest.param(
+            "class Forwarding:\n    def __init__(self, inner): self.inner = inner\n"
+            "    def __getattr__(self, name): return getattr(self.inner, name)\n"
+            "    def __setattr__(self, name, value):\n"
+            "        vars(self)[name] = value if name == 'inner' else setattr(self.inner, name, value)\n"
+            "f = Forwarding([3])",
+            "assert f.index(3) == 0\nf.append(4)\nassert f.inner == [3, 4]\nresult = f",
+            id="attributes of another object",
+        ),
+        pytest.param(
             "class S:\n    __slots__ = ('a', 'b')\n    def __init__(self): self.a = [1]\ns = S()",
             "s.a.append(2)\ns.b = 3\nresult = s\nassert not hasattr(s, '__dict__')",
             id="slots",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -39,6 +39,18 @@ def of_every_rank(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Collection[Tensor]) -> None:
+    """Raise ``StrategyError`` for layers that a model was given after it, or a part of it, was ``divided``."""
+    if not any(module in divided for module in model.modules()):
+        return
+    late = [name for name, parameter in model.named_parameters() if parameter in pending]
+    raise StrategyError(
+        f"{', '.join(late[:3])} came into the {type(model).__name__.removeprefix('FSDP')} after it had been divided "
+        "among the ranks",
+        "train it with its new layers in the next cell (between cells a model is whole), or use --strategy ddp",
+    )
 
 
 def same_on_all_ranks(model: nn.Module, setting: Setting, group: dist.ProcessGroup | None = None) -> None:

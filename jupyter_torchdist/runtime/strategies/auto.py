@@ -324,6 +324,7 @@ class Automatic:
     def _check(self, root: nn.Module) -> None:
         """Raise ``StrategyError`` before anything is changed."""
         setting = self._setting
+        agreement.check_grown(root, self._models, self._optimized.pending)
         averaging.check(root)
         accumulating.check(root, setting)
         if self._engine is not None:

@@ -69,18 +69,20 @@ def check_jobs(home: Path) -> None:
     assert home.is_dir()
 
 
-def test_nbclient(home: Path, tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+def test_papermill(home: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.ipynb"
+    papermill.execute_notebook(str(NOTEBOOK), str(target), progress_bar=False, cwd=str(tmp_path))
+    notebook = nbformat.read(target, as_version=4)
     check_executed(notebook)
     check_text(texts(next(cell for cell in notebook.cells if cell["id"] == "bring")), least=(80, 90))
     check_jobs(home)
 
 
-def test_papermill(home: Path, brief: Path, tmp_path: Path) -> None:
-    target = tmp_path / "out.ipynb"
-    papermill.execute_notebook(str(brief), str(target), progress_bar=False, cwd=str(tmp_path))
-    check_executed(nbformat.read(target, as_version=4))
+@pytest.mark.soak  # papermill's client is this one with more, and so is that of jupyter execute
+def test_nbclient(home: Path, brief: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(brief, as_version=4)
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    check_executed(notebook)
     check_jobs(home)
 
 

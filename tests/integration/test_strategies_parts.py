@@ -19,6 +19,7 @@ from tests.strategies import (
     pipelines,
     preparing,
     products,
+    products_more,
     replicating,
     sharding,
     sharding_options,
@@ -34,7 +35,8 @@ PARTS = [
     *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
     (preparing, 2),
-    *((pipelines, 2), (pipelines, 4), (pipeline_schedules, 2)),
+    *((pipelines, 2), (pipeline_schedules, 2)),
+    *(pytest.param(module, 4, marks=pytest.mark.soak) for module in (pipelines, products_more)),
     pytest.param(
         *(zeros, 2),
         marks=[pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed"), pytest.mark.timeout(300)],

@@ -1,4 +1,4 @@
-"""What needs four ranks: data parallelism beside tensor and context parallelism."""
+"""What needs four ranks: data parallelism beside tensor, context and pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from torch.distributed.tensor import DTensor
 
 from . import prepared
 from .languages import Fused, Language
+from .pipelines import (  # noqa: F401  # run here too
+    check_stages_as_the_model_was_built,
+    check_whole_pipelines_beside_each_other,
+)
 from .ranks import local_bytes, setting
 from .splitting import LANGUAGES, case, trained
 from .unchanged import equal, language
@@ -26,9 +30,8 @@ def check_replicated_and_split() -> None:
 
 
 def check_unchanged_cells_under_products() -> None:
-    for data in ("dp_shard", "dp_replicate"):
-        for inside in ("tp", "cp"):
-            equal(setting({data: 2, inside: 2}), language(lambda: Language(tied=True)))
+    for degrees in ({"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}):
+        equal(setting(degrees), language(lambda: Language(tied=True)))
 
 
 def check_prepared_under_products() -> None:

@@ -103,7 +103,7 @@ def test_without_a_strategy_every_rank_does_all() -> None:
     assert outcome.names["training"] == [[10, 10, 5] * 2] * 2
 
 
-@pytest.mark.parametrize("cell", ["uneven_batches", "gpt_tied"])
+@pytest.mark.parametrize("cell", ["uneven_batches", pytest.param("gpt_tied", marks=pytest.mark.soak)])
 def test_four_ranks(cell: str) -> None:
     check_on_four(cell, "fsdp")
 

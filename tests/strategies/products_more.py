@@ -1,0 +1,18 @@
+"""The products that ``products`` leaves out: there each way of data parallelism meets each way inside once."""
+
+from __future__ import annotations
+
+from . import prepared
+from .languages import Language
+from .ranks import setting
+from .unchanged import equal, language
+
+
+def check_unchanged_cells_under_products() -> None:
+    for degrees in ({"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "cp": 2}):
+        equal(setting(degrees), language(lambda: Language(tied=True)))
+
+
+def check_prepared_under_products() -> None:
+    for degrees in ({"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}):
+        prepared.equal(setting(degrees), prepared.language)

@@ -37,7 +37,7 @@ def language(build: Callable[[], nn.Module]) -> Cell:
         torch.manual_seed(3)
         model, losses = build(), []
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        words = torch.randint(WORDS, (16, LENGTH))
+        words = torch.randint(WORDS, (12, LENGTH))
         for _ in range(2):
             for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), 4, shuffle=True):
                 optimizer.zero_grad()

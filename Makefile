@@ -18,15 +18,28 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-python test-browser test-front lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
+# Side by side: each waits a part of its time. What browsers and vitest said is shown when they have ended.
 test: $(READY) front browser
+	@$(MAKE) --no-print-directory --jobs 3 test-python test-browser test-front
+
+test-python: $(READY)
 	$(PYTEST)
-	@if $(HAVE_NPM); then $(NPM) test; fi
-	$(PYTEST) --timeout 300 tests/browser
+
+# In two processes: each starts a browser and a Jupyter server of its own, and waits for them most of its time.
+test-browser: WORKERS = 2
+test-browser: $(READY)
+	@mkdir -p out
+	@$(PYTEST) --timeout 300 tests/browser >out/test-browser.log 2>&1; \
+	  code=$$?; cat out/test-browser.log; exit $$code
+
+test-front: $(READY)
+	@mkdir -p out
+	@if $(HAVE_NPM); then $(NPM) test >../out/test-front.log 2>&1; code=$$?; cat ../out/test-front.log; exit $$code; fi
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600

@@ -29,7 +29,7 @@ from jupyter_torchdist.store.blobs import BlobStore
 RANKS = """
 import json, linecache, os, sys, traceback, types
 from pathlib import Path
-import torch
+import torch._dynamo  # as a warm rank has; the first optimizer would import it, in each fork again
 from jupyter_torchdist import marshal
 from jupyter_torchdist.capture import CALL
 from jupyter_torchdist.protocol import codec

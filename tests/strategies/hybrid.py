@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils.data import DataLoader
+
+import jupyter_torchdist as td
 
 from .models import CASES, Gpt
+from .prepared import data, equal, job, sgd, train
 from .ranks import local_bytes, mine, setting
 from .sharding import sharded, trained
 from .sharding_options import gathered
@@ -27,6 +31,16 @@ def check_two_copies_of_two_shards_each() -> None:
         assert isinstance(model, Gpt)
         model(mine(CASES["tied"].batches(1)[0][0]))
         assert gathered(model.layers[0]) is whole
+
+
+def check_prepared_it_trains_as_one_device() -> None:
+    equal(setting(HYBRID), lambda prepare: train(prepare, "tied", optimizer_with=sgd))
+    model = CASES["tied"].model()
+    with job(setting(HYBRID)):
+        td.prepare(model, sgd(list(model.parameters())), loader := DataLoader(data("tied", 8), 8))
+        assert all(p.placements == (Replicate(), Shard(0)) for p in model.parameters() if isinstance(p, DTensor))
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        assert [len(x) for x, _ in loader] == [2]  # all four ranks are data ranks
 
 
 def check_parameters_are_kept_among_two_between_forward_and_backward() -> None:

@@ -109,6 +109,27 @@ def check_options_act_through_it() -> None:
     assert "forward" not in vars(model)
 
 
+def check_compiled_it_trains_as_one_device() -> None:
+    graphs: list[Any] = []
+    compile_it = nn.Module.compile
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compiled(module: nn.Module, **options: Any) -> None:
+        compile_it(module, backend=backend, **options)  # which takes no minute
+
+    nn.Module.compile = compiled  # type: ignore[assignment, method-assign]
+    try:
+        for how in (ddp(compile=True), fsdp(compile=True)):
+            equal(how, lambda prepare: train(prepare, "tied", 16, optimizer_with=sgd))
+            assert graphs
+            graphs.clear()
+    finally:
+        nn.Module.compile = compile_it  # type: ignore[method-assign]
+
+
 def check_shuffled_alike_whatever_the_seeds() -> None:
     class Drawn(Sampler[int]):
         def __iter__(self) -> Iterator[int]:

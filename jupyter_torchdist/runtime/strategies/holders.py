@@ -5,11 +5,22 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection, Mapping
 from types import CellType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from ...protocol.errors import StrategyError
+
+T = TypeVar("T")
+
+
+def all_of(kind: type[T]) -> list[T]:
+    """Every object of ``kind`` there is, wherever it is held.
+
+    By ``type``: ``isinstance`` asks a weak proxy for the object it stands for, which may be gone (``torch.compile``
+    leaves such).
+    """
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 def hand_over(replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[Any]) -> None:

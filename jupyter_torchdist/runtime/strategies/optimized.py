@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from . import loading, optimizers
-from .holders import hand_over
+from .holders import all_of, hand_over
 
 
 class Optimized:
@@ -52,9 +51,8 @@ class Optimized:
 
     def note_captured(self) -> None:
         """Optimizers that came with the bundle were built in the notebook."""
-        for thing in gc.get_objects():
-            if isinstance(thing, torch.optim.Optimizer):
-                self.note(thing)
+        for optimizer in all_of(torch.optim.Optimizer):
+            self.note(optimizer)
 
     def are_in(self, module: nn.Module) -> bool:
         """Whether an optimizer trains a parameter of a module that is not distributed yet."""

@@ -7,7 +7,6 @@ counts with its rows.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from . import (
 from .agreement import of_every_rank
 from .divided import Added, weight_of
 from .divisors import divisor_of
+from .holders import all_of
 from .optimized import Optimized
 from .patches import Patches
 from .shares import to_device
@@ -193,9 +193,9 @@ class Prepared:
     def _note_optimizers(self, models: Sequence[nn.Module]) -> None:
         """Those that train a parameter of ``models``, wherever they are: an earlier cell may have built them."""
         known = {id(parameter) for model in models for parameter in model.parameters()}
-        for thing in [thing for thing in gc.get_objects() if isinstance(thing, torch.optim.Optimizer)]:
-            if any(id(parameter) in known for parameter in loading.trained_by(thing)):
-                self._optimized.note(thing)
+        for optimizer in all_of(torch.optim.Optimizer):
+            if any(id(parameter) in known for parameter in loading.trained_by(optimizer)):
+                self._optimized.note(optimizer)
 
     def _note_parts(self, model: nn.Module) -> None:
         """What must not be called by itself: DDP averages gradients of forwards of the whole model."""

@@ -9,7 +9,6 @@ in the log of allocations without being modelled. Nothing is proved here of the 
 from __future__ import annotations
 
 import copy
-import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from . import activations, fsdp, gradients, loading, optimizers, precision
 from .base import Setting
 from .dtensors import local
 from .fakes import NotRehearsed, Reached, cut, joined, place
+from .holders import all_of
 from .patches import Patches
 from .shares import map_tensors, tensors_in
 
@@ -96,14 +96,13 @@ class Rehearsal:
 
     def take_captured(self) -> None:
         """Models and optimizers that came with the bundle lose their values."""
-        things = gc.get_objects()
         taken: dict[torch.Tensor, torch.Tensor] = {}
-        for module in (thing for thing in things if isinstance(thing, nn.Module)):
+        for module in all_of(nn.Module):
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         table[name] = taken.setdefault(tensor, self._fake(tensor))  # type: ignore[assignment]
-        for optimizer in (thing for thing in things if isinstance(thing, torch.optim.Optimizer)):
+        for optimizer in all_of(torch.optim.Optimizer):
             for group in optimizer.param_groups:
                 group["params"] = [taken.setdefault(one, self._fake(one)) for one in group["params"]]
             for old, new in taken.items():

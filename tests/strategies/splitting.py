@@ -90,7 +90,7 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if name.startswith(("all_reduce", "all_gather", "reduce_scatter")):
+        if name.startswith(("all_reduce", "allreduce", "all_gather", "reduce_scatter")):
             self.names.append(name)
         return func(*args, **(kwargs or {}))
 

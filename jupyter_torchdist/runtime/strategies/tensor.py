@@ -24,6 +24,7 @@ from .agreement import check_untouched
 from .base import Setting
 from .stack import no_view, refuse_copies
 from .tensor_inside import split_inside
+from .tensor_linear import Columns, Rows, is_linear
 from .tensor_plan import Styles, styles_of, written_for_parts
 
 _OF_DDP = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook", "zero1",
@@ -76,13 +77,11 @@ def apply(model: nn.Module, setting: Setting) -> None:
     for name, style in styles.items():
         module = model.get_submodule(name)
         inside = containers.get(name) is not None
-        if local and style == "colwise":
-            how: ParallelStyle | None = ColwiseParallel()
-        else:
-            how = _style(style, module, inside=inside, split=name == head)
+        how = _style(style, module, inside=inside, local=local, split=name == head)
         if how is not None:
             parallelize_module(module, mesh, how, src_data_rank=None)
-            module.register_forward_hook(_without_views)
+            if not isinstance(how, (Columns, Rows)):
+                module.register_forward_hook(_without_views)
         elif style == "replicate":
             _replicate(module, mesh)
     _tie_again(places, model)
@@ -124,15 +123,16 @@ def head_of(model: nn.Module, styles: Styles) -> str | None:
     return found[-1] if found else None
 
 
-def _style(style: str, module: nn.Module, *, inside: bool, split: bool) -> ParallelStyle | None:
-    if style == "colwise" and inside:
-        return ColwiseParallel(use_local_output=False)
+def _style(style: str, module: nn.Module, *, inside: bool, local: bool, split: bool) -> ParallelStyle | None:
+    """``inside``: what reads the outputs computes on DTensors; ``local``: on a rank's part; else they are whole."""
+    if style == "embedding" or (style == "rowwise" and isinstance(module, nn.Embedding)):
+        return RowwiseParallel(input_layouts=Replicate())
+    if style == "rowwise" or (style == "colwise" and (inside or local)):
+        if is_linear(module):
+            return Columns(use_local_output=local) if style == "colwise" else Rows()
+        return ColwiseParallel(use_local_output=local) if style == "colwise" else RowwiseParallel()
     if style in ("colwise", "gathered"):
         return ColwiseParallel(use_local_output=False) if split else ColwiseParallel(output_layouts=Replicate())
-    if style == "rowwise":
-        return RowwiseParallel(input_layouts=Replicate()) if isinstance(module, nn.Embedding) else RowwiseParallel()
-    if style == "embedding":
-        return RowwiseParallel(input_layouts=Replicate())
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 _PARTS = {torch.split, torch.chunk, torch.Tensor.split, torch.Tensor.chunk}
 """What cuts fused projections into queries, keys and values."""
@@ -43,6 +43,16 @@ def plain(tensor: DTensor) -> torch.Tensor:
     return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim).to_local()
 
 
+def _first(values: Iterable[Any]) -> DTensor | None:
+    """Among the arguments of an operation. It is asked of every one in a module, and few have any."""
+    for value in values:
+        if isinstance(value, DTensor):
+            return value
+        if isinstance(value, (list, tuple)) and (found := _first(value)) is not None:
+            return found
+    return None
+
+
 class _Beside(TorchFunctionMode):
     """Computes with DTensors and plain tensors beside each other."""
 
@@ -52,8 +62,8 @@ class _Beside(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        mixed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
-        if not mixed or func in _NOT_MIXED or getattr(func, "__name__", "") in ("__get__", "__set__"):
+        first = _first((*args, *kwargs.values()))
+        if first is None or func in _NOT_MIXED or getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
@@ -61,7 +71,7 @@ class _Beside(TorchFunctionMode):
             return self._on_parts(func, args[0].placements, args[0], *args[1:], **kwargs)
         args, kwargs = tree_map_only(torch.Tensor, self._beside, (args, kwargs))
         outputs = func(*args, **kwargs)
-        if func in _PARTS and mixed[0].placements == (Shard(mixed[0].ndim - 1),):
+        if func in _PARTS and first.placements == (Shard(first.ndim - 1),):
             return type(outputs)(self._last(part) for part in outputs)
         return outputs
 

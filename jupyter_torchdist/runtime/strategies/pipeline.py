@@ -80,6 +80,7 @@ class Pipeline:
         self._flows: dict[Hashable, Flow] = {}
         self._ways: dict[Hashable, tuple[Way, ...]] = {}
         self._holders: dict[str, list[int]] = {}  # of ranks
+        self._shared: dict[str, list[int]] = {}  # of ``_holders`` where this rank is one of several
         self._first_names: dict[str, str] = {}
         self._unit_ranks: dict[int, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
@@ -101,6 +102,7 @@ class Pipeline:
         flow = self._flow(part_args, part_kwargs)
         names = loading.names_of(self.root)
         self._holders = {name: self._ranks(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
+        self._shared = {name: held for name, held in self._holders.items() if len(held) > 1 and self.rank in held}
         self._unit_ranks = {number: self._ranks(stages) for number, stages in flow.units.items()}
         self._first_names = {
             name: names[parameter] for name, parameter in self.root.named_parameters(remove_duplicate=False)
@@ -198,12 +200,8 @@ class Pipeline:
 
     def tied(self) -> list[tuple[nn.Parameter, list[int]]]:
         """Trained parameters that several ranks hold, this one among them."""
-        own = dict(self.root.named_parameters())
-        return [
-            (own[name], held)
-            for name, held in self._holders.items()
-            if len(held) > 1 and self.rank in held and own[name].requires_grad
-        ]
+        found = [(self.root.get_parameter(name), held) for name, held in self._shared.items()]
+        return [(parameter, held) for parameter, held in found if parameter.requires_grad]
 
     def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
         key = (_specification((args, kwargs)), self.root.training, torch.is_grad_enabled(), *_autocast(self._setting))

@@ -11,7 +11,7 @@ encoder and tied weights need nothing of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -263,24 +263,32 @@ class StageRun(TorchFunctionMode):
         if step.stage not in (ALWAYS, self._stage):
             result = self._fakes.run(func, args, kwargs)
         else:
-            self._check_real((args, kwargs), func.__name__)
+            self._check_real(tensors_in((args, kwargs)), func.__name__)
             result = func(*args, **kwargs)
         return self._noted(result, step, _results(func, args, result))
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As ``Runner``."""
-        step = self._step(f"unit {number}")
+        step, given = self._step(f"unit {number}"), tensors_in((args, kwargs))
         if step.stage == self._stage:
-            self._check_real((args, kwargs), step.name)
-            self._inside = True
-            try:
+            self._check_real(given, step.name)
+            with self._unseen():
                 outputs = original(*args, **kwargs)
-            finally:
-                self._inside = False
-            given = {id(tensor) for tensor in tensors_in((args, kwargs))}
-            return self._noted(outputs, step, [t for t in tensors_in(outputs) if id(t) not in given])
-        outputs = _filled(step.template, tensors_in((args, kwargs)))
-        return self._noted(outputs, step, [t for t in tensors_in(step.template) if isinstance(t, Tensor)])
+            known = {id(tensor) for tensor in given}
+            return self._noted(outputs, step, [t for t in tensors_in(outputs) if id(t) not in known])
+        outputs = _filled(step.template, given)
+        return self._noted(outputs, step, tensors_in(step.template))
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """What is computed within is no step. It is not even looked at, unless the cell has a mode of its own above."""
+        above = torch.overrides._get_current_function_mode() is self
+        self._inside = True
+        try:
+            with torch.overrides._pop_mode_temporarily() if above else nullcontext():
+                yield
+        finally:
+            self._inside = False
 
     def run(self, forward: Call, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs in the last stage, None in others."""
@@ -291,7 +299,7 @@ class StageRun(TorchFunctionMode):
             return None
         if not self._last:
             raise OTHER_PATH
-        self._check_real(outputs, "the end")
+        self._check_real(tensors_in(outputs), "the end")
         return outputs
 
     def _step(self, name: str) -> Step:
@@ -302,8 +310,8 @@ class StageRun(TorchFunctionMode):
 
     def _noted(self, result: Any, step: Step, made: Sequence[Tensor]) -> Any:
         """The result, with what was received in its place; what is to be passed on is kept."""
-        numbers = {id(tensor): number for tensor, number in zip(made, step.numbers, strict=False)}
-        if any(number in self._received for number in step.numbers):
+        if not self._received.keys().isdisjoint(step.numbers):
+            numbers = {id(tensor): number for tensor, number in zip(made, step.numbers, strict=False)}
             result = map_tensors(result, lambda t: self._received.get(numbers.get(id(t), -1), t))
         for tensor, number in zip(made, step.numbers, strict=False):
             if number in self._leaving:
@@ -312,8 +320,8 @@ class StageRun(TorchFunctionMode):
             raise _Done
         return result
 
-    def _check_real(self, values: Any, where: str) -> None:
-        if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors_in(values)):
+    def _check_real(self, tensors: Sequence[Tensor], where: str) -> None:
+        if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
             raise StrategyError(
                 f"at {where}, stage {self._stage} needs a tensor of another stage that did not come to it (a tensor "
                 "that is written in place, or a view of one?)",

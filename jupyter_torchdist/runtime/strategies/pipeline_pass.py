@@ -46,12 +46,14 @@ class Passage:
         self._leaves = list(leaves.values())
         values = map_tensors((args, kwargs), lambda tensor: leaves.get(id(tensor), tensor))
         parts = [pipeline.cut_inputs(values, part) for part in rows]
+        sizes = [part.stop - part.start for part in rows]
+        flows = {size: pipeline.flow_of(*inputs) for size, inputs in dict(zip(sizes, parts, strict=True)).items()}
         self.microbatches = [
-            Microbatch(number, part, pipeline.flow_of(*inputs), inputs)
-            for number, (part, inputs) in enumerate(zip(rows, parts, strict=True))
+            Microbatch(number, part, flows[size], inputs)
+            for number, (part, size, inputs) in enumerate(zip(rows, sizes, parts, strict=True))
         ]
         self.ways = ways
-        self.total = sum(part.stop - part.start for part in rows)
+        self.total = sum(sizes)
         self.work = Work(pipeline, self.microbatches)
         self._spent = False
 
@@ -83,8 +85,14 @@ class Passage:
         common = torch.get_rng_state()
         with own_stream(1 + self._wires.rank):
             self.work.perform(self._pipeline.layout.forwards(len(self.microbatches)))
-        self._go_on_alike(common)
-        return self.joined()
+        drew = torch.tensor([float(not torch.equal(torch.get_rng_state(), common))], device=self._wires.device)
+        somewhere = self._wires.begin_to_sum(drew)
+        outputs = self.joined()  # on its way at the same time
+        somewhere.wait()
+        torch.set_rng_state(common)
+        if drew.item():  # the common stream of random numbers is a number further on all ranks if a stage drew any
+            torch.rand(())
+        return outputs
 
     def trial(self) -> list[Tensor]:
         """The outputs of the whole batch, computed without a graph and without a trace."""
@@ -98,14 +106,6 @@ class Passage:
     def joined(self) -> list[Tensor]:
         """The outputs of the whole batch, without a graph, from the rank that has them."""
         return [self._joined(place) for place in range(len(self.fakes()))]
-
-    def _go_on_alike(self, common: Tensor) -> None:
-        """The common stream of random numbers is a number further on all ranks if a stage drew any."""
-        drew = torch.tensor([float(not torch.equal(torch.get_rng_state(), common))], device=self._wires.device)
-        self._wires.sum_over_all(drew)
-        torch.set_rng_state(common)
-        if drew.item():
-            torch.rand(())
 
     def shape(self, place: int) -> tuple[list[int], torch.dtype]:
         """Of one output of the whole batch."""

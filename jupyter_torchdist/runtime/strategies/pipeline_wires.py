@@ -89,6 +89,10 @@ class Wires:
     def sum_over_all(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor, group=self.group)
 
+    def begin_to_sum(self, tensor: Tensor) -> Any:
+        """As ``sum_over_all``, once what is given here has been waited for."""
+        return dist.all_reduce(tensor, group=self.group, async_op=True)
+
     def largest(self, numbers: Sequence[int]) -> list[int]:
         """Of each number what the rank with the largest says."""
         told = torch.tensor(numbers, device=self.device)

@@ -158,13 +158,22 @@ def to_device(value: Any, device: torch.device) -> Any:
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors that ``map_tensors`` would change, in its order."""
     found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
+    _collect(value, found)
     return found
+
+
+def _collect(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        for name in value.__dataclass_fields__:
+            _collect(getattr(value, name), found)
 
 
 def _like(value: Any, items: dict[str, Any]) -> Any:

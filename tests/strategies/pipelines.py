@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import jupyter_torchdist as td
 from jupyter_torchdist.runtime.strategies.auto import Automatic
@@ -83,6 +84,28 @@ class UNet(nn.Module):
         return self.layers[4](y + first), {"first": first.square().mean()}
 
 
+class Seeing(TorchFunctionMode):
+    """A mode of the user's own."""
+
+    def __init__(self, seen: set[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Watched(Deep):
+    """Its layers are called under such a mode."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with Seeing(self.seen):
+            return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
+
+
 def deep() -> Case:
     return Case(Deep, CASES["mlp"].inputs, lambda: torch.randint(6, (models.SAMPLES,)))
 
@@ -95,6 +118,14 @@ def check_a_loop_in_stages_is_one_devices() -> None:
     compare(deep())
     compare(gpt(tied=False))
     compare(gpt(tied=True), sgd)
+
+
+def check_a_mode_of_the_users_sees_what_the_layers_compute() -> None:
+    def after(_model: nn.Module) -> None:
+        assert "linear" in Watched.seen
+        Watched.seen.clear()
+
+    compare(Case(Watched, deep().inputs, deep().targets), after=after)
 
 
 def check_whole_pipelines_beside_each_other() -> None:

@@ -82,16 +82,19 @@ def check_conversion_in_mid_training_takes_the_optimizers_state_along() -> None:
 
 
 class _Calls(TorchDispatchMode):
-    """Collectives by their names."""
+    """Collectives by their names, and what was computed on DTensors."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
+        self.on_dtensors: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name.startswith(("all_reduce", "allreduce", "all_gather", "reduce_scatter")):
             self.names.append(name)
+        if any(issubclass(kind, DTensor) for kind in types):
+            self.on_dtensors.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -115,6 +118,18 @@ def check_a_rank_holds_its_part_and_layers_between_need_one_sum_each() -> None:
         output = model(torch.randint(WORDS, (2, LENGTH)))
     assert type(output) is Tensor and output.shape == (2, LENGTH, WORDS)
     assert len(calls.names) == 6, calls.names  # the words, attention and MLP of two layers, the head
+
+
+def check_linear_layers_multiply_plain_tensors_and_need_one_sum_each_way() -> None:
+    model = models.Gpt(layers=2)
+    split(model, tp(tp_plan={"layers.*.mlp.1": "colwise", "layers.*.back": "rowwise"}))
+    with _Calls() as forward:
+        output = model.layers[0](torch.rand(2, 6, 16, requires_grad=True))
+    assert len(forward.names) == 1, forward.names
+    assert forward.on_dtensors and not {"t", "mm", "addmm", "linear"} & {*forward.on_dtensors}, forward.on_dtensors
+    with _Calls() as backward:
+        output.sum().backward()
+    assert len(backward.names) == 1, backward.names
 
 
 def check_sequence_parallel_keeps_a_part_of_the_tokens_between() -> None:

@@ -74,6 +74,53 @@ rate = scheduler.get_last_lr()
 """
 
 
+ATTENTION = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads=2):
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        parts = (f(self.norm(x)).unflatten(2, (self.heads, -1)) for f in (self.query, self.key, self.value))
+        y = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts), is_causal=True)
+        return x + self.out(y.transpose(1, 2).flatten(2))
+
+
+class Net(nn.Module):
+    def __init__(self, words=12, width=16):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, width), nn.Linear(width, words)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+torch.manual_seed(0)
+words = torch.randint(12, (32, 8))
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)  # a bias of keys has gradients of rounding
+losses = []
+for epoch in range(2):
+    for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), batch_size=8, shuffle=True):
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+"""
+
+
 @pytest.fixture(autouse=True)
 def torchs_caches(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
@@ -139,3 +186,40 @@ def test_sigterm_of_one_rank_saves_on_all(home: Path, tmp_path: Path) -> None:
     stopped = train("ddp", 2, place, {"stop_at": 6, "sent": signal.SIGTERM, "epochs": 10_000})
     assert "SIGTERM" in str(stopped.error)
     assert td.load(place)["step"] > 6
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+def test_a_checkpoint_of_one_parallelism_goes_on_under_the_next(home: Path, tmp_path: Path) -> None:
+    """Layers divided, then sequences, then two copies of two shards, then one device: one curve."""
+
+    def run(strategy: str, ranks: int, place: Path | None, **more: Any) -> Outcome:
+        where, env = None if place is None else str(place), ("OMP_NUM_THREADS=1",)
+        outcome = run_cell(ATTENTION, Options(ranks=ranks, strategy=strategy, checkpoint=where, env=env, **more))
+        assert outcome.error is None, outcome.errors
+        return outcome
+
+    every = ("checkpoint_steps=2", "checkpoint_keep=9")
+    alone, earlier = run("ddp", 1, None), tmp_path / "tp"
+    found = [run("tp", 2, earlier, option=every)]
+    for step, strategy, ranks, option in ((2, "cp", 2, ()), (4, "hsdp", 4, ("dp_shard=2",)), (6, "ddp", 1, ())):
+        name, place = f"step-{step:06d}", tmp_path / strategy
+        shutil.copytree(earlier / name, place / name)
+        found.append(run(strategy, ranks, place, resume=True, option=(*every, *option)))
+        earlier = place
+    for outcome in found:
+        assert outcome.names["losses"] == pytest.approx(alone.names["losses"], abs=1e-5)
+        ours, theirs = (one.names["model"].state_dict() for one in (outcome, alone))
+        torch.testing.assert_close(dict(ours), dict(theirs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_rank_that_was_killed_costs_the_steps_since_the_last_checkpoint(home: Path, tmp_path: Path) -> None:
+    place, option = tmp_path / "killed", ("checkpoint_steps=4", "checkpoint_keep=9")
+    killed = train("fsdp", 2, place, {"stop_at": 9, "sent": signal.SIGKILL}, option=option)
+    assert "was killed (SIGKILL)" in str(killed.error)
+    assert "step-000004" in os.listdir(place)  # and that of step 8, if it was written in time
+    again = train("fsdp", 2, place, resume=True)
+    assert again.printed.split()[0] in ("5", "9")
+    same(again, train("ddp", 2, None))

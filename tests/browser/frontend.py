@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -91,10 +92,20 @@ class Jupyter:
             self._end_kernels()
 
     def _end_kernels(self) -> None:
-        for session in self._ask("GET", "api/sessions"):
-            self._ask("DELETE", f"api/sessions/{session['id']}")
-        for kernel in self._ask("GET", "api/kernels"):  # those that have no notebook
-            self._ask("DELETE", f"api/kernels/{kernel['id']}")
+        assert wait_until(self._has_ended_kernels, timeout=60), (
+            f"kernels that do not end: {self._ask('GET', 'api/kernels')}"
+        )
+
+    def _has_ended_kernels(self) -> bool:
+        """False when the server fails at one, which is just being started again."""
+        try:
+            for session in self._ask("GET", "api/sessions"):
+                self._ask("DELETE", f"api/sessions/{session['id']}")
+            for kernel in self._ask("GET", "api/kernels"):  # those that have no notebook
+                self._ask("DELETE", f"api/kernels/{kernel['id']}")
+        except urllib.error.HTTPError:
+            return False
+        return True
 
     def _ask(self, method: str, path: str) -> Any:
         headers = {"Authorization": f"token {self.token}"}

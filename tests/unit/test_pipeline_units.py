@@ -1,0 +1,24 @@
+"""What the calls of a model's units are found to cost."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from jupyter_torchdist.runtime.strategies.pipeline_units import Units, measured
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+
+
+def test_blocks_that_are_alike_cost_the_same() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), *[Block() for _ in range(6)], nn.Linear(8, 3))
+    units = Units(model, stages=2)
+    costs = measured(units, torch.device("cpu"), lambda: model(torch.rand(5, 4)))
+    assert len({cost.seconds for cost in costs[1:-1]}) == 1

@@ -53,6 +53,9 @@ def test_strategies_and_worlds(tmp_path: Path) -> None:
         assert (need(rehearse(light), light).activations or 0) < 0.6 * shards.activations
         half = StrategyPlan("fsdp", {"dp_shard": 2}, precision="bf16")
         assert (need(rehearse(half), half).activations or 0) < 0.8 * shards.activations
+        parts = StrategyPlan("fsdp", {"dp_shard": 2}, {"batch": "slices"})  # without the other ranks' outputs
+        sliced = need(rehearse(parts), parts)
+        assert (sliced.activations or 0) < shards.activations and (sliced.peak or 0) < shards.peak
         many = StrategyPlan("fsdp", {"dp_shard": 1024})
         found = rehearse(many)
         assert need(found, many).parameters == sum(

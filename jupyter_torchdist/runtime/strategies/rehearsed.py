@@ -9,6 +9,7 @@ in the log of allocations without being modelled. Nothing is proved here of the 
 from __future__ import annotations
 
 import copy
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -63,6 +64,8 @@ class Rehearsal:
         self._roots: dict[int, nn.Module] = {}
         self._depth = 0
         self._samples: int | None = None
+        self._given_in_parts = plan.options.get("batch") == "slices"
+        self._sliced = False  # whether the batch in flight is the rank's part
         self._begun: int | None = None
         self._held = 0
         self._activations: int | None = None
@@ -161,6 +164,10 @@ class Rehearsal:
             for tensor in tensors_in(batch):
                 self.log.see(tensor)
             self._samples = next((tensor.size(0) for tensor in tensors_in(batch) if tensor.dim()), None)
+            self._sliced = self._given_in_parts and (self._samples or 0) >= self._ranks
+            if self._sliced and self._samples is not None:
+                total, mine = self._samples, -(-self._samples // self._ranks)
+                batch = map_tensors(batch, functools.partial(cut, total=total, mine=mine))
             yield batch
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +197,7 @@ class Rehearsal:
         """Samples of the batch, and how many this rank computes; None where it computes all."""
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         total = self._samples if self._samples in sizes else next(iter(sizes), None)
-        if total is None or self._plan.options.get("model") == "whole":
+        if total is None or self._sliced or self._plan.options.get("model") == "whole":
             return None
         if total < self._ranks:
             note = f"a batch of {total} samples is less than {self._ranks} ranks: each computes all of it"

@@ -65,9 +65,9 @@ def find(view: Locator, words: str) -> None:
     """Search in the log; what is found is brought into sight."""
     view.get_by_role("tab", name="Logs").click()
     view.get_by_label("search the lines").fill(words)
-    expect(view.get_by_role("search").get_by_role("status")).to_contain_text("1 hit", timeout=20_000)
+    expect(view.get_by_role("search").get_by_role("status")).to_contain_text("1 hit", timeout=60_000)
     view.get_by_label("search the lines").press("Enter")
-    expect(view.get_by_role("row").filter(has_text=words).first).to_be_visible(timeout=20_000)
+    expect(view.get_by_role("row").filter(has_text=words).first).to_be_visible(timeout=60_000)
 
 
 def answers_while_the_cell_blocks(
@@ -81,7 +81,7 @@ def answers_while_the_cell_blocks(
     expect(view).to_contain_text(STEP, timeout=30_000)
     again()
     view.get_by_role("tab", name="Logs").click()
-    expect(view).to_contain_text(STEP, timeout=20_000)
+    expect(view).to_contain_text(STEP, timeout=60_000)
     notebook.picture("running")
     find(view, "needle of rank 1")
     notebook.picture("search")
@@ -90,7 +90,7 @@ def answers_while_the_cell_blocks(
     notebook.picture("curves")
     assert catalog.jobs()[0].state == "running"
     cancel(view, away)
-    expect(view).to_contain_text("cancelled", timeout=20_000)
+    expect(view).to_contain_text("cancelled", timeout=60_000)
     notebook.picture("cancelled")
 
 
@@ -139,7 +139,7 @@ def test_lab_without_our_extension(server: Jupyter, page: Page) -> None:
     expect(view).to_contain_text("running", timeout=30_000)
 
     answers_while_the_cell_blocks(notebook, view, lambda: None, lambda: the_output_is_drawn_anew(notebook.cell(1)))
-    expect(notebook.cell(1).locator(".jp-InputPrompt").first).not_to_have_text("[*]:", timeout=20_000)
+    expect(notebook.cell(1).locator(".jp-InputPrompt").first).not_to_have_text("[*]:", timeout=60_000)
 
     page.get_by_role("button", name="Save and create checkpoint").first.click()
     assert wait_until(lambda: "cancelled" in saved_picture(server.root / path), 20)

@@ -120,9 +120,10 @@ def picture(root: Any) -> Any:
     def draw(value: Any) -> Any:
         if value is None or isinstance(value, (bool, int, float, str)):
             return [type(value).__name__, repr(value)]
-        if id(value) in numbers and not isinstance(value, tuple):
+        if id(value) in numbers:
             return ["again", numbers[id(value)]]
-        numbers[id(value)] = len(numbers)
+        if not isinstance(value, tuple):  # equal ones may be one or several
+            numbers[id(value)] = len(numbers)
         keep.append(value)
         name = type(value).__name__
         if isinstance(value, torch.Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,18 +12,15 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
-from ..autolog import UNSCALED
 from .accumulating import Accumulation
 from .averaging import Averaging
 from .deepspeed import Engine
-from .divided import Divider, targets_of
+from .divided import Divider
 from .higher import Gathered
+from .joining import Joining, Weight, values_of
 from .loops import Loops
 from .optimized import Optimized
 from .shares import averaged
-
-Weight = float | torch.Tensor
-"""What a rank's loss counts with in the whole batch's."""
 
 
 class Backwards:
@@ -43,6 +41,7 @@ class Backwards:
         self._group, self._optimized, self._averaging = group, optimized, averaging
         self._divider, self._loops, self._is_within, self._gathered = divider, loops, is_within, gathered
         self._accumulation, self._engine = accumulation, engine
+        self._joining = Joining(group)
 
     def backward(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
@@ -55,7 +54,7 @@ class Backwards:
         create_graph = _creates_graph(*args, **kwargs)
         self._gathered.before(create_graph=create_graph)
         if self._loops.watch is not None:
-            self._loops.watch.backward(losses, [value for loss in losses for value in _values(loss)])
+            self._loops.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
         with self._loops.aside():
             if self._engine is not None:
                 self._run(
@@ -65,14 +64,17 @@ class Backwards:
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
             self._averaging.begin(silent=self._is_silent(), create_graph=create_graph)
+            may_guess = len(losses) == 1 and not create_graph and self._are_gradients_new()
             try:
-                self._run(original, tensors, losses, grad_tensors, args, kwargs)
+                factor = self._run(original, tensors, losses, grad_tensors, args, kwargs, may_guess=may_guess)
             except BaseException:
                 self._averaging.fail()
                 raise
             if self._divider.divided:
                 # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
                 self._averaging.average(self._optimized.parameters())
+            if factor != 1.0:
+                self._multiply(factor)
         self._gathered.after_backward(create_graph=create_graph)
 
     def _run(
@@ -83,14 +85,26 @@ class Backwards:
         grad_tensors: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> None:
+        *,
+        may_guess: bool = False,
+    ) -> float:
+        """By what the gradients are to be multiplied afterwards."""
         if self._loops.sliced is None:
             original(tensors, grad_tensors, *args, **kwargs)
-        else:
-            joined = [self._joined(loss) for loss in losses]
-            original(tensors, self._scaled(losses, [weight for weight, _ in joined], grad_tensors), *args, **kwargs)
-            for _, write in joined:
-                write()
+            return 1.0
+        joined = [self._joining.send(loss, *self._loops.joint_of(loss), may_guess=may_guess) for loss in losses]
+        original(tensors, self._scaled(losses, [one.weight for one in joined], grad_tensors), *args, **kwargs)
+        return math.prod([self._joining.finish(one) for one in joined])
+
+    def _are_gradients_new(self) -> bool:
+        return all(parameter.grad is None for parameter in self._optimized.parameters())
+
+    @torch.no_grad()
+    def _multiply(self, factor: float) -> None:
+        """What one backward has made."""
+        made = dict.fromkeys(self._optimized.parameters())
+        for gradient in (parameter.grad for parameter in made if parameter.grad is not None):
+            gradient *= factor
 
     def _is_silent(self) -> bool:
         """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
@@ -105,33 +119,6 @@ class Backwards:
         again = kwargs.get("create_graph") or (len(args) > 3 and args[3])
         with self._accumulation.backward(plain=not again and kwargs.get("inputs") is None):
             original(*args, **kwargs)
-
-    def _joined(self, loss: torch.Tensor) -> tuple[Weight, Callable[[], None]]:
-        """What a rank's loss counts with, and what writes the whole batch's into the user's tensors afterwards.
-
-        All is sent before the backward, on every rank: no ``item()`` waits. One all-reduce, of which a backward waits
-        only when the targets have to be counted.
-        """
-        way, share = self._loops.joint_of(loss)
-        values, work = _values(loss), None
-        if way.counted:
-            mine = targets_of(loss).expand_as(loss)
-            sent = torch.stack([mine, *(value.detach() * mine for value in values)])
-            dist.all_reduce(sent, group=self._group)
-            weight: Weight = mine / sent[0]
-            whole = sent[1:] / sent[0]
-        else:
-            weight = share.weight if way.mean else 1.0
-            whole = torch.stack([value.detach() for value in values]) * weight
-            work = dist.all_reduce(whole, group=self._group, async_op=True)
-
-        def write() -> None:
-            if work is not None:
-                work.wait()
-            for value, one in zip(values, whole.unbind(), strict=True):
-                value.data.copy_(one)
-
-        return weight, write
 
     def _scaled(self, losses: Sequence[torch.Tensor], weights: Sequence[Weight], grads: Any) -> Any:
         """The gradients of the losses, such that their mean over the ranks is one device's."""
@@ -167,9 +154,3 @@ class Backwards:
 def _creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:
     """Of the arguments of ``backward``."""
     return bool(kwargs.get("create_graph", create_graph))
-
-
-def _values(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors that show a loss: it, and what a GradScaler scaled."""
-    source = getattr(loss, UNSCALED, None)
-    return [loss] if source is None else [loss, source]

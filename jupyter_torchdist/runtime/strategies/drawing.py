@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from ..checkpoint import randomness
 from .agreement import of_every_rank
@@ -86,6 +86,14 @@ class OwnNumbers:
         before, self._before = self._before, None
         if before is not None:
             randomness.restore(before)
+
+
+def draws(loader: DataLoader[Any]) -> bool:
+    """Whether loading samples may take random numbers: not where tensors are indexed and stacked, and nothing else."""
+    dataset = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is not TensorDataset or loader.collate_fn is not default_collate
 
 
 def loads(batches: Iterator[T], loaded: Callable[[], None]) -> Iterator[T]:

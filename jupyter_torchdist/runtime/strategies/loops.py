@@ -22,7 +22,7 @@ from .agreement import of_every_rank
 from .alike import check_alike, fingerprint
 from .divided import Added
 from .divisors import form_of
-from .drawing import OwnNumbers, WorkerSeeds, loads
+from .drawing import OwnNumbers, WorkerSeeds, draws, loads
 from .places import ByLoop, Place
 from .resuming import Resuming
 from .shares import Rows as Share
@@ -39,7 +39,7 @@ class Parts:
     own, until ``loaded``: a rank with a row more draws more of them, and the next epoch would be shuffled otherwise.
     """
 
-    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers) -> None:
+    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers | None) -> None:
         self._sampler, self._group, self._own = sampler, group, own
         self.sliced = False
         self.drawn: deque[tuple[int, bool]] = deque()
@@ -54,14 +54,15 @@ class Parts:
             indices = list(batch)
             sliced = self.sliced and len(indices) >= self._group.size()
             self.drawn.append((len(indices), sliced))
-            if sliced:
+            if sliced and self._own is not None:
                 self._own.begin()
             yield indices[Share(len(indices), self._group).mine] if sliced else indices
             self.loaded()
 
     def loaded(self) -> None:
         """The samples are there: the common numbers again."""
-        self._own.end()
+        if self._own is not None:
+            self._own.end()
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -233,7 +234,7 @@ class Loops:
         shadow = self._shadows.get(loader)
         if shadow is None:
             shadow = self._shadows[loader] = copy.copy(loader)
-            parts = Parts(loader.batch_sampler, self._group, OwnNumbers(self._group.rank()))
+            parts = Parts(loader.batch_sampler, self._group, OwnNumbers(self._group.rank()) if draws(loader) else None)
         else:
             parts = shadow.batch_sampler  # type: ignore[assignment]
             kept = shadow.__dict__.get("_iterator")

@@ -18,19 +18,24 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-python test-browser test-front lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-unit test-ranks test-browser test-front lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-# Side by side: each waits a part of its time. What browsers and vitest said is shown when they have ended.
+# Beside the browsers, which wait half of their time, what needs no more than a processor; then what starts ranks.
 test: $(READY) front browser
-	@$(MAKE) --no-print-directory --jobs 3 test-python test-browser test-front
+	@$(MAKE) --no-print-directory --jobs 3 test-unit test-browser test-front
+	@$(MAKE) --no-print-directory test-ranks
 
-test-python: $(READY)
-	$(PYTEST)
+test-unit: WORKERS = 1
+test-unit: $(READY)
+	$(PYTEST) tests/unit
 
-# In two processes: each starts a browser and a Jupyter server of its own, and waits for them most of its time.
+test-ranks: $(READY)
+	$(PYTEST) tests/integration tests/strategies
+
+# In two processes, each with a browser and a Jupyter server of its own. What they said is shown when they have ended.
 test-browser: WORKERS = 2
 test-browser: $(READY)
 	@mkdir -p out

@@ -95,7 +95,8 @@ def test_ranks_that_leave(kernel: Notebook) -> None:
 
 
 def test_ranks_that_are_killed(kernel: Notebook) -> None:
-    cell = kernel.try_run(on_ranks("import ctypes\nvalue = 1\nif td.rank == 1:\n    ctypes.string_at(0)\ntd.barrier()"))
+    crash = "import ctypes\nvalue = 1; td.barrier()\nif td.rank == 1:\n    ctypes.string_at(0)\ntd.barrier()"
+    cell = kernel.try_run(on_ranks(crash))
     error = failure_of(kernel, cell)
     assert error.name == "RankFailed"
     assert re.match(

@@ -16,7 +16,7 @@ from jupyter_torchdist.runtime.strategies.auto import Automatic
 from jupyter_torchdist.runtime.strategies.base import Setting
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
-from .ranks import CLOSE, assert_close, everyone, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting
 
 Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
 
@@ -248,6 +248,42 @@ def check_what_a_rank_loads_is_as_proved_or_said() -> None:
         loaded: list[int] = []
         equal(setting({"dp_replicate": WORLD()}, **options), counted(loss, loaded))
         assert loaded == [25, expected], (options, loaded, expected)
+
+
+def check_targets_that_are_ignored_count_nowhere() -> None:
+    """Another number of them in each batch, and one batch in which a rank has no others."""
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        x, y, model = torch.randn(48, 4), torch.arange(48) % 3, nn.Linear(4, 3)
+        y[[1, 17, 25, 26, 29]], y[36:40] = -100, -100
+        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
+        for inputs, targets in DataLoader(TensorDataset(x, y), 8):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            losses += [loss.item(), torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()]
+            optimizer.step()
+        return model, optimizer, losses
+
+    for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
+        SAID.clear()
+        equal(setting(degrees), cell)
+        assert "each rank loads its part of every batch" in SAID
+
+
+def check_gradients_that_are_there_on_some_ranks_alone_are_refused() -> None:
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for x, y in DataLoader(Counted(), 5):
+            F.cross_entropy(model(x), y).backward()
+            if dist.get_rank() == 0:
+                optimizer.zero_grad()
+        return model, optimizer, []
+
+    message = refusal(lambda: under(setting({"dp_replicate": WORLD()}), cell))
+    assert "on some ranks, and not on others" in message and "zero_grad() on all ranks" in message
 
 
 class Noisy(Counted):

@@ -64,7 +64,9 @@ class Backwards:
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
             self._averaging.begin(silent=self._is_silent(), create_graph=create_graph)
-            may_guess = len(losses) == 1 and not create_graph and self._are_gradients_new()
+            parameters = self._optimized.parameters()
+            new = all(parameter.grad is None for parameter in parameters)
+            may_guess = new and len(losses) == 1 and not create_graph
             try:
                 factor = self._run(original, tensors, losses, grad_tensors, args, kwargs, may_guess=may_guess)
             except BaseException:
@@ -72,9 +74,9 @@ class Backwards:
                 raise
             if self._divider.divided:
                 # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
-                self._averaging.average(self._optimized.parameters())
+                self._averaging.average(parameters)
             if factor != 1.0:
-                self._multiply(factor)
+                _multiply(parameters, factor)
         self._gathered.after_backward(create_graph=create_graph)
 
     def _run(
@@ -95,16 +97,6 @@ class Backwards:
         joined = [self._joining.send(loss, *self._loops.joint_of(loss), may_guess=may_guess) for loss in losses]
         original(tensors, self._scaled(losses, [one.weight for one in joined], grad_tensors), *args, **kwargs)
         return math.prod([self._joining.finish(one) for one in joined])
-
-    def _are_gradients_new(self) -> bool:
-        return all(parameter.grad is None for parameter in self._optimized.parameters())
-
-    @torch.no_grad()
-    def _multiply(self, factor: float) -> None:
-        """What one backward has made."""
-        made = dict.fromkeys(self._optimized.parameters())
-        for gradient in (parameter.grad for parameter in made if parameter.grad is not None):
-            gradient *= factor
 
     def _is_silent(self) -> bool:
         """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
@@ -149,6 +141,14 @@ class Backwards:
         if within or not self._divider.divided:
             return grads
         return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
+
+
+@torch.no_grad()
+def _multiply(parameters: Sequence[torch.Tensor], factor: float) -> None:
+    """What one backward has made; a parameter may be named twice."""
+    for parameter in dict.fromkeys(parameters):
+        if parameter.grad is not None:
+            parameter.grad *= factor
 
 
 def _creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:

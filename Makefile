@@ -18,19 +18,23 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-unit test-ranks test-browser test-front lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-ranks test-browser test-front lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
-# Beside the browsers, which wait half of their time, what needs no more than a processor; then what starts ranks.
+# Two processors: unit tests have one, browsers, which wait a part of their time, and then what starts ranks, the other.
 test: $(READY) front browser
-	@$(MAKE) --no-print-directory --jobs 3 test-unit test-browser test-front
+	@$(MAKE) --no-print-directory --jobs 3 test-unit test-jobs test-front
+
+test-jobs:
+	@$(MAKE) --no-print-directory test-browser
 	@$(MAKE) --no-print-directory test-ranks
 
 test-unit: WORKERS = 1
 test-unit: $(READY)
-	$(PYTEST) tests/unit
+	@mkdir -p out
+	@$(PYTEST) tests/unit >out/test-unit.log 2>&1; code=$$?; cat out/test-unit.log; exit $$code
 
 test-ranks: $(READY)
 	$(PYTEST) tests/integration tests/strategies

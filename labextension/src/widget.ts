@@ -6,6 +6,7 @@ import { KernelSource, type Model } from './kernel';
 import { JobSession } from './session';
 import { make } from './view/dom';
 import { JobView } from './view/job';
+import { STANDS } from './view/loglist';
 
 /** `text`: the still picture in words. */
 interface Snapshot {
@@ -103,6 +104,10 @@ class Lasting {
       } else {
         this.scrolled.delete(element);
       }
+    }
+    // What was remembered may be older than where a list that grows has come to: it knows better.
+    for (const scroller of this.element.querySelectorAll('.td-logs-scroll')) {
+      scroller.dispatchEvent(new Event(STANDS));
     }
     if (this.focused?.isConnected && (document.activeElement ?? document.body) === document.body) {
       this.focused.focus({ preventScroll: true });

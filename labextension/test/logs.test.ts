@@ -3,6 +3,7 @@ import type { LineQueue } from '../src/linequeue';
 import { JobSession } from '../src/session';
 import type { FromFeed, JobSource, Segment, SourceHandlers, ToFeed } from '../src/source';
 import { newJobState, newRankState } from '../src/state';
+import { STANDS } from '../src/view/loglist';
 import { LogsTab } from '../src/view/logs';
 
 /** A feed with one long file per rank, which answers as the real one. */
@@ -111,6 +112,20 @@ function type(text: string): void {
   box.value = text;
   box.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }));
 }
+
+test('a list that was taken out of the document and stands in it again goes on at its end', async () => {
+  hello(1);
+  await open();
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 5000)] });
+  await settled();
+  scroller().scrollTop = 0; // as the browser leaves it, or somebody who remembered an older place
+  scroller().dispatchEvent(new Event(STANDS));
+  scroller().dispatchEvent(new Event('scroll'));
+  expect(rows().at(-1)).toBe('[rank 0]line 4999');
+  files.say({ type: 'lines', segments: [lines('0.out', 5000, 5010)] });
+  await settled();
+  expect(rows().at(-1)).toBe('[rank 0]line 5009');
+});
 
 test('only what is in sight is in the document, and the end is followed', async () => {
   hello(1);

@@ -3,6 +3,8 @@ import { make } from './dom';
 
 /** Browsers end at 16 to 33 million pixels; beyond this a pixel of the scroll bar stands for more than one of the list. */
 const TALLEST = 8_000_000;
+/** An event for a list that was taken out of the document and stands in it again: its scroll bar is at the top then. */
+export const STANDS = 'td-stands';
 /** Rows beyond the edges that are drawn ahead. */
 const AHEAD = 6;
 /** What a page without layout (a test) is taken for. Pixels. */
@@ -39,6 +41,7 @@ export class LogList {
     this.sizer.append(this.layer);
     this.scroller.append(this.sizer);
     this.scroller.addEventListener('scroll', () => this.scrolled(), { signal, passive: true });
+    this.scroller.addEventListener(STANDS, () => this.active && this.update(), { signal });
     if (typeof ResizeObserver !== 'undefined') {
       const observer = new ResizeObserver(() => this.active && this.update());
       observer.observe(this.scroller);

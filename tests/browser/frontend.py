@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import nbformat
 import psutil
@@ -180,12 +182,15 @@ def write_settings(settings: Path, of: str, **values: Any) -> None:
 
 
 def _address_of(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> str:
-    """Where the server listens, which it writes down when it does."""
+    """Where the server listens; it writes that down shortly before it does."""
     info = runtime / f"jpserver-{process.pid}.json"
     end = time.monotonic() + START_TIMEOUT
     while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            return str(json.loads(info.read_text())["url"])
+        with contextlib.suppress(FileNotFoundError, ValueError, ConnectionError):
+            url = str(json.loads(info.read_text())["url"])
+            address = urlsplit(url)
+            socket.create_connection((address.hostname, address.port or 80), timeout=5).close()
+            return url
         time.sleep(0.05)
     raise AssertionError(f"the Jupyter server did not start:\n{log.read_text()}")
 

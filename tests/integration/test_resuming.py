@@ -164,7 +164,10 @@ def test_a_cell_goes_on_as_if_it_had_never_been_stopped(home: Path, tmp_path: Pa
 def test_an_interrupt_stops_all_ranks_at_one_step(home: Path, tmp_path: Path, strategy: str) -> None:
     place = tmp_path / "interrupted"
     saves, option = (str(place), ("checkpoint_minutes=0.00001",)) if strategy == "fsdp" else (None, ())
-    options = Options(ranks=2, strategy=strategy, checkpoint=saves, option=option, env=("OMP_NUM_THREADS=1",))
+    # A step that saves may take long on a busy machine, and an interrupt waits for its end half of the grace.
+    options = Options(
+        ranks=2, strategy=strategy, checkpoint=saves, option=option, env=("OMP_NUM_THREADS=1",), grace=40.0
+    )
     with notebook() as namespace:
         namespace.update(stop_at=0, sent=0, epochs=100_000)
         job = submit(Request(CELL, "Cell In[3]", 2, options, namespace))

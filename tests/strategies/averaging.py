@@ -298,8 +298,8 @@ def early(model: Deep, steps: int, each: Callable[[int], None] = lambda step: No
 
 
 def check_buckets_are_sent_while_the_backward_runs_once_steps_are_alike() -> None:
-    began = early(Deep(), REGULAR + 4)
-    assert began[: REGULAR + 2] == [0] * (REGULAR + 2) and min(began[REGULAR + 2 :]) >= 4, began
+    began = early(Deep(), REGULAR + 3)
+    assert began[:REGULAR] == [0] * REGULAR and min(began[REGULAR + 1 :]) >= 4, began
 
 
 def check_layers_that_some_ranks_leave_out_are_averaged_exactly_when_buckets_are_early() -> None:
@@ -317,16 +317,16 @@ def check_gradients_that_come_twice_are_averaged_after_the_backward_for_good() -
     model = Deep()
 
     def repeat(step: int) -> None:
-        model.again = step >= REGULAR + 3 and dist.get_rank() == 0  # seen by one rank, believed by all
+        model.again = step >= REGULAR + 2 and dist.get_rank() == 0  # seen by one rank, believed by all
 
-    began = early(model, REGULAR + 6, repeat)
-    assert began[REGULAR + 2] > 0 and began[-1] == 0, began
+    began = early(model, REGULAR + 5, repeat)
+    assert began[REGULAR + 1] > 0 and began[-1] == 0, began
 
 
 def check_a_static_graph_in_which_gradients_come_twice_is_refused() -> None:
     model, average = Deep(), averaging(How(bucket_bytes=200, static=True))
-    for step in range(REGULAR + 4):
-        model.again = step == REGULAR + 3
+    for step in range(REGULAR + 3):
+        model.again = step == REGULAR + 2
         model.zero_grad()
         average.begin(silent=True)
         model(torch.ones(2, 6)).sum().backward()
@@ -344,10 +344,10 @@ def check_a_backward_that_raises_leaves_nothing_behind() -> None:
     def fail(gradient: Tensor) -> Tensor:
         raise ValueError("no gradient today")
 
-    for step in range(REGULAR + 5):
+    for step in range(REGULAR + 4):
         model.zero_grad()
         hidden = model.layers[1](model.layers[0](torch.ones(2, 6)))
-        if step == REGULAR + 3:
+        if step == REGULAR + 2:
             hidden.register_hook(fail)
         for layer in model.layers[2:]:
             hidden = layer(hidden)

@@ -9,7 +9,7 @@ be averaged again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -258,28 +258,21 @@ class Averaging:
         self._compression.send(bucket)
 
 
-Mark = tuple[Tensor | None, int]
-"""A gradient and how often it was written: another one, or another number, means that something came."""
-
-
 class Early:
     """Sends full buckets while the backward still runs, once steps have been seen to be alike.
 
-    One backward tells which gradient of a bucket comes last; from the next on the bucket is looked at when that one
-    comes, and sent if all are there. The last bucket, which tells what came, is sent after the backward. A gradient
-    that comes a second time in one backward (reentrant checkpointing) was sent too early: the alarm is raised, and all
-    is averaged again, afterwards.
+    The last bucket, which tells what came, is sent after it. A gradient that comes a second time in one backward
+    (reentrant checkpointing) was sent too early: the alarm is raised, and all is averaged again, afterwards.
     """
 
     def __init__(self, averaging: Averaging) -> None:
         self._averaging = averaging
         self._alike = 0
         self._forbidden = False
-        self._buckets: list[Bucket] = []  # all but the last
         self._handles: list[Any] = []
-        self._lasts: dict[int, nn.Parameter] | None = None  # of each bucket; None once they are known
-        self._before: list[list[Mark]] = []
-        self._sent: list[tuple[nn.Parameter, Mark]] = []
+        self._buckets: list[Bucket] = []
+        self._missing: list[int] = []
+        self._came: list[bool] = []
         self._next = 0
         self._armed = False
         self.twice = False
@@ -287,7 +280,7 @@ class Early:
     @property
     def on(self) -> bool:
         """The same on all ranks."""
-        return bool(self._buckets)
+        return bool(self._handles)
 
     def begin(self, layout: Layout, *, regular: bool) -> None:
         if self._forbidden or not regular:
@@ -295,50 +288,39 @@ class Early:
         self._alike += 1
         if self._alike <= REGULAR:
             return
-        if not self._buckets:
-            self._learn(layout)
-        self._before = [[_mark(parameter) for parameter in bucket.parameters] for bucket in self._buckets]
-        self._sent.clear()
+        if not self._handles:
+            self._watch(layout)
+        self._missing = [len(bucket.parameters) for bucket in self._buckets]
+        self._came = [False] * len(self._handles)
         self._next, self._armed, self.twice = 0, True, False
 
-    def _learn(self, layout: Layout) -> None:
-        self._buckets, self._lasts = layout.buckets[:-1], {}
-        for place, bucket in enumerate(self._buckets):
+    def _watch(self, layout: Layout) -> None:
+        self._buckets = layout.buckets
+        number = 0
+        for place, bucket in enumerate(layout.buckets):
+            first = number
             for parameter in bucket.parameters:
-                self._watch(parameter, partial(self._note_last, place))
+                hook = partial(self._arrived, number, place, number - first)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+                number += 1
 
-    def _note_last(self, place: int, parameter: nn.Parameter) -> None:
-        if self._armed and self._lasts is not None:
-            self._lasts[place] = parameter
-
-    def _watch(self, parameter: nn.Parameter, hook: Callable[[Any], None]) -> None:
-        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-
-    def _came(self, _parameter: nn.Parameter) -> None:
-        """The gradient that was the last of a bucket."""
-        while self._armed and self._next < len(self._buckets) and self._is_full(self._next):
-            bucket = self._buckets[self._next]
-            self._sent += [(parameter, _mark(parameter)) for parameter in bucket.parameters]
+    def _arrived(self, number: int, place: int, number_within: int, _parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        if self._came[number]:
+            self.twice = True
+            return
+        self._came[number] = True
+        self._buckets[place].lay(number_within)
+        self._missing[place] -= 1
+        while self._next < len(self._buckets) - 1 and not self._missing[self._next]:
             with torch.no_grad():
-                self._averaging.send(bucket)
+                self._averaging.send(self._buckets[self._next])
             self._next += 1
-
-    def _is_full(self, place: int) -> bool:
-        for parameter, before in zip(self._buckets[place].parameters, self._before[place], strict=True):
-            if parameter.grad is None or _is(parameter, before):
-                return False
-        return True
 
     def stop(self) -> bool:
         """The backward has ended. Whether buckets may have been sent in it."""
         was, self._armed = self._armed, False
-        if was:
-            self.twice = not all(_is(parameter, mark) for parameter, mark in self._sent)
-            if self._lasts is not None:
-                lasts, self._lasts = self._lasts, None
-                self._unwatch()
-                for parameter in lasts.values():
-                    self._watch(parameter, self._came)
         return was
 
     def forbid(self) -> None:
@@ -348,23 +330,7 @@ class Early:
 
     def end(self) -> None:
         """No hook is left."""
-        self._unwatch()
-        self._buckets, self._lasts, self._alike, self._armed = [], None, 0, False
-        self._before.clear()
-        self._sent.clear()
-
-    def _unwatch(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-
-def _mark(parameter: nn.Parameter) -> Mark:
-    grad = parameter.grad
-    return grad, 0 if grad is None else grad._version
-
-
-def _is(parameter: nn.Parameter, mark: Mark) -> bool:
-    """Whether its gradient is what it was."""
-    grad = parameter.grad
-    return grad is mark[0] and (grad is None or grad._version == mark[1])
+        self._buckets, self._alike, self._armed = [], 0, False

@@ -31,40 +31,62 @@ class Bucket:
         self.pieces: list[Tensor] = []
         """Of ``flat``, each in its parameter's shape; the tail is not among them."""
         self._divisor = divisor
+        self._laid: set[int] = set()
 
     @property
     def is_sent(self) -> bool:
         return self.sent is not None
+
+    def lay(self, number: int) -> None:
+        """Copy a gradient that has just come, while it is in the processor's cache."""
+        grad = self.parameters[number].grad
+        assert grad is not None
+        if not grad.is_sparse and grad.dtype == self.dtype:
+            if self.flat is None:
+                self._start()
+            torch.div(grad, self._divisor, out=self.pieces[number])
+            self._laid.add(number)
 
     def fill(self, tail: Tensor | None, *, in_place: bool) -> None:
         """``flat`` holds all of this rank's gradients: zeros where it has none.
 
         ``in_place``: where they lie in one storage already, as they were left by ``take``, nothing is copied.
         """
-        if in_place and (shared := self._shared()) is not None:
-            self._lay_out(shared)
+        if in_place and self.flat is None and (shared := self._shared()) is not None:
+            self._start(shared)
             shared[: self.elements - self.tail] /= self._divisor
         else:
-            self._lay_out(torch.empty(self.elements, dtype=self.dtype, device=self.parameters[0].device))
-            self._copy()
+            self._lay_the_rest()
         if tail is not None:
             assert self.flat is not None
             torch.div(tail, self._divisor, out=self.flat[self.elements - self.tail :])
 
-    def _lay_out(self, flat: Tensor) -> None:
-        self.flat = flat
-        sizes = [parameter.numel() for parameter in self.parameters]
-        parts = flat.split_with_sizes([*sizes, self.tail])
-        self.pieces = [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=False)]
-
-    def _copy(self) -> None:
-        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+    def _lay_the_rest(self) -> None:
+        if self.flat is None:
+            self._start()
+        pieces, grads = [], []
+        for number, (parameter, piece) in enumerate(zip(self.parameters, self.pieces, strict=True)):
+            if number in self._laid:
+                continue
             if parameter.grad is None:
                 piece.zero_()
                 continue
             if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
-            torch.div(parameter.grad, self._divisor, out=piece)
+            pieces.append(piece)
+            grads.append(parameter.grad)
+        if pieces:
+            torch._foreach_copy_(pieces, grads)
+            torch._foreach_div_(pieces, self._divisor)
+
+    def _start(self, flat: Tensor | None = None) -> None:
+        """``flat``: with the gradients in it; None for a new one."""
+        self.flat = (
+            torch.empty(self.elements, dtype=self.dtype, device=self.parameters[0].device) if flat is None else flat
+        )
+        sizes = [parameter.numel() for parameter in self.parameters]
+        parts = self.flat.split_with_sizes([*sizes, self.tail])
+        self.pieces = [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=False)]
 
     def _shared(self) -> Tensor | None:
         """The storage in which gradients lie one after the other, with room for the tail, and nothing else."""
@@ -108,6 +130,7 @@ class Bucket:
         """As before it was filled."""
         self.flat = self.sent = None
         self.pieces = []
+        self._laid.clear()
 
 
 class Layout:

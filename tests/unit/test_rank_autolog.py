@@ -56,7 +56,7 @@ def test_libraries_are_not_the_users(library: str) -> None:
     assert not is_users(library)
 
 
-@pytest.mark.parametrize("own", ["Cell In[3]", "/home/ada/my-site-packages/train.py", "/home/ada/work/net.py"])
+@pytest.mark.parametrize("own", ["Cell In[3]", "/elsewhere/my-site-packages/train.py", "/elsewhere/net.py"])
 def test_cells_and_modules_beside_them_are_the_users(own: str) -> None:
     assert is_users(own)
 

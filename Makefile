@@ -31,24 +31,23 @@ test-jobs:
 	@$(MAKE) --no-print-directory test-browser
 	@$(MAKE) --no-print-directory test-ranks
 
+# What a name's tests say is shown when they have ended: others run beside them.
+told = @mkdir -p out; ( $(2) ) >out/test-$(1).log 2>&1; code=$$?; cat out/test-$(1).log; exit $$code
+
 test-unit: WORKERS = 1
 test-unit: $(READY)
-	@mkdir -p out
-	@$(PYTEST) tests/unit >out/test-unit.log 2>&1; code=$$?; cat out/test-unit.log; exit $$code
+	$(call told,unit,$(PYTEST) tests/unit)
 
 test-ranks: $(READY)
 	$(PYTEST) tests/integration tests/strategies
 
-# In two processes, each with a browser and a Jupyter server of its own. What they said is shown when they have ended.
+# In two processes, each with a browser and a Jupyter server of its own.
 test-browser: WORKERS = 2
 test-browser: $(READY)
-	@mkdir -p out
-	@$(PYTEST) --timeout 300 tests/browser >out/test-browser.log 2>&1; \
-	  code=$$?; cat out/test-browser.log; exit $$code
+	$(call told,browser,$(PYTEST) --timeout 300 tests/browser)
 
 test-front: $(READY)
-	@mkdir -p out
-	@if $(HAVE_NPM); then $(NPM) test >../out/test-front.log 2>&1; code=$$?; cat ../out/test-front.log; exit $$code; fi
+	$(call told,front,if $(HAVE_NPM); then $(NPM) test; fi)
 
 soak: $(READY)
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600

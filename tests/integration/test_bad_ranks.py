@@ -74,7 +74,7 @@ def curves(notebook: Notebook, expression: str) -> object:
 
 
 def test_ranks_that_leave(kernel: Notebook) -> None:
-    error = failure(kernel, on_ranks("before = 1\nif td.rank == 1:\n    os._exit(3)\ntd.barrier()"))
+    error = failure(kernel, on_ranks("before = 1\ntd.barrier()\nif td.rank == 1:\n    os._exit(3)\ntd.barrier()"))
     assert error.name == "RankFailed"
     assert re.match(r"rank 1 on \S+ ended with exit code 3\n", error.value)
     assert "%dist logs" in error.value and "--rank 1" in error.value

@@ -40,9 +40,13 @@ class Row:
     yardsticks: tuple[float, ...] = ()
     """The yardstick's samples."""
     note: str = ""
+    paired: bool = False
+    """Samples were taken side by side: the ratio is the median of theirs."""
 
     @property
     def measure(self) -> float:
+        if self.paired:
+            return median([ours / yardstick for ours, yardstick in zip(self.samples, self.yardsticks, strict=True)])
         return self.ours if self.yardstick is None else self.ours / self.yardstick
 
     @property
@@ -124,7 +128,8 @@ def table(rows: Sequence[Row]) -> str:
         "",
         "Everything is measured from a real IPython kernel, driven through jupyter_client as a front end does, each",
         "yardstick in the same run. Medians; where a row says *fastest of n*, both sides ran n times in random order",
-        "and the fastest run of each counts: what disturbs a run on a shared machine only ever slows it down.",
+        "and the fastest run of each counts: what disturbs a run on a shared machine only ever slows it down; where it",
+        "says *by turns*, both ran at one time, half a second each in turn, and the ratio is the median of pairs'.",
         "*Ratio*: ours / yardstick; *must*: on the ratio, or on ours without one.",
         "",
         "| what | ours | yardstick | ratio | must | met |",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import threading
 import time
 from collections.abc import Iterator
 
-from tests.benchmarks.report import Row, in_random_order, median
-from tests.benchmarks.stage import Stage, torchrun
+from tests.benchmarks import turns
+from tests.benchmarks.report import Row, median
+from tests.benchmarks.stage import Ran, Stage, torchrun
 from tests.notebook import Notebook
 
-RUNS, BACK_RUNS, WARM, STEPS = 6, 3, 40, 160
-WINDOW = 20
-"""Steps. Of all windows and runs the fastest counts: the machine is a fifth slower for seconds at a time."""
+RUNS, TURNS, BACK_RUNS = 2, 24, 3
+"""Of both sides together, a new job each; turns of each side in a run."""
 OWN_COST = 0.1
 """Milliseconds: 1 % of a step of 10 ms."""
 
@@ -22,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, LAYERS, BATCH, WARM, STEPS, WINDOW = 256, 20, 64, {WARM}, {STEPS}, {WINDOW}
+WIDTH, LAYERS, BATCH, STEPS = 256, 20, 64, {(turns.WARM + TURNS) * turns.WINDOW}
 
 class Block(nn.Module):
     def __init__(self):
@@ -46,28 +48,23 @@ class Net(nn.Module):
         return self.last(x)
 """
 DATA = """
-def fastest(ticks, worked):
-    starts = range(WARM - 1, len(ticks) - WINDOW, WINDOW)
-    spent = [min(values[start + WINDOW] - values[start] for start in starts) for values in (ticks, worked)]
-    return WINDOW / spent[0], spent[1] / WINDOW * 1e3
-
 torch.manual_seed(0)
-samples = BATCH * (WARM + STEPS)
+samples = BATCH * STEPS
 data = TensorDataset(torch.rand(samples, 64), torch.randint(10, (samples,)))
 """
 CELL = """
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 loader = DataLoader(data, batch_size=BATCH, shuffle=True)
-ticks, worked = [], []
+turns = Turns(port)
 for x, y in loader:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
-    ticks.append(time.perf_counter())
-    worked.append(time.thread_time())
-speed, work = fastest(ticks, worked)
+    turns.step()
+spent = turns.end()
+del turns
 """
 BY_HAND = """
 import pathlib
@@ -108,7 +105,7 @@ LOOP = """
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
 sampler = torch.utils.data.DistributedSampler(data, ranks, rank) if share > 1 else None
 loader = DataLoader(data, batch_size=BATCH // share, sampler=sampler)
-ticks, worked = [], []
+turns = Turns(port)
 for x, y in loader:
     optimizer.zero_grad()
     if part is not None:
@@ -116,11 +113,10 @@ for x, y in loader:
     else:
         F.cross_entropy(model(x), y).backward()
     optimizer.step()
-    ticks.append(time.perf_counter())
-    worked.append(time.thread_time())
-speed, work = fastest(ticks, worked)
+    turns.step()
+spent = turns.end()
 if rank == 0:
-    pathlib.Path("speed").write_text(repr((speed, work)))
+    pathlib.Path("spent").write_text(repr(spent))
 dist.destroy_process_group()
 """
 LINES = {
@@ -146,7 +142,7 @@ stamp("end")
 
 def rows() -> Iterator[Row]:
     with Stage.open() as stage, stage.notebook() as notebook:
-        notebook.run(MODEL + DATA, timeout=120)
+        notebook.run(MODEL + DATA + turns.SOURCE, timeout=120)
         for strategy in LINES:
             yield from compared(stage, notebook, strategy)
         yield back(stage, notebook)
@@ -154,39 +150,50 @@ def rows() -> Iterator[Row]:
 
 def compared(stage: Stage, notebook: Notebook, strategy: str) -> Iterator[Row]:
     """Steps a second on 2 ranks, and under ddp the processor's time that the automatic way takes for itself."""
-    # Parameters that are DTensors beside plain ones take no kernel over many tensors, neither by hand nor here.
-    options = "options = " + ("dict(foreach=False)" if strategy == "tp" else "{}")
-    script = stage.script(strategy, MODEL + DATA + options + BY_HAND + SETUPS[strategy] + LOOP)
-    ours: list[tuple[float, float]] = []
-    bare: list[tuple[float, float]] = []
-
-    def cell() -> None:
-        notebook.run(f"%%distribute --ranks 2 {LINES[strategy]}\n{CELL}", timeout=180)
-        ours.append((notebook.value("speed"), notebook.value("work")))
-
-    def by_hand() -> None:
-        ran = torchrun(script)
-        result = stage.root / "speed"
-        assert result.exists(), "\n".join(line for _, line in ran.lines)
-        speed, work = result.read_text().strip("()").split(",")
-        bare.append((float(speed), float(work)))
-        result.unlink()
-
-    in_random_order(RUNS, cell, by_hand)
-    speeds, yardsticks = tuple(speed for speed, _ in ours), tuple(speed for speed, _ in bare)
+    ours, bare = [], []
+    for _ in range(RUNS):
+        mine, by_hand = by_turns(stage, notebook, strategy)
+        ours += mine
+        bare += by_hand
+    speeds, yardsticks = tuple(1e3 / clock for clock, _ in ours), tuple(1e3 / clock for clock, _ in bare)
     yield Row(
-        "strategies", f"an unmodified loop under `--strategy {strategy}`, 2 ranks", max(speeds), "steps/s", 0.97,
-        max(yardsticks), f"{BESIDE[strategy]} under torchrun; fastest {WINDOW} steps of {RUNS} runs", at_least=True,
-        samples=speeds, yardsticks=yardsticks,
+        "strategies", f"an unmodified loop under `--strategy {strategy}`, 2 ranks", median(speeds), "steps/s", 0.97,
+        median(yardsticks), f"{BESIDE[strategy]} under torchrun; by turns", at_least=True, samples=speeds,
+        yardsticks=yardsticks, paired=True,
     )  # fmt: skip
     if strategy == "ddp":
-        own = min(work for _, work in ours) - min(work for _, work in bare)
+        own = tuple(work - by_hand for (_, work), (_, by_hand) in zip(ours, bare, strict=True))
         yield Row(
-            "strategies", "the automatic way's own time a step of 20 layers", max(0.0, own), "ms", OWN_COST,
+            "strategies", "the automatic way's own time a step of 20 layers", max(0.0, median(own)), "ms", OWN_COST,
             note="The main thread's processor time a step, less that of the same loop with DDP written by hand; the "
-            f"least of {WINDOW} steps in {RUNS} runs of each. The limit is 1 % of a step of 10 ms.",
-            samples=tuple(work for _, work in ours), yardsticks=tuple(work for _, work in bare),
+            f"median of {len(own)} pairs, by turns. The limit is 1 % of a step of 10 ms.", samples=own,
         )  # fmt: skip
+
+
+Spent = list[tuple[float, float]]
+"""Milliseconds a step, by the clock and of the main thread, in each turn."""
+
+
+def by_turns(stage: Stage, notebook: Notebook, strategy: str) -> tuple[Spent, Spent]:
+    """Ours and what is written by hand, at one time, in turns."""
+    # Parameters that are DTensors beside plain ones take no kernel over many tensors, neither by hand nor here.
+    options = "options = " + ("dict(foreach=False)" if strategy == "tp" else "{}")
+    ran: list[Ran] = []
+    table = turns.Table()
+    body = MODEL + DATA + f"port = {table.port}\n" + turns.SOURCE + options + BY_HAND + SETUPS[strategy] + LOOP
+    script, result = stage.script(strategy, body), stage.root / "spent"
+    thread = threading.Thread(target=lambda: ran.append(torchrun(script)))
+    thread.start()
+    try:
+        notebook.run(f"port = {table.port}")
+        notebook.run(f"%%distribute --ranks 2 {LINES[strategy]}\n{CELL}", timeout=600)
+    finally:
+        thread.join()
+        table.close()
+    assert result.exists(), "\n".join(line for _, line in ran[0].lines)
+    by_hand: Spent = ast.literal_eval(result.read_text())
+    result.unlink()
+    return notebook.value("spent"), by_hand
 
 
 def back(stage: Stage, notebook: Notebook) -> Row:

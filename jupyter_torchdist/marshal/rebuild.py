@@ -201,8 +201,10 @@ def tensor(
     return value.requires_grad_(True) if requires_grad else value
 
 
-def set_tensor(target: Any, state: tuple[Any, dict[str, Any]]) -> None:
-    grad, attributes = state
+def set_tensor(target: Any, state: tuple[Any, dict[str, Any], dict[str, Any]]) -> None:
+    grad, attributes, hooks = state
+    for name, known in hooks.items():
+        setattr(target, name, known)
     if grad is not None:
         target.grad = grad
     target.__dict__.update(attributes)

@@ -83,10 +83,17 @@ def reduce_tensor(value: Any, storages: Storages) -> Any:
             type(value), storage, dense.dtype, offset, tuple(dense.shape), tuple(dense.stride()), value.requires_grad,
         )  # fmt: skip
         grad = value.grad if value.is_leaf else None
-        state = (grad, vars(value)) if grad is not None or vars(value) else None
+        hooks = _hooks(value) if value.is_leaf else {}
+        state = (grad, vars(value), hooks) if grad is not None or vars(value) or hooks else None
         if state is None:
             return rebuild.tensor, arguments
         return rebuild.tensor, arguments, state, None, None, rebuild.set_tensor
+
+
+def _hooks(value: Any) -> dict[str, Any]:
+    """On its gradient: torch's own pickling leaves them out, and a parameter would then train without."""
+    found = {name: getattr(value, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
+    return {name: hooks for name, hooks in found.items() if hooks}
 
 
 def _plain(value: Any, torch: Any) -> bool:

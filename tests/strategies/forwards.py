@@ -54,6 +54,11 @@ def _branch(net: Net, h: Tensor) -> Tensor:
     return 2 * h if h.mean() > 0 else h
 
 
+def _clipped_on_its_way(net: Net, h: Tensor) -> Tensor:
+    h.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return h
+
+
 def _batch_of_one(net: Net, h: Tensor) -> Tensor:
     return torch.cat([h[:1], h[1:] - h[:-1].detach()])
 
@@ -122,6 +127,7 @@ BETWEEN: dict[str, Function] = {
     "count_of_samples": _count,
     "branch_on_values": _branch,
     "branch_on_any": lambda net, h: 2 * h if (h > 2).any() else h,
+    "clipped_on_its_way": _clipped_on_its_way,
     "cut_to_the_longest": lambda net, h: net.table[0] + h[:, : int((h > 0.3).sum(1).max()) + 2].mean(1, keepdim=True),
     "kept_in_a_list": _kept,
     "number_read": lambda net, h: h * h.abs().mean().item(),

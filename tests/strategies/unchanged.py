@@ -102,6 +102,21 @@ def check_what_would_compute_something_else_is_refused_before_the_first_step() -
     assert before is torch.nn.functional.cross_entropy
 
 
+def hooked() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    model = nn.Linear(3, 1)
+    model.register_full_backward_hook(lambda module, before, after: None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).sum().backward()
+    return model, optimizer, []
+
+
+def check_hooks_of_modules_on_gradients_are_refused_where_a_rank_has_its_rows_alone() -> None:
+    assert "a backward hook of Linear would see the gradients of this rank's rows" in refusal(
+        lambda: under(setting({"dp_replicate": WORLD()}), hooked)
+    )
+    under(setting({"dp_replicate": WORLD()}, model="whole"), hooked)
+
+
 class Sums(nn.Module):
     """Attention by hand, which cp does not see."""
 

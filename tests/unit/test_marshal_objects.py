@@ -138,6 +138,14 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="module with hooks",
         ),
         pytest.param(
+            "import torch\nlayer = torch.nn.Linear(2, 1)\nseen = []\n"
+            "handle = layer.weight.register_hook(lambda g: g * 10)\n"
+            "layer.bias.register_post_accumulate_grad_hook(lambda p: seen.append(float(p.grad)))",
+            "layer(torch.ones(1, 2)).sum().backward()\nassert layer.weight.grad.tolist() == [[10, 10]]\n"
+            "assert seen == [1.0]\nhandle.remove()\nassert not layer.weight._backward_hooks\nresult = seen",
+            id="parameters with hooks",
+        ),
+        pytest.param(
             "class Outer:\n    class Inner:\n        def f(self): return Outer.tag\n    tag = 7\ni = Outer.Inner()",
             "result = i.f()\nassert result == 7 and Outer.Inner.__qualname__ == 'Outer.Inner'",
             id="nested class",

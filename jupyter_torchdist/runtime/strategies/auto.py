@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from . import (
     deepspeed,
     deferred,
     fsdp,
+    hooks,
     loading,
     meta,
     norms,
@@ -115,6 +117,7 @@ class Automatic:
         pipeline.install(self._patches, self._setting.plan)
         around(torch.autograd, "backward", self._backwards.backward)
         around(torch.autograd, "grad", self._backwards.grad)
+        around(torch.Tensor, "register_hook", self._register_hook)
         around(torch.func, "functional_call", self._functional_call)
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
@@ -326,9 +329,12 @@ class Automatic:
         setting = self._setting
         agreement.check_grown(root, self._models, self._optimized.pending)
         averaging.check(root)
+        if self._divider.dividing:
+            hooks.check_modules(root)
         accumulating.check(root, setting)
         if self._engine is not None:
             self._engine.check(root)
+            hooks.check_parameters(root)
         if setting.plan.degree("pp") > 1:
             pipeline_checks.check(root, setting, list(self._optimized))
         changes.check(root, setting)
@@ -352,6 +358,11 @@ class Automatic:
         # A norm over sharded gradients comes as a number that can be printed; every rank calls it.
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
+
+    def _register_hook(self, original: Callable[..., Any], tensor: torch.Tensor, hook: Any) -> Any:
+        if self._depth and self._divider.dividing:
+            hooks.check_tensor(tensor, sys._getframe(2))
+        return original(self._optimized.unseen.get(tensor, tensor), hook)
 
     def _unscale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
         """An overflow in one stage is one of all."""

@@ -17,6 +17,7 @@ from .averaging import Averaging
 from .deepspeed import Engine
 from .divided import Divider
 from .higher import Gathered
+from .hooks import Deferred
 from .joining import Joining, Weight, values_of
 from .loops import Loops
 from .optimized import Optimized
@@ -63,20 +64,23 @@ class Backwards:
                 return
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
-            self._averaging.begin(silent=self._is_silent(), create_graph=create_graph)
             parameters = self._optimized.parameters()
+            deferred = Deferred(parameters)
+            self._averaging.begin(silent=self._is_silent(), create_graph=create_graph)
             new = all(parameter.grad is None for parameter in parameters)
             may_guess = new and len(losses) == 1 and not create_graph
             try:
                 factor = self._run(original, tensors, losses, grad_tensors, args, kwargs, may_guess=may_guess)
             except BaseException:
                 self._averaging.fail()
+                deferred.undo()
                 raise
             if self._divider.divided:
                 # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
                 self._averaging.average(parameters)
             if factor != 1.0:
                 _multiply(parameters, factor)
+            deferred.call(create_graph=create_graph)
         self._gathered.after_backward(create_graph=create_graph)
 
     def _run(

@@ -119,6 +119,11 @@ class Divider:
         self.ways = ways
         return self._join(outputs, ways, share)
 
+    @property
+    def dividing(self) -> bool:
+        """Whether forwards are divided among ranks, where they have a batch of samples."""
+        return not self._whole and self._group.size() > 1
+
     def sliced(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
     ) -> Any:
@@ -238,6 +243,8 @@ class Divider:
                 del outputs, made
                 kept = kept_beside(tracker, [*entered, *module.buffers()])
             differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), share, ways)
+        except StrategyError as error:
+            return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import loading, optimizers
+from . import hooks, loading, optimizers
 from .holders import all_of, hand_over
 
 
@@ -30,6 +30,8 @@ class Optimized:
         self.pending: set[torch.Tensor] = set()
         self.replaced: dict[nn.Parameter, nn.Parameter] = {}
         """Parameters of the cell -> those that have taken their place."""
+        self.unseen: dict[Any, nn.Parameter] = {}
+        """The same, where the cell goes on seeing its own."""
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
         yield from [optimizer for known in self._optimizers if (optimizer := known()) is not None]
@@ -77,16 +79,21 @@ class Optimized:
         for optimizer in self:
             self._kernels += [(group, _kernels(group)) for group in optimizer.param_groups]
             optimizers.remap(optimizer, replaced)
+        hooks.follow(replaced)
         if shown:
             hand_over(replaced, (*ours, self.replaced))
         optimizers.release(replaced)
         if shown:
             self.replaced |= replaced
+        else:
+            self.unseen |= replaced
 
     def give_back(self) -> None:
         """The cell's containers hold its own parameters again, and optimizers take the kernels they took."""
         for group, kernels in reversed(self._kernels):
             group.update(kernels)
+        for places in (self.replaced, self.unseen):
+            hooks.follow({new: old for old, new in places.items()})
         hand_over({new: old for old, new in self.replaced.items()}, (self.replaced,))
 
     @property

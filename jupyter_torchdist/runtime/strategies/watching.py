@@ -46,7 +46,10 @@ _READS = {
     "__dlpack__",
     "__reduce_ex__",
     "__contains__",
+    "register_hook",
+    "retain_grad",
 }
+"""What shows user code a number of a tensor, or of its gradient."""
 _SIZES = {"size", "numel", "nelement", "__len__", "stride"}
 
 

@@ -11,6 +11,7 @@ import pytest
 from jupyter_torchdist.client.functions import launch
 from tests.strategies import (
     averaging,
+    effects,
     hugging_face,
     hybrid,
     inside,
@@ -34,7 +35,7 @@ DEEPSPEED = find_spec("deepspeed") is not None
 PARTS = [
     *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
     *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
-    (preparing, 2),
+    ((preparing, effects), 2),
     *((pipelines, 2), (pipeline_schedules, 2)),
     *(pytest.param(module, 4, marks=pytest.mark.soak) for module in (pipelines, products_more)),
     pytest.param(
@@ -45,8 +46,9 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("checks", "ranks"), PARTS)
-def test_parts(home: Path, checks: ModuleType, ranks: int) -> None:
-    for failed in launch(run_checks, (checks,), ranks=ranks):
+def test_parts(home: Path, checks: ModuleType | tuple[ModuleType, ...], ranks: int) -> None:
+    modules = checks if isinstance(checks, tuple) else (checks,)
+    for failed in launch(run_checks, modules, ranks=ranks):
         assert not failed, "\n".join(failed.values())
 
 

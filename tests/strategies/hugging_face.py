@@ -37,7 +37,7 @@ def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
 
 
 def check_a_model_with_a_plan_of_its_own() -> None:
-    equal(setting({"tp": WORLD()}), cell)
+    equal(setting({"tp": WORLD()}, tp_plan="auto"), cell)
     model = llama()
     tensor.apply(model, setting({"tp": WORLD()}))
     weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")

@@ -23,10 +23,10 @@ CLOSE = 1e-5
 SAID: list[str] = []
 
 
-def run_checks(module: ModuleType) -> dict[str, str]:
-    """Every ``check_`` of a module, in order; the tracebacks of those that failed on this rank."""
+def run_checks(*modules: ModuleType) -> dict[str, str]:
+    """Every ``check_`` of the modules, in order; the tracebacks of those that failed on this rank."""
     failed = {}
-    for name, check in vars(module).items():
+    for name, check in [found for module in modules for found in vars(module).items()]:
         if name.startswith("check_"):
             SAID.clear()
             try:
@@ -94,6 +94,15 @@ def refusal(call: Callable[[], object]) -> str:
     except StrategyError as error:
         return str(error)
     raise AssertionError("nothing was refused")
+
+
+def failure(call: Callable[[], object]) -> Exception:
+    """What ``call`` raises, of whatever kind."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
 
 
 @contextmanager

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from jupyter_torchdist.runtime.strategies import fsdp
 from jupyter_torchdist.runtime.strategies.auto import Automatic
 from jupyter_torchdist.runtime.strategies.base import Setting
+from jupyter_torchdist.runtime.strategies.dtensors import local
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
-from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, everyone, failure, refusal, setting
 
 Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
 
@@ -73,7 +75,24 @@ WORLD = dist.get_world_size
 def check_tensor_parallelism() -> None:
     model = equal(setting({"tp": WORLD()}), language(lambda: Language(tied=True)))
     assert model.head.weight is model.words.weight
-    equal(setting({"tp": WORLD()}, sequence_parallel=True), language(Language))
+    shapes: list[tuple[int, ...]] = []
+
+    def watched() -> nn.Module:
+        """Notes what a layer of the first block is given, and what this rank has of the logits."""
+        built = Language()
+        built.get_submodule("layers.0.between").register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
+        built.register_forward_hook(lambda _m, _a, output: shapes.append(local(output).shape))
+        return built
+
+    equal(setting({"tp": 2}, sequence_parallel=True), language(watched))
+    assert shapes[:2] == [(4, LENGTH, WIDTH), (4, LENGTH, WORDS)]  # on one device
+    assert shapes[-2:] == [(4, LENGTH // 2, WIDTH), (4, LENGTH, WORDS)], shapes
+    equal(setting({"tp": 2}, loss_parallel=True), in_parts([], [], watched))
+    assert shapes[-2:] == [(6, LENGTH, WIDTH), (6, LENGTH, WORDS // 2)], shapes
+    mixed = failure(
+        lambda: under(setting({"tp": 2}, loss_parallel=True), language(Language))
+    )  # it counts right answers
+    assert "loss_parallel=1 leaves split" in str(fsdp.explain(mixed)), mixed
 
 
 def check_context_parallelism() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,13 +24,42 @@ def test_every_option_of_a_strategy_has_its_test() -> None:
 def test_the_tests_that_are_named_exist() -> None:
     named = re.findall(r"`([\w/]+)::(\w+)`", (DOCS / "options.md").read_text(encoding="utf-8"))
     assert len(named) > 60
-    functions = {path: _functions(TESTS / f"{path}.py") for path, _ in named}
-    assert [f"{path}::{name}" for path, name in named if name not in functions[path]] == []
+    assert [f"{path}::{name}" for path, name in named if name not in _functions(path)] == []
 
 
-def _functions(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+def test_they_are_of_the_option_beside_which_they_stand() -> None:
+    """Each option is named by a test of its row, and each test names an option of its row."""
+    text = (DOCS / "options.md").read_text(encoding="utf-8").partition("## What PyTorch")[0]
+    wrong = []
+    for options, tests in re.findall(r"^\| ((?:(?:, )?`(?:--)?[\w-]+`)+) \| (.*) \|$", text, re.M):
+        wanted = {name.replace("-", "_") for name in re.findall(r"`(?:--)?([\w-]+)`", options)}
+        named = {(path, name): _names_in(path, name) & wanted for path, name in re.findall(r"`([\w/]+)::(\w+)`", tests)}
+        wrong += [f"{'::'.join(test)} names none of {options}" for test, names in named.items() if not names]
+        wrong += [f"no test of its row names {option}" for option in wanted - set().union(*named.values())]
+    assert not wrong, "\n".join(wrong)
+
+
+def _names_in(path: str, function: str) -> set[str]:
+    """Words of a test and of what it uses of its own module."""
+    tree, words = _functions(path), _words(_functions(path)[function])
+    return words.union(*[_words(tree[name]) for name in words & tree.keys()])
+
+
+def _words(source: str) -> set[str]:
+    return set(re.findall(r"[a-z]\w*|[A-Z]\w*", source.replace("-", "_")))
+
+
+@functools.cache
+def _functions(path: str) -> dict[str, str]:
+    """The source of each function and constant of a test module, with its decorators."""
+    text = (TESTS / f"{path}.py").read_text(encoding="utf-8")
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = "\n".join(ast.unparse(part) for part in (*node.decorator_list, node))
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: ast.unparse(node) for target in node.targets if isinstance(target, ast.Name)}
+    return found
 
 
 def test_every_key_of_accelerate_is_explained() -> None:

@@ -330,7 +330,7 @@ def explain(error: BaseException) -> StrategyError | None:
         "a parameter sharded by fsdp or tp was used outside of the forward of the module it belongs to, where this "
         f"operation knows its shards alone ({type(error).__name__}: {first:.160})",
         "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
-        "forward, or use --strategy ddp",
+        "forward, or use --strategy ddp. Logits that -O loss_parallel=1 leaves split go into cross_entropy alone",
     )
 
 

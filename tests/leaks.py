@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from jupyter_torchdist.protocol.process import descendants, job_token_of, start_ticks
+from jupyter_torchdist.protocol.process import job_token_of, start_ticks, stat_fields
 
 RUNTIME = "TORCHDIST_RUNTIME_DIR"
+KERNEL_THREAD = 0x00200000
+"""``PF_KTHREAD`` among a process's flags (linux/sched.h): it has no environment."""
 
 
 def environ_of(pid: int) -> dict[str, str]:
@@ -33,14 +35,66 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def _pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def _has_runtime(pid: int, directory: Path) -> bool:
+    """Whether the process was started with this ``TORCHDIST_RUNTIME_DIR``."""
+    try:
+        fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        with open(fd, "rb", buffering=0) as file:
+            return b"\0%s=%s\0" % (RUNTIME.encode(), os.fsencode(directory)) in b"\0" + file.readall() + b"\0"
+    except OSError:
+        return False
+
+
 def processes_of_runtime(directory: Path) -> list[int]:
     """Living processes that were started with this ``TORCHDIST_RUNTIME_DIR``, this one excepted."""
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [
-        pid
-        for pid in pids
-        if pid != os.getpid() and environ_of(pid).get(RUNTIME) == str(directory) and start_ticks(pid)
-    ]
+    return [pid for pid in _pids() if pid != os.getpid() and _has_runtime(pid, directory) and start_ticks(pid)]
+
+
+_KERNEL_THREADS: set[int] = set()
+"""Those seen so far: most processes of a machine are, and are looked at once."""
+
+
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    ticks: int
+    """When it started; 0 of one that has ended and was not waited for."""
+
+
+def _processes() -> dict[int, _Process]:
+    """Those of the machine by their numbers, kernel threads left out: one pass, as each test makes two of them."""
+    found = {}
+    for pid in _pids():
+        if pid in _KERNEL_THREADS:
+            continue
+        with contextlib.suppress(OSError):  # ended meanwhile
+            state, parent, *_ = fields = stat_fields(pid)
+            if int(fields[6]) & KERNEL_THREAD:
+                _KERNEL_THREADS.add(pid)
+            else:
+                found[pid] = _Process(int(parent), 0 if state in "ZX" else int(fields[19]))
+    return found
+
+
+def _families(processes: dict[int, _Process], roots: Iterable[int]) -> set[int]:
+    """What descends from any of ``roots``, these not included."""
+    children: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        below = children.get(todo.pop(), [])
+        found.update(below)
+        todo += below
+    return found
 
 
 def is_warm(pid: int) -> bool:
@@ -101,10 +155,13 @@ class Snapshot:
     @staticmethod
     def take(runtime: Path, lasting: Iterable[int] = ()) -> Snapshot:
         """``lasting``: processes whose descendants come and go as they like, such as a browser's."""
-        pids = {*descendants(os.getpid()), *processes_of_runtime(runtime)}.difference(*map(descendants, lasting))
-        links = (link for pid in (os.getpid(), *pids) for link in open_files(pid))
+        processes, own = _processes(), os.getpid()
+        family = _families(processes, [own])
+        others = (pid for pid in processes.keys() - family - {own} if _has_runtime(pid, runtime))
+        pids = {*family, *others} - _families(processes, lasting)
+        links = (link for pid in (own, *pids) for link in open_files(pid))
         return Snapshot(
-            processes=frozenset((pid, ticks) for pid in pids if (ticks := start_ticks(pid))),
+            processes=frozenset((pid, processes[pid].ticks) for pid in pids if processes[pid].ticks),
             threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not thread.daemon),
             sockets=frozenset(link[8:-1] for link in links if link.startswith("socket:")),
             environ=tuple(sorted((k, v) for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST")),

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.frugal import without_grammars
+
+without_grammars()  # before anything imports jsonschema
+
 from jupyter_torchdist.protocol.process import processes_of_job
 from tests.kernels import ForkServer
 from tests.leaks import Snapshot, command_of, processes_of_runtime, wait_until

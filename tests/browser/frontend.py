@@ -23,6 +23,7 @@ import nbformat
 import psutil
 from playwright.sync_api import Error, Locator, Page, expect
 
+from tests.frugal import lean_path
 from tests.leaks import wait_until
 
 BROWSERS = ("chromium", "google-chrome")
@@ -134,6 +135,7 @@ def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) 
         "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTERLAB_SETTINGS_DIR": str(directory / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(directory / "workspaces"),
+        "PYTHONPATH": lean_path(),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
     }
     command = [

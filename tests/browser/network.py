@@ -167,6 +167,7 @@ def comes_to(view: Locator, number: int) -> None:
     view.page.wait_for_function(
         "([view, least]) => [...view.textContent.matchAll(/line (\\d+) of 1/g)].some(found => found[1] >= least)",
         arg=[view.element_handle(), number],
+        polling=200,  # milliseconds; else at each frame, which a log of some hundred lines makes dear
         timeout=60_000,
     )
 

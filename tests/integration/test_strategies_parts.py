@@ -2,52 +2,35 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from jupyter_torchdist.client.functions import launch
-from tests.strategies import (
-    averaging,
-    effects,
-    hugging_face,
-    hybrid,
-    inside,
-    lengths,
-    pipeline_schedules,
-    pipelines,
-    preparing,
-    products,
-    products_more,
-    replicating,
-    sharding,
-    sharding_options,
-    splitting,
-    unchanged,
-    zeros,
-)
+from tests.strategies import pipelines
 from tests.strategies.ranks import run_checks
 
 DEEPSPEED = find_spec("deepspeed") is not None
 
 PARTS = [
-    *((sharding, 2), (sharding_options, 2), (replicating, 2), (averaging, 2), (inside, 2), (hybrid, 4)),
-    *((splitting, 2), (lengths, 2), (unchanged, 2), (hugging_face, 2), (products, 4)),
-    ((preparing, effects), 2),
-    *((pipelines, 2), (pipeline_schedules, 2)),
-    *(pytest.param(module, 4, marks=pytest.mark.soak) for module in (pipelines, products_more)),
+    *(("sharding", 2), ("sharding_options", 2), ("replicating", 2), ("averaging", 2), ("inside", 2), ("hybrid", 4)),
+    *(("splitting", 2), ("lengths", 2), ("unchanged", 2), ("hugging_face", 2), ("products", 4)),
+    ("preparing+effects", 2),
+    *(("pipelines", 2), ("pipeline_schedules", 2)),
+    *(pytest.param(module, 4, marks=pytest.mark.soak) for module in ("pipelines", "products_more")),
     pytest.param(
-        *(zeros, 2),
+        *("zeros", 2),
         marks=[pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed"), pytest.mark.timeout(300)],
     ),
 ]
+"""Modules of ``tests.strategies`` by their names: what they import takes seconds, and one worker needs each."""
 
 
-@pytest.mark.parametrize(("checks", "ranks"), PARTS)
-def test_parts(home: Path, checks: ModuleType | tuple[ModuleType, ...], ranks: int) -> None:
-    modules = checks if isinstance(checks, tuple) else (checks,)
+@pytest.mark.parametrize(("names", "ranks"), PARTS)
+def test_parts(home: Path, names: str, ranks: int) -> None:
+    modules = tuple(import_module(f"tests.strategies.{name}") for name in names.split("+"))
     for failed in launch(run_checks, modules, ranks=ranks):
         assert not failed, "\n".join(failed.values())
 

@@ -16,13 +16,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from jupyter_torchdist.runtime.strategies import replicate
 from jupyter_torchdist.runtime.strategies.averaging import REGULAR, Averaging, How
+from jupyter_torchdist.runtime.strategies.hooks import Before
+from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO
 
 from .models import Mlp
 from .ranks import CLOSE, SAID, assert_close, everybody, everyone, refusal, setting
 from .unchanged import under
 
 SHAPES = ((3, 2), (4,), (), (5,), (2, 3))
-TAIL = len(SHAPES) + 1
+TAIL = len(SHAPES) + ALARMS + CARGO
 PLAIN, SMALL = How(), How(bucket_bytes=32)
 
 
@@ -190,22 +192,37 @@ def check_new_gradients_lie_in_their_buckets_and_old_ones_stay_where_they_are() 
     average.average(parameters)
     for parameter in parameters:
         parameter.grad = None
-    average.begin(silent=True)
-    fill(parameters, 3.0)
-    average.average(parameters)
+    with sent() as noted:
+        backward(average, parameters, 3.0)
     kept = [parameter.grad for parameter in parameters]
+    assert len(noted) == 1
     assert len({one.untyped_storage().data_ptr() for one in kept if one is not None}) == 1
     parameters[0].grad = None
-    average.begin(silent=True)
-    fill(parameters[:1], 5.0)
-    for one in kept[1:]:
-        assert one is not None
-        one += dist.get_rank()
-    average.average(parameters)
+    backward(average, parameters, 5.0 + dist.get_rank())
     new, *old = [parameter.grad for parameter in parameters]
-    assert new is not None and new.flatten()[0] == 5.0
+    assert new is not None and new.flatten()[0] == 5.5
     assert all(one is before for one, before in zip(old, kept[1:], strict=True))
-    assert [one.flatten()[0].item() for one in kept if one is not None] == [3.0, *[3.5] * len(old)]
+    assert [one.flatten()[0].item() for one in kept if one is not None] == [3.0, *[8.5] * len(old)]
+
+
+def backward(average: Averaging, parameters: list[nn.Parameter], slope: float) -> None:
+    """One that gives all parameters this gradient, in the order in which the automatic way does it."""
+    before = Before(parameters, anew=average.begins_anew(parameters))
+    average.begin(silent=True, kept=before.has_gradients)
+    (torch.stack([parameter.sum() for parameter in parameters]).sum() * slope).backward()
+    average.average(parameters)
+    before.follow()
+
+
+def check_gradients_that_were_there_on_some_ranks_alone_are_refused() -> None:
+    parameters, average = given(), averaging()
+    fill(parameters)
+    average.average(parameters)
+    parameters[0].grad = None
+    if dist.get_rank() == 0:
+        for parameter in parameters:
+            parameter.grad = None
+    assert "on some ranks, and not on others" in refusal(lambda: backward(average, parameters, 1.0))
 
 
 def check_half_precision_hooks_send_half_the_bytes() -> None:
@@ -240,7 +257,7 @@ def check_powersgd_sends_factors_and_what_it_left_out_the_next_time() -> None:
             total += matrix.grad
             if step == 5:  # of rank 1, where the gradient's is 6
                 assert torch.linalg.matrix_rank(matrix.grad, rtol=1e-3) == 1
-    assert sum(elements for _, elements in noted) <= 64 + 64 + 64 + 3
+    assert sum(elements for _, elements in noted) <= 64 + 64 + 64 + 2 + ALARMS + CARGO
     assert (total / steps - mean).norm() < 0.15 * mean.norm()
     assert vector.grad is not None and abs(vector.grad[0].item() - 0.5) < CLOSE
 
@@ -269,6 +286,10 @@ class Deep(nn.Module):
         return x
 
 
+def begin(average: Averaging, parameters: list[nn.Parameter], *, may_sum: bool = False) -> bool:
+    return average.begins_anew(parameters) and average.begin(silent=True, may_sum=may_sum)
+
+
 def early(model: Deep, steps: int, each: Callable[[int], None] = lambda step: None) -> list[int]:
     """Exact means in each step; how many all-reduces began while the backward ran."""
     average, parameters, began = averaging(How(bucket_bytes=200)), list(model.parameters()), []
@@ -283,7 +304,7 @@ def early(model: Deep, steps: int, each: Callable[[int], None] = lambda step: No
         for parameter in parameters:
             parameter.grad = None
         with sent() as noted:
-            average.begin(silent=True)
+            begin(average, parameters)
             model(x).square().sum().backward()
             began.append(len(noted))
             average.average(parameters)
@@ -323,12 +344,34 @@ def check_gradients_that_come_twice_are_averaged_after_the_backward_for_good() -
     assert began[REGULAR + 1] > 0 and began[-1] == 0, began
 
 
+def check_losses_that_were_divided_before_are_summed_with_what_is_new_beside_them() -> None:
+    """A layer that one rank alone begins to use after some steps is counted as all others are."""
+    model, average = Deep(), averaging(How(bucket_bytes=200))
+    parameters, ranks = list(model.parameters()), dist.get_world_size()
+    torch.manual_seed(200 + dist.get_rank())
+    for step in range(REGULAR + 4):
+        model.without = 2 if step < REGULAR + 2 or dist.get_rank() else None
+        x = torch.randn(4, 6)
+        parts = torch.autograd.grad(model(x).square().sum(), parameters, allow_unused=True)
+        model.zero_grad()
+        summed = begin(average, parameters, may_sum=True)
+        assert summed == (step > 0)
+        (model(x).square().sum() / (ranks if summed else 1)).backward()
+        average.average(parameters)
+        for parameter, *known in zip(parameters, *everyone(parts), strict=True):
+            some = [part for part in known if part is not None]
+            assert (parameter.grad is None) == (not some)
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, sum(some) / ranks, atol=1e-6, rtol=1e-5)
+    average.end()
+
+
 def check_a_static_graph_in_which_gradients_come_twice_is_refused() -> None:
     model, average = Deep(), averaging(How(bucket_bytes=200, static=True))
     for step in range(REGULAR + 3):
         model.again = step == REGULAR + 2
         model.zero_grad()
-        average.begin(silent=True)
+        begin(average, list(model.parameters()))
         model(torch.ones(2, 6)).sum().backward()
         if model.again:
             assert "came twice" in refusal(lambda: average.average(list(model.parameters())))
@@ -351,7 +394,7 @@ def check_a_backward_that_raises_leaves_nothing_behind() -> None:
             hidden.register_hook(fail)
         for layer in model.layers[2:]:
             hidden = layer(hidden)
-        average.begin(silent=True)
+        begin(average, parameters)
         try:
             (hidden.sum() * (1 + dist.get_rank())).backward()
         except ValueError:

@@ -5,6 +5,9 @@ gradient penalty, another branch on each rank), so a rank tells with its gradien
 each travels at the end of the last bucket. A gradient that is None on some ranks counts as zeros there; one that is
 None on all stays None. Averaging what is the same on all ranks already changes nothing, so accumulated gradients may
 be averaged again.
+
+Where no gradient was there before, each is copied into its bucket as it comes, and they stay there; where the losses
+were divided before the backward, their sum is what is wanted, and no gradient is divided.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from ...protocol.strategy import DIMENSIONS, StrategyPlan
 from ...protocol.strategy_options import chosen
 from .compression import Compression
 from .gradients import SPARSE, UNUSED, average_sparse, used_somewhere
-from .layout import Bucket, Layout
+from .layout import ALARMS, Bucket, Layout
 
 REGULAR = 3
-"""Steps alike before gradients are sent while the backward still runs."""
+"""Steps alike before gradients are sent while the backward still runs; the last of them shows in which order."""
 
 
 @dataclass(frozen=True)
 class How:
     """DDP's options. ``static``: the same gradients come in each backward.
 
-    ``views``: gradients that were there before the backward are views of the buckets, too, as new ones always are.
+    ``views``: gradients that were there before the backward become views of the buckets, too, as new ones always are.
     ``early``: nothing else is done to gradients after they have come.
     """
 
@@ -90,40 +93,73 @@ class Averaging:
         self._sparse: set[nn.Parameter] = set()
         self._others: list[nn.Parameter] = []
         self._layout: Layout | None = None
+        self._begun = self._summed = self._kept = False
+        self._cargo: list[float] = []
+        self.carried: list[float] = []
+        """What the ranks' ``carry`` is together."""
         self._first: list[bool] | None = None  # which gradients this rank had, when they are to stay the same
-        self._new: list[bool] | None = None  # which gradients are to come, in this backward
+        self._hooks: list[Any] = []
         self._early = Early(self)
 
     # -------------------------------------------------------------------------------------------------- a backward
 
-    def begin(self, *, silent: bool, create_graph: bool = False) -> None:
-        """A backward begins. ``silent``: nothing in it communicates; ``create_graph``: of the gradients, too."""
-        layout = self._layout
-        if layout is None or create_graph:
-            return
-        self._new = [parameter.grad is None for parameter in layout.parameters]
-        if len(layout.buckets) > 1 and self._may_be_early:
-            self._early.begin(layout, regular=silent)
+    def begins_anew(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether ``begin`` wants no gradient to be there, so that new ones go into their buckets as they come.
 
-    @property
-    def _may_be_early(self) -> bool:
-        """Views would be written by the backward while they are sent."""
-        return self._how.early and self._compression.early and not self._how.views and not self._sparse
+        The same on all ranks.
+        """
+        return (
+            self._layout is not None
+            and self._how.early
+            and not self._how.views
+            and not self._sparse
+            and self._are_known(parameters)
+        )
+
+    def begin(self, *, silent: bool, may_sum: bool = False, kept: bool = False) -> bool:
+        """A backward begins anew. Whether gradients will be summed, and not averaged.
+
+        ``silent``: nothing in it communicates. ``may_sum``: its losses can be divided by the number of ranks before;
+        every rank says the same. ``kept``: gradients that were there wait for its end.
+        """
+        layout = self._layout
+        assert layout is not None
+        for bucket in layout.buckets:
+            bucket.open()
+        self._begun, self._kept, self._cargo = True, kept, []
+        self._early.begin(layout, regular=silent and self._compression.early)
+        self._summed = may_sum and self._compression.sums
+        return self._summed
+
+    def carries(self, dtype: torch.dtype) -> bool:
+        """Whether numbers of this type can travel with the gradients of the backward that has begun."""
+        if not self._summed or self._layout is None or not self._layout.counted:
+            return False
+        last = self._layout.buckets[-1]
+        return last.device.type == "cpu" and torch.promote_types(dtype, last.dtype) == last.dtype
+
+    def carry(self, numbers: Sequence[float]) -> None:
+        """Add up ``CARGO`` numbers at the most over the ranks; afterwards they are in ``carried``."""
+        self._cargo = list(numbers)
 
     def fail(self) -> None:
         """The backward raised: buckets that other ranks may have sent are sent, and forgotten."""
-        self._new = None
-        if self._early.stop() and self._layout is not None:
-            self._send(self._layout, alarm=True)
-            self._layout.clear()
+        layout = self._layout
+        if layout is None or not self._begun:
+            return
+        self._begun = False
+        if self._early.stop():
+            self._send(layout)
+        layout.clear()
 
     def average(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its mean; every rank names the same parameters (some twice) in the same order.
 
-        Raises ``StrategyError`` under ``static`` when this rank's gradients are others than the first time.
+        Raises ``StrategyError`` under ``static`` when this rank's gradients are others than the first time, and where
+        gradients were there before on some ranks alone.
         """
-        irregular = self._early.stop() and self._early.twice
-        if not self._are_known(parameters):
+        self._early.stop()
+        if not self._begun and not self._are_known(parameters):
             self._note(parameters)
         if not self._trained or self._group.size() == 1:
             return
@@ -131,17 +167,19 @@ class Averaging:
             if self._layout is None or self._sparse:
                 self._ask()
             elif self._how.static:
-                self._check_static(self._layout, irregular=irregular)
-                self._finish(self._layout, irregular=False)
-            elif not self._finish(self._layout, irregular=irregular):
+                self._check_static(self._layout)
+                self._finish(self._layout)
+            elif not self._finish(self._layout):
                 self._early.forbid()
                 self._ask()
-        self._new = None
+        self._begun = self._summed = self._kept = False
 
     def end(self) -> None:
         """Let go of everything."""
         self._early.end()
-        self._layout = None
+        for handle in self._hooks:
+            handle.remove()
+        self._layout, self._hooks = None, []
         for known in (self._given, self._trained, self._others, self._seen, self._sparse):
             known.clear()
 
@@ -169,13 +207,17 @@ class Averaging:
         self._lay_out()
 
     def _lay_out(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks = []
         known = [parameter for parameter in self._trained if parameter in self._seen]
         self._others = [parameter for parameter in self._trained if parameter not in self._seen]
-        self._new = None
         self._layout = None
         if known:
             counted = not self._how.static
             self._layout = Layout(known, self._how.bucket_bytes, self._compression.divisor, counted=counted)
+            if self._how.early:
+                self._hooks = [handle for bucket in self._layout.buckets for handle in bucket.watch()]
         self._compression.forget()
         self._early.end()
 
@@ -197,15 +239,15 @@ class Averaging:
             if state == SPARSE and parameter in self._sparse:
                 average_sparse(parameter, self._group)
         if self._layout is not None:
-            self._finish(self._layout, irregular=False)
+            self._finish(self._layout)
 
     def _had(self) -> list[bool]:
         return [parameter.grad is not None for parameter in self._trained]
 
-    def _check_static(self, layout: Layout, *, irregular: bool) -> None:
+    def _check_static(self, layout: Layout) -> None:
         """A gradient that this rank had at first is there; one that no rank had is not; none came twice of late."""
         assert self._first is not None
-        if irregular:
+        if self._early.twice:
             layout.clear()
             raise StrategyError(
                 "-O static_graph=1: a gradient came twice in this backward, and once in those before",
@@ -224,45 +266,57 @@ class Averaging:
 
     # ---------------------------------------------------------------------------------------------------- the buckets
 
-    def _finish(self, layout: Layout, *, irregular: bool) -> bool:
+    def _finish(self, layout: Layout) -> bool:
         """Send what is not sent yet, and take the means. False: some rank raised the alarm, there is more to average.
 
         What was sent too early is no mean of anything, and is not taken then.
         """
-        mine = irregular or any(one.grad is not None and one not in self._sparse for one in self._others)
-        complete, alarm = self._send(layout, alarm=mine), False
+        carrying, complete = bool(self._cargo), self._send(layout)
         for bucket in layout.buckets:
             bucket.wait()
         used: list[bool] | None = None
-        if layout.counted and not (complete and not self._others and not self._early.on):
-            *used, alarm = [share > 0.5 / self._group.size() for share in layout.counts()]
-            if alarm and self._early.on:
+        alarms = 0.0
+        if layout.counted and (self._begun or self._others or not complete):
+            told, ranks, count = layout.told(), self._group.size(), len(layout.parameters)
+            used = [number > 0.5 / ranks for number in told[:count]]
+            alarms, kept = told[count : count + ALARMS]
+            if carrying:
+                self.carried = told[count + ALARMS :]
+            if self._begun and round(kept * (1 if self._summed else ranks)) not in (0, ranks):
+                layout.clear()
+                raise StrategyError(
+                    "gradients were there before a backward on some ranks, and not on others",
+                    "call zero_grad() on all ranks alike",
+                )
+            if alarms > 0 and self._begun:
                 layout.clear()
                 return False
-        views = [self._how.views] * len(layout.parameters)
-        layout.take(used, views if self._how.views or self._new is None else self._new)
-        return not alarm
+        layout.take(used, views=self._how.views or self._begun)
+        return not alarms
 
-    def _send(self, layout: Layout, *, alarm: bool) -> bool:
+    def _send(self, layout: Layout) -> bool:
         """Whether this rank had all gradients."""
-        complete = all(parameter.grad is not None for parameter in layout.parameters)
-        tail = layout.tail(None if complete else [one.grad is not None for one in layout.parameters], alarm=alarm)
+        had = [parameter.grad is not None for parameter in layout.parameters]
+        alarm = self._early.twice or any(one.grad is not None and one not in self._sparse for one in self._others)
+        tail = layout.tail([*had, alarm, self._kept, *self._cargo])
         for bucket in layout.buckets:
             if not bucket.is_sent:
                 self.send(bucket, tail)
-        return complete
+        self._cargo = []
+        return all(had)
 
     def send(self, bucket: Bucket, tail: Tensor | None = None) -> None:
         """Begin to average a bucket. Every rank sends the same ones in the same order."""
-        bucket.fill(tail if bucket.is_last else None, in_place=self._how.views)
+        bucket.fill(tail if bucket.is_last else None, summed=self._summed)
         self._compression.send(bucket)
 
 
 class Early:
     """Sends full buckets while the backward still runs, once steps have been seen to be alike.
 
-    The last bucket, which tells what came, is sent after it. A gradient that comes a second time in one backward
-    (reentrant checkpointing) was sent too early: the alarm is raised, and all is averaged again, afterwards.
+    The last of those shows which gradient of each bucket comes last. The last bucket, which tells what came, is sent
+    after the backward. A gradient that comes a second time (reentrant checkpointing) to a bucket that was sent raises
+    the alarm, and all is averaged again, afterwards.
     """
 
     def __init__(self, averaging: Averaging) -> None:
@@ -271,49 +325,44 @@ class Early:
         self._forbidden = False
         self._handles: list[Any] = []
         self._buckets: list[Bucket] = []
-        self._missing: list[int] = []
-        self._came: list[bool] = []
+        self._last: dict[int, nn.Parameter] = {}
+        self._full: list[bool] = []
         self._next = 0
         self._armed = False
         self.twice = False
-
-    @property
-    def on(self) -> bool:
-        """The same on all ranks."""
-        return bool(self._handles)
+        """Whether, in the backward that has ended, a gradient came again that had been sent."""
 
     def begin(self, layout: Layout, *, regular: bool) -> None:
-        if self._forbidden or not regular:
+        self.twice = False
+        if self._forbidden or not regular or len(layout.buckets) < 2:
             return
         self._alike += 1
-        if self._alike <= REGULAR:
-            return
-        if not self._handles:
+        if self._alike == REGULAR:
             self._watch(layout)
-        self._missing = [len(bucket.parameters) for bucket in self._buckets]
-        self._came = [False] * len(self._handles)
-        self._next, self._armed, self.twice = 0, True, False
+        elif self._alike > REGULAR:
+            if self._alike == REGULAR + 1:
+                self._hook()
+            self._next, self._armed, self._full = 0, True, [False] * len(self._buckets)
 
     def _watch(self, layout: Layout) -> None:
         self._buckets = layout.buckets
-        number = 0
-        for place, bucket in enumerate(layout.buckets):
-            first = number
+        for place, bucket in enumerate(layout.buckets[:-1]):
             for parameter in bucket.parameters:
-                hook = partial(self._arrived, number, place, number - first)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-                number += 1
+                note = partial(self._last.__setitem__, place)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(note))
 
-    def _arrived(self, number: int, place: int, number_within: int, _parameter: Tensor) -> None:
+    def _hook(self) -> None:
+        """A call for each bucket, not for each gradient."""
+        self._unhook()
+        for place, parameter in self._last.items():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._arrived, place)))
+
+    def _arrived(self, place: int, _parameter: Tensor) -> None:
         if not self._armed:
             return
-        if self._came[number]:
-            self.twice = True
-            return
-        self._came[number] = True
-        self._buckets[place].lay(number_within)
-        self._missing[place] -= 1
-        while self._next < len(self._buckets) - 1 and not self._missing[self._next]:
+        bucket = self._buckets[place]
+        self._full[place] = all(bucket.came(number) for number in range(len(bucket.parameters)))
+        while self._full[self._next]:  # never the last one's
             with torch.no_grad():
                 self._averaging.send(self._buckets[self._next])
             self._next += 1
@@ -321,16 +370,22 @@ class Early:
     def stop(self) -> bool:
         """The backward has ended. Whether buckets may have been sent in it."""
         was, self._armed = self._armed, False
+        sent = self._buckets[: self._next] if was else []
+        self.twice = any(bucket.came(number) > 1 for bucket in sent for number in range(len(bucket.parameters)))
         return was
 
     def forbid(self) -> None:
         """Some rank raised the alarm, on all ranks alike: no bucket is sent early any more."""
-        self._forbidden = self._forbidden or self.on
+        self._forbidden = self._forbidden or bool(self._buckets)
         self.end()
 
     def end(self) -> None:
         """No hook is left."""
+        self._unhook()
+        self._last.clear()
+        self._buckets, self._alike, self._armed, self.twice = [], 0, False, False
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._buckets, self._alike, self._armed = [], 0, False

@@ -17,8 +17,8 @@ from .averaging import Averaging
 from .deepspeed import Engine
 from .divided import Divider
 from .higher import Gathered
-from .hooks import Deferred
-from .joining import Joining, Weight, values_of
+from .hooks import Before
+from .joining import Joined, Joining, Weight, values_of
 from .loops import Loops
 from .optimized import Optimized
 from .shares import averaged
@@ -64,24 +64,41 @@ class Backwards:
                 return
             if self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
-            parameters = self._optimized.parameters()
-            deferred = Deferred(parameters)
-            self._averaging.begin(silent=self._is_silent(), create_graph=create_graph)
-            new = all(parameter.grad is None for parameter in parameters)
-            may_guess = new and len(losses) == 1 and not create_graph
-            try:
-                factor = self._run(original, tensors, losses, grad_tensors, args, kwargs, may_guess=may_guess)
-            except BaseException:
-                self._averaging.fail()
-                deferred.undo()
-                raise
-            if self._divider.divided:
-                # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
-                self._averaging.average(parameters)
-            if factor != 1.0:
-                _multiply(parameters, factor)
-            deferred.call(create_graph=create_graph)
+            self._averaged(original, tensors, losses, grad_tensors, args, kwargs, create_graph=create_graph)
         self._gathered.after_backward(create_graph=create_graph)
+
+    def _averaged(
+        self,
+        original: Callable[..., Any],
+        tensors: Any,
+        losses: Sequence[torch.Tensor],
+        grad_tensors: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        create_graph: bool,
+    ) -> None:
+        """A backward whose gradients the ranks average, or which adds up what were averages."""
+        averaging, parameters, divided = self._averaging, self._optimized.parameters(), self._divider.divided
+        anew = divided and not create_graph and averaging.begins_anew(parameters)
+        before = Before(parameters, anew=anew)
+        new = anew or (not create_graph and all(parameter.grad is None for parameter in parameters))
+        summed = anew and averaging.begin(
+            silent=self._is_silent(), may_sum=self._loops.sliced is not None, kept=before.has_gradients
+        )
+        try:
+            joined = self._run(original, tensors, losses, grad_tensors, args, kwargs, new=new, summed=summed)
+        except BaseException:
+            averaging.fail()
+            before.undo()
+            raise
+        if divided:
+            # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
+            averaging.average(parameters)
+        factor = math.prod([self._joining.finish(one, averaging.carried) for one in joined])
+        if factor != 1.0:
+            _multiply(parameters, factor)
+        before.follow(create_graph=create_graph)
 
     def _run(
         self,
@@ -92,15 +109,26 @@ class Backwards:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        may_guess: bool = False,
-    ) -> float:
-        """By what the gradients are to be multiplied afterwards."""
+        new: bool = False,
+        summed: bool = False,
+    ) -> list[Joined]:
+        """The losses on their way. ``new``: no gradient is there; ``summed``: gradients are added up over the ranks."""
         if self._loops.sliced is None:
             original(tensors, grad_tensors, *args, **kwargs)
-            return 1.0
-        joined = [self._joining.send(loss, *self._loops.joint_of(loss), may_guess=may_guess) for loss in losses]
-        original(tensors, self._scaled(losses, [one.weight for one in joined], grad_tensors), *args, **kwargs)
-        return math.prod([self._joining.finish(one) for one in joined])
+            return []
+        alone, averaging = len(losses) == 1, self._averaging
+        joined = [
+            self._joining.send(
+                loss,
+                *self._loops.joint_of(loss),
+                may_guess=new and alone,
+                carry=averaging.carry if alone and averaging.carries(loss.dtype) else None,
+            )
+            for loss in losses
+        ]
+        ranks = 1 if summed else self._group.size()
+        original(tensors, _scaled(losses, [one.weight * ranks for one in joined], grad_tensors), *args, **kwargs)
+        return joined
 
     def _is_silent(self) -> bool:
         """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
@@ -115,17 +143,6 @@ class Backwards:
         again = kwargs.get("create_graph") or (len(args) > 3 and args[3])
         with self._accumulation.backward(plain=not again and kwargs.get("inputs") is None):
             original(*args, **kwargs)
-
-    def _scaled(self, losses: Sequence[torch.Tensor], weights: Sequence[Weight], grads: Any) -> Any:
-        """The gradients of the losses, such that their mean over the ranks is one device's."""
-        ranks = self._group.size()
-        if all(isinstance(weight, float) and weight * ranks == 1.0 for weight in weights):
-            return grads
-        given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
-        return [
-            (torch.ones_like(loss) if grad is None else grad) * (weight * ranks)
-            for loss, weight, grad in zip(losses, weights, given, strict=True)
-        ]
 
     def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
@@ -145,6 +162,17 @@ class Backwards:
         if within or not self._divider.divided:
             return grads
         return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
+
+
+def _scaled(losses: Sequence[torch.Tensor], factors: Sequence[Weight], grads: Any) -> Any:
+    """The gradients of the losses, multiplied."""
+    if all(isinstance(factor, float) and factor == 1.0 for factor in factors):
+        return grads
+    given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
+    return [
+        torch.ones_like(loss) * factor if grad is None else grad * factor
+        for loss, grad, factor in zip(losses, given, factors, strict=True)
+    ]
 
 
 @torch.no_grad()

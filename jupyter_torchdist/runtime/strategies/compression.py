@@ -30,6 +30,8 @@ class Compression:
     def __init__(self, kind: str, group: dist.ProcessGroup) -> None:
         self._kind, self._group = kind, group
         self._state: Any = powersgd_state(group) if kind == "powersgd" else None
+        self.sums = kind == "none"
+        """Whether gradients may come divided already: PyTorch's hooks divide them."""
         self.early = self._state is None  # PowerSGD's second and third all-reduce come when the first has ended
 
     def divisor(self, dtype: torch.dtype) -> int:

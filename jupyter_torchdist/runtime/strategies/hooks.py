@@ -21,40 +21,52 @@ _ROWS = "the gradients of this rank's rows"
 _REMEDY = "-O model=whole computes the whole batch on every rank: gradients within it are one device's then"
 
 
-class Deferred:
-    """The hooks of ``parameters``, kept from a backward until ``call``; gradients that were there wait, too."""
+class Before:
+    """Gradients that were there before a backward, and hooks: both wait until what it makes is whole.
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        hooked = [one for one in dict.fromkeys(parameters) if one._backward_hooks]
+    ``anew``: gradients of all ``parameters`` wait; else of those that have hooks.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, anew: bool) -> None:
         self._aside: list[tuple[nn.Parameter, Any, Tensor | None]] = []
-        for parameter in hooked:
-            self._aside.append((parameter, parameter._backward_hooks, parameter.grad))
-            parameter._backward_hooks = None
-            parameter.grad = None
+        for parameter in dict.fromkeys(parameters):
+            hooks, grad = parameter._backward_hooks, parameter.grad
+            if hooks or (anew and grad is not None):
+                self._aside.append((parameter, hooks, grad))
+                parameter.grad = None
+            if hooks:
+                parameter._backward_hooks = None
 
-    def call(self, *, create_graph: bool = False) -> None:
-        """The gradients of the backward are whole: hand each to its hooks, as autograd does, and add what was there."""
+    @property
+    def has_gradients(self) -> bool:
+        return any(grad is not None for _, _, grad in self._aside)
+
+    def follow(self, *, create_graph: bool = False) -> None:
+        """Gradients are whole now: hand each to its hooks, as autograd does, and add it to what was there."""
         with torch.set_grad_enabled(create_graph):
             for parameter, hooks, before in self._take():
                 grad = parameter.grad
                 if grad is None:
                     parameter.grad = before
                     continue
-                for hook in list(hooks.values()):
+                for hook in list((hooks or {}).values()):
                     changed = hook(grad)
                     grad = grad if changed is None else changed
-                parameter.grad = grad if before is None else before + grad
+                if before is not None:
+                    grad = before + grad if create_graph or before.is_sparse else before.add_(grad)
+                parameter.grad = grad
 
     def undo(self) -> None:
-        """The backward raised."""
+        """The backward raised: what has come of it is lost where something was there."""
         for parameter, _, before in self._take():
-            parameter.grad = before if parameter.grad is None else parameter.grad
+            parameter.grad = parameter.grad if before is None else before
 
     def _take(self) -> list[tuple[nn.Parameter, Any, Tensor | None]]:
         """All of them, hooked again."""
         aside, self._aside = self._aside, []
         for parameter, hooks, _ in aside:
-            parameter._backward_hooks = hooks
+            if hooks:
+                parameter._backward_hooks = hooks
         return aside
 
 

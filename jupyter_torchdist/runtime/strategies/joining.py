@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +21,18 @@ Weight = float | torch.Tensor
 
 @dataclass(frozen=True)
 class Joined:
-    """A loss on its way to all ranks. ``guess``: see ``Joining``."""
+    """A loss on its way to all ranks. ``guess``: see ``Joining``; ``sent`` None: its numbers travel with gradients."""
 
     weight: Weight
     values: list[torch.Tensor]
-    sent: torch.Tensor
+    sent: torch.Tensor | None
     work: Any
     counted: bool
     guess: float | None = None
 
 
 class Joining:
-    """Joins the ranks' losses: one all-reduce each, sent before the backward and taken after it, on every rank.
+    """Joins the ranks' losses: added up with the gradients, or by an all-reduce each, sent before the backward.
 
     So no ``item()`` waits, and no backward does, but for a cross entropy, whose targets have to be counted (some may
     be ignored): the number of the batch before is taken in its place, where gradients may be multiplied afterwards by
@@ -42,15 +43,33 @@ class Joining:
         self._group = group
         self._targets: float | None = None  # of the batch before
 
-    def send(self, loss: torch.Tensor, way: Added, share: Share, *, may_guess: bool) -> Joined:
-        """Begin to join ``loss``. ``may_guess``: the gradients of its backward can be multiplied afterwards."""
+    def send(
+        self,
+        loss: torch.Tensor,
+        way: Added,
+        share: Share,
+        *,
+        may_guess: bool,
+        carry: Callable[[Sequence[float]], None] | None = None,
+    ) -> Joined:
+        """Begin to join ``loss``. ``may_guess``: the gradients of its backward can be multiplied afterwards.
+
+        ``carry`` adds up numbers over the ranks; what they are then, ``finish`` is given.
+        """
         values = values_of(loss)
         if not way.counted:
-            weight: Weight = share.weight if way.mean else 1.0
+            weight = share.weight if way.mean else 1.0
+            if carry is not None:
+                carry([float(value.detach()) * weight for value in values])
+                return Joined(weight, values, None, None, counted=False)
             sent = torch.stack([value.detach() for value in values]) * weight
             return Joined(weight, values, sent, self._send(sent), counted=False)
         mine = targets_of(loss).expand_as(loss)
         guess = self._targets if may_guess and loss.device.type == "cpu" else None
+        if carry is not None and guess is not None:
+            count = float(mine)
+            carry([count, 1.0, *(float(value.detach()) * count if count else 0.0 for value in values)])
+            return Joined(count / guess, values, None, None, counted=True, guess=guess)
         totals = [torch.where(mine == 0, 0.0, value.detach() * mine) for value in values]  # no targets: 0 / 0
         sent = torch.stack([mine, mine.new_tensor(guess is not None), *totals])
         work = self._send(sent)
@@ -61,23 +80,32 @@ class Joining:
     def _send(self, numbers: torch.Tensor) -> Any:
         return dist.all_reduce(numbers, group=self._group, async_op=True)
 
-    def finish(self, joined: Joined) -> float:
+    def finish(self, joined: Joined, carried: Sequence[float] = ()) -> float:
         """The whole batch's loss in the user's tensors; by what the gradients are to be multiplied.
 
         Raises ``StrategyError`` when some ranks guessed and others waited.
         """
+        if joined.sent is None:
+            return self._take(joined, list(carried))
         joined.work.wait()
-        whole, factor = joined.sent, 1.0
-        if joined.counted:
-            whole = joined.sent[2:] / joined.sent[0]
-            if whole.device.type == "cpu":
-                factor = self._factor(joined)
+        if joined.sent.device.type == "cpu":
+            return self._take(joined, joined.sent.tolist())
+        whole = joined.sent[2:] / joined.sent[0] if joined.counted else joined.sent
         for value, one in zip(joined.values, whole.unbind(), strict=True):
             value.data.copy_(one)
+        return 1.0
+
+    def _take(self, joined: Joined, numbers: list[float]) -> float:
+        factor = 1.0
+        if joined.counted:
+            targets, guesses, *totals = numbers
+            factor = self._factor(joined, targets, guesses)
+            numbers = [total / targets if targets else math.nan for total in totals]
+        for value, one in zip(joined.values, numbers, strict=False):  # the cargo's rest is not ours
+            value.data.fill_(one)
         return factor
 
-    def _factor(self, joined: Joined) -> float:
-        targets, guesses = joined.sent[:2].tolist()
+    def _factor(self, joined: Joined, targets: float, guesses: float) -> float:
         self._targets = targets or None
         if guesses not in (0.0, self._group.size()):
             raise StrategyError(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+ALARMS, CARGO = 2, 4
+"""Numbers behind those that tell which gradients a rank had; the second ones are for whoever calls."""
 LAST_BYTES = 2**20
 """The last bucket, for which nothing is left to overlap with, is no larger: as DDP's first one."""
 
 
 class Bucket:
-    """Gradients of one type and device, laid end to end in ``flat`` while they are sent, divided by ``divisor``.
+    """Gradients of one type and device, laid end to end in ``flat`` while they are sent.
 
     ``tail`` numbers of the last bucket follow them. ``sent`` is the work in flight. ``flat`` is another one in each
     backward: the gradients of the last, which the cell may have kept, lie in theirs.
@@ -26,67 +29,73 @@ class Bucket:
         self.index = 0
         self.dtype = _type_of(parameters[0])
         self.elements = sum(parameter.numel() for parameter in parameters) + tail
+        self.device = parameters[0].device
         self.flat: Tensor | None = None
         self.sent: Any = None
         self.pieces: list[Tensor] = []
-        """Of ``flat``, each in its parameter's shape; the tail is not among them."""
+        """Of ``flat``, each as its parameter lies in memory; the tail is not among them."""
+        self._is_open = False
         self._divisor = divisor
-        self._laid: set[int] = set()
+        self._sizes = [*(parameter.numel() for parameter in parameters), tail]
+        self._shapes = [_shape_in_memory(parameter) for parameter in parameters]
 
     @property
     def is_sent(self) -> bool:
         return self.sent is not None
 
-    def lay(self, number: int) -> None:
-        """Copy a gradient that has just come, while it is in the processor's cache."""
-        grad = self.parameters[number].grad
-        assert grad is not None
-        if not grad.is_sparse and grad.dtype == self.dtype:
-            if self.flat is None:
-                self._start()
-            torch.div(grad, self._divisor, out=self.pieces[number])
-            self._laid.add(number)
+    def open(self) -> None:
+        """A backward begins in which all gradients are new: each is copied as it comes, while the processor has it."""
+        self._start()
+        self._is_open = True
 
-    def fill(self, tail: Tensor | None, *, in_place: bool) -> None:
-        """``flat`` holds all of this rank's gradients: zeros where it has none.
+    def watch(self) -> list[Any]:
+        """Handles of the hooks that copy."""
+        return [
+            parameter.register_post_accumulate_grad_hook(partial(self._copy, number))
+            for number, parameter in enumerate(self.parameters)
+        ]
 
-        ``in_place``: where they lie in one storage already, as they were left by ``take``, nothing is copied.
-        """
-        if in_place and self.flat is None and (shared := self._shared()) is not None:
-            self._start(shared)
-            shared[: self.elements - self.tail] /= self._divisor
-        else:
-            self._lay_the_rest()
-        if tail is not None:
-            assert self.flat is not None
-            torch.div(tail, self._divisor, out=self.flat[self.elements - self.tail :])
+    def _copy(self, number: int, parameter: Tensor) -> None:
+        """A step calls it for each gradient."""
+        if self._is_open:
+            self.pieces[number].copy_(parameter.grad)  # type: ignore[arg-type]
 
-    def _lay_the_rest(self) -> None:
+    def came(self, number: int) -> int:
+        """How often a gradient was copied to its place."""
+        return self.pieces[number]._version
+
+    def fill(self, tail: Tensor | None, *, summed: bool) -> None:
+        """``flat`` holds all of this rank's gradients: zeros where it has none. ``summed``: they are not divided."""
         if self.flat is None:
-            self._start()
+            self._start(self._shared())
         pieces, grads = [], []
         for number, (parameter, piece) in enumerate(zip(self.parameters, self.pieces, strict=True)):
-            if number in self._laid:
-                continue
-            if parameter.grad is None:
+            grad = parameter.grad
+            if grad is None:
                 piece.zero_()
-                continue
-            if parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.to_dense()
-            pieces.append(piece)
-            grads.append(parameter.grad)
+            elif not self.came(number) and grad.data_ptr() != piece.data_ptr():
+                if grad.is_sparse:
+                    parameter.grad = grad = grad.to_dense()
+                pieces.append(piece)
+                grads.append(grad)
         if pieces:
             torch._foreach_copy_(pieces, grads)
-            torch._foreach_div_(pieces, self._divisor)
+        flat = self.flat
+        assert flat is not None
+        if tail is not None:
+            flat[self.elements - self.tail :].copy_(tail)
+        if self._divisor != 1 and not summed:
+            flat /= self._divisor
 
     def _start(self, flat: Tensor | None = None) -> None:
         """``flat``: with the gradients in it; None for a new one."""
-        self.flat = (
-            torch.empty(self.elements, dtype=self.dtype, device=self.parameters[0].device) if flat is None else flat
-        )
-        sizes = [parameter.numel() for parameter in self.parameters]
-        parts = self.flat.split_with_sizes([*sizes, self.tail])
-        self.pieces = [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=False)]
+        self.flat = torch.empty(self.elements, dtype=self.dtype, device=self.device) if flat is None else flat
+        parts = self.flat.split_with_sizes(self._sizes)
+        # Views of the storage, but not of a tensor: detach_() works, and each counts what is written to it alone.
+        self.pieces = [
+            (part.view(size) if stride is None else part.as_strided(size, stride)).data
+            for part, (size, stride) in zip(parts, self._shapes, strict=False)
+        ]
 
     def _shared(self) -> Tensor | None:
         """The storage in which gradients lie one after the other, with room for the tail, and nothing else."""
@@ -96,9 +105,11 @@ class Bucket:
         if first.untyped_storage().nbytes() != self.elements * first.element_size():
             return None
         address = first.data_ptr()
-        for parameter in self.parameters:
+        for parameter, (_, stride) in zip(self.parameters, self._shapes, strict=True):
             grad = parameter.grad
-            if grad is None or grad.is_sparse or grad.data_ptr() != address or not grad.is_contiguous():
+            if grad is None or grad.is_sparse or grad.data_ptr() != address:
+                return None
+            if not grad.is_contiguous() if stride is None else grad.stride() != stride:
                 return None
             address += grad.numel() * grad.element_size()
         return first.as_strided((self.elements,), (1,))
@@ -106,18 +117,18 @@ class Bucket:
     def wait(self) -> None:
         self.sent.wait()
 
-    def take(self, used: Sequence[bool] | None, views: Sequence[bool]) -> None:
+    def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
         """The gradients become the means; those of which ``used`` says that no rank had one stay None.
 
-        Where ``views`` says so, they are those in ``flat``, and nothing is copied.
+        ``views``: they are those in ``flat``, and nothing is copied.
         """
         given, means = [], []
         for number, (parameter, mean) in enumerate(zip(self.parameters, self.pieces, strict=True)):
             grad = parameter.grad
             if grad is None and used is not None and not used[number]:
                 continue
-            if views[number] and parameter.is_contiguous() and (grad is None or grad.dtype == mean.dtype):
-                parameter.grad = mean.data  # a view of the storage, but not of a tensor: detach_() works
+            if views and (grad is None or grad.dtype == mean.dtype):
+                parameter.grad = mean
             elif grad is None:
                 parameter.grad = mean.clone()
             else:
@@ -129,15 +140,14 @@ class Bucket:
     def clear(self) -> None:
         """As before it was filled."""
         self.flat = self.sent = None
-        self.pieces = []
-        self._laid.clear()
+        self.pieces, self._is_open = [], False
 
 
 class Layout:
     """Buckets of up to ``bucket_bytes``, those of the last parameters first: a backward begins with them.
 
-    ``counted``: the last one ends with a number for each parameter (whether this rank had its gradient), and one more,
-    the alarm.
+    ``counted``: the last one ends with a number for each parameter (whether this rank had its gradient), ``ALARMS``
+    more, and ``CARGO``.
     """
 
     def __init__(
@@ -149,7 +159,7 @@ class Layout:
         counted: bool,
     ) -> None:
         groups = list(reversed(_grouped(parameters, bucket_bytes)))
-        tails = [*[0] * (len(groups) - 1), len(parameters) + 1 if counted else 0]
+        tails = [*[0] * (len(groups) - 1), len(parameters) + ALARMS + CARGO if counted else 0]
         self.counted = counted
         self.buckets = [
             Bucket(group, divisor_of(_type_of(group[0])), tail) for group, tail in zip(groups, tails, strict=True)
@@ -159,31 +169,28 @@ class Layout:
         for index, bucket in enumerate(self.buckets):
             bucket.index = index
         self.parameters = [parameter for bucket in self.buckets for parameter in bucket.parameters]
-        self._had_all = self.tail([True] * len(parameters), alarm=False)
 
-    def tail(self, had: Sequence[bool] | None, *, alarm: bool) -> Tensor | None:
-        """The numbers that follow the last bucket. ``had`` None: all."""
+    def tail(self, numbers: Sequence[float]) -> Tensor | None:
+        """What follows the last bucket, filled up with zeros."""
         if not self.counted:
             return None
-        if had is None and not alarm:
-            return self._had_all
-        values = [float(one) for one in (had or [True] * len(self.parameters))]
         last = self.buckets[-1]
-        return torch.tensor([*values, float(alarm)], dtype=last.dtype, device=last.parameters[0].device)
+        values = [*numbers, *[0.0] * (last.tail - len(numbers))]
+        return torch.tensor(values, dtype=last.dtype, device=last.device)
 
-    def counts(self) -> list[float]:
-        """For each parameter the share of ranks that had its gradient, and of those that raised the alarm."""
+    def told(self) -> list[float]:
+        """The sums (means, where gradients were averaged) of the ranks' tails."""
         last = self.buckets[-1]
         assert last.flat is not None
-        counts: list[float] = last.flat[last.elements - last.tail :].real.tolist()
-        return counts
+        numbers: list[float] = last.flat[last.elements - last.tail :].real.tolist()
+        return numbers
 
-    def take(self, used: Sequence[bool] | None, views: Sequence[bool]) -> None:
-        """See ``Bucket.take``; ``used`` and ``views`` in the order of ``parameters``."""
+    def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
+        """See ``Bucket.take``; ``used`` in the order of ``parameters``."""
         start = 0
         for bucket in self.buckets:
             end = start + len(bucket.parameters)
-            bucket.take(None if used is None else used[start:end], views[start:end])
+            bucket.take(None if used is None else used[start:end], views=views)
             start = end
         self.clear()
 
@@ -207,6 +214,13 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
         open_[key].append(parameter)
         room[key] -= size
     return groups
+
+
+def _shape_in_memory(parameter: nn.Parameter) -> tuple[torch.Size, tuple[int, ...] | None]:
+    """Size and strides of its gradient in a bucket; None for one number after the other."""
+    if parameter.is_contiguous() or not torch._prims_common.is_non_overlapping_and_dense_or_false(parameter):
+        return parameter.shape, None
+    return parameter.shape, parameter.stride()
 
 
 def _type_of(parameter: nn.Parameter) -> torch.dtype:

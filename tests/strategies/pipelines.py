@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -224,6 +225,28 @@ def check_blocks_a_stage_as_said_and_microbatches() -> None:
     assert held == [42 * number for number in numbers]
     assert "4 microbatches" in said
     assert "add up to the blocks" in refusal(lambda: stages_of(balance=(1, 1)))
+
+
+class Slow(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return super().forward(x)
+
+
+class Wide(nn.Linear):
+    """Keeps a thousand numbers for each of its outputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).unsqueeze(-1).expand(-1, -1, 1000).tanh().mean(-1)
+
+
+def check_stages_are_cut_by_measured_time_and_memory_not_by_parameters() -> None:
+    for kind in (Slow, Wide):
+        layers = lambda kind=kind: nn.Sequential(kind(6, 6), *[nn.Linear(6, 6) for _ in range(5)])  # noqa: E731
+        held, _ = stages_of(layers)
+        assert held[0] == 42, (kind, held)
+    if dist.get_world_size() == 2:
+        assert stages_of(layers, balance="parameters")[0] == [3 * 42] * 2
 
 
 class Placed(nn.Module):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+
+import jupyter_torchdist as td
 
 from . import prepared
 from .languages import Fused, Language
@@ -32,6 +35,20 @@ def check_replicated_and_split() -> None:
 def check_unchanged_cells_under_products() -> None:
     for degrees in ({"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}):
         equal(setting(degrees), language(lambda: Language(tied=True)))
+
+
+def check_each_rank_knows_its_place() -> None:
+    """Neighbours share a layer or a sequence; the stages of a pipeline are as far apart as can be."""
+    near, far = dist.get_rank() % 2, dist.get_rank() // 2
+    for degrees, place in (
+        ({"dp_shard": 2, "tp": 2}, {"dp": far, "tp": near}),
+        ({"dp_replicate": 2, "cp": 2}, {"dp": far, "cp": near}),
+        ({"dp_replicate": 2, "pp": 2}, {"dp": near, "pp": far}),
+        ({"dp_replicate": 2, "dp_shard": 2}, {"dp": 2 * far + near}),
+    ):
+        with prepared.job(setting(degrees)):
+            found = {"dp": td.dp_rank, "tp": td.tp_rank, "cp": td.cp_rank, "pp": td.pp_rank}
+            assert found == {"dp": 0, "tp": 0, "cp": 0, "pp": 0} | place, (degrees, found)
 
 
 def check_prepared_under_products() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from jupyter_torchdist.runtime.strategies.pipeline_units import Units, measured
+from jupyter_torchdist.runtime.strategies.pipeline_units import Cost, Units, assigned, measured
 
 
 class Block(nn.Module):
@@ -22,3 +22,13 @@ def test_blocks_that_are_alike_cost_the_same() -> None:
     units = Units(model, stages=2)
     costs = measured(units, torch.device("cpu"), lambda: model(torch.rand(5, 4)))
     assert len({cost.seconds for cost in costs[1:-1]}) == 1
+
+
+def test_stages_share_time_and_memory_alike() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+    units = Units(model, stages=2)
+    for dear in ({"seconds": 5.0}, {"memory": 50}):
+        costs = [Cost(number, 1.0, 10, 20) for number in range(6)]
+        vars(costs[0]).update(dear)
+        assert assigned(units, costs, 2, "cost") == [0, 0, 1, 1, 1, 1]
+        assert assigned(units, costs, 2, "parameters") == [0, 0, 0, 1, 1, 1]

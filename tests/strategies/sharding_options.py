@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_torchdist.runtime.strategies import fsdp, loading, norms, optimizers, plain
+from jupyter_torchdist.runtime.strategies import fsdp, norms, optimizers, plain
 
 from . import models
 from .models import CASES, Block, Gpt, Mixture, Mlp, adamw, sgd, step
@@ -142,12 +142,16 @@ def check_backward_gathers_ahead_unless_told_not_to() -> None:
 
 
 def check_weights_of_rank_0_hold_unless_told_otherwise() -> None:
+    """Its buffers, too, of which every rank keeps all."""
     for wanted in (True, False):
-        model = CASES["mlp"].model(seed=dist.get_rank())
+        model = CASES["conv"].model(seed=dist.get_rank())
+        model.get_buffer("norm.running_mean").fill_(dist.get_rank())
+        own = model.get_parameter("conv.weight").detach().clone()
         sharded(model, setting(sync_module_states=wanted))
-        whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
-        reference = CASES["mlp"].model().state_dict()
-        assert all(torch.equal(whole[name], reference[name]) for name in whole) is wanted
+        assert everyone(model.get_buffer("norm.running_mean")[0].item()) == ([0, 0] if wanted else [0, 1])
+        weight: Any = model.get_parameter("conv.weight")
+        wished, (part,) = everyone(own), [own.chunk(2)[dist.get_rank()]]
+        torch.testing.assert_close(weight.to_local(), wished[0].chunk(2)[dist.get_rank()] if wanted else part)
 
 
 def check_rank_0_alone_needs_weights_before_sharding() -> None:
@@ -165,20 +169,26 @@ def check_rank_0_alone_needs_weights_before_sharding() -> None:
     with torch.device("meta"):
         nowhere = Mlp()
     assert "no values on rank 0" in refusal(lambda: fsdp.apply(nowhere, setting()))
-    model = Mlp()
-    emptied: list[bool] = []
-    original = loading.set_aside
+    for wanted in (False, True):
+        model = CASES["conv"].model(seed=dist.get_rank())
+        model.get_buffer("norm.running_mean").fill_(dist.get_rank() + 3)
+        optimizer = adamw(list(model.parameters()))  # keeps them
+        whole, held = local_bytes(list(model.parameters())), []
+        original = fsdp._shard
 
-    def noting(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Tensor]:
-        emptied.append(True)
-        return original(model, group)
+        def noting(*args: Any, held: list[int] = held, optimizer: Any = optimizer, original: Any = original) -> Any:
+            held.append(local_bytes(optimizer.param_groups[0]["params"]))
+            return original(*args)
 
-    loading.set_aside = noting
-    try:
-        sharded(model, setting(cpu_ram_efficient_loading=True))
-    finally:
-        loading.set_aside = original
-    assert emptied
+        fsdp._shard = noting
+        try:
+            sharded(model, setting(cpu_ram_efficient_loading=wanted))
+        finally:
+            fsdp._shard = original
+        assert everyone(held) == [[whole], [0 if wanted else whole]]
+        assert_close(
+            model.state_dict(), {**CASES["conv"].model().state_dict(), "norm.running_mean": torch.full((6,), 3.0)}
+        )
 
 
 def check_offloaded_parameters_need_no_pinned_memory_here() -> None:

@@ -116,14 +116,19 @@ def someone_lacks_weights(model: nn.Module, group: dist.ProcessGroup, device: to
 
 
 def set_aside(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """Leave a model without weights (on the meta device), ready to be sharded; the first rank gets them in hand."""
+    """Leave a model without weights (on the meta device), ready to be sharded; the first rank gets them in hand.
+
+    The others let go of theirs now: an optimizer keeps the parameter objects until it is given the sharded ones.
+    """
     names, kept = names_of(model), {}
     if dist.get_rank(group) == 0:
         meta.want(model)
     for parameter, places in slots(model).items():
+        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
         if dist.get_rank(group) == 0:
             kept[names[parameter]] = parameter.detach()
-        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        elif not parameter.is_meta:
+            parameter.data = parameter.new_empty(0)
         put(places, empty)
     return kept
 

@@ -173,12 +173,13 @@ def check_rank_0_alone_needs_weights_before_sharding() -> None:
         model = CASES["conv"].model(seed=dist.get_rank())
         model.get_buffer("norm.running_mean").fill_(dist.get_rank() + 3)
         optimizer = adamw(list(model.parameters()))  # keeps them
-        whole, held = local_bytes(list(model.parameters())), []
+        whole = local_bytes(list(model.parameters()))
+        held: list[int] = []
         original = fsdp._shard
 
-        def noting(*args: Any, held: list[int] = held, optimizer: Any = optimizer, original: Any = original) -> Any:
-            held.append(local_bytes(optimizer.param_groups[0]["params"]))
-            return original(*args)
+        def noting(model: nn.Module, setting: Any, original: Any = original, see: Any = (held, optimizer)) -> Any:
+            see[0].append(local_bytes(see[1].param_groups[0]["params"]))
+            return original(model, setting)
 
         fsdp._shard = noting
         try:

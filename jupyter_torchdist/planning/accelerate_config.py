@@ -14,7 +14,7 @@ from typing import Any
 
 from ..protocol.errors import OptionError
 from . import deepspeed_config
-from .accelerate_keys import DYNAMO, FSDP, REFUSED, TOP, Refused, Take, nothing, of_a_tpu, only, whole, yes
+from .accelerate_keys import DYNAMO, FSDP, REFUSED, TOP, Refused, Take, nothing, of_a_tpu, one_of, only, whole, yes
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -204,7 +204,8 @@ def _parallelism(path: Path, name: str, section: Mapping[str, Any]) -> list[str]
 
     prefix = _PREFIXES["parallelism_config"]
     keys = {prefix + key: size(dimension) for key, dimension in _SIZES.items()}
-    keys[prefix + "cp_comm_strategy"] = keys[prefix + "cp_backend"] = nothing
+    keys[prefix + "cp_comm_strategy"] = one_of("allgather", "alltoall")
+    keys[prefix + "cp_backend"] = nothing
     sequence = only(("1",), "Ulysses of DeepSpeed is not run here", "cp_size, which splits the sequence too")
     keys[prefix + "sp_size"] = sequence
     for key in ("sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):

@@ -54,6 +54,17 @@ def nothing(item: Any) -> list[str]:
     return []
 
 
+def one_of(*values: str) -> Take:
+    """A key of which each value gives the same results."""
+
+    def take(item: Any) -> list[str]:
+        if str(item) not in values:
+            raise ValueError(" or ".join(values))
+        return []
+
+    return take
+
+
 def only(values: tuple[str, ...], reason: str, instead: str) -> Take:
     def take(item: Any) -> list[str]:
         if str(item).lower() not in values:
@@ -97,7 +108,12 @@ def _one_machine(item: Any) -> list[str]:
     return []
 
 
-_REMOTE = _only_if_not("this version runs on one machine", "leave it out, and run the cell where its GPUs are")
+def _remote(item: Any) -> list[str]:
+    """Commands for the machines of a TPU pod: a file's name, a text or a list."""
+    if item not in ([], "", False):
+        raise Refused("this version runs on one machine", "leave it out, and run the cell where its GPUs are")
+    return []
+
 
 TOP: dict[str, Take] = {
     "compute_environment": only(
@@ -119,8 +135,8 @@ TOP: dict[str, Take] = {
     "main_training_function": nothing,
     "rdzv_backend": only(("static", "c10d"), "ranks meet at a store of ours", "leave it out"),
     "same_network": nothing,
-    "command_file": _REMOTE,
-    "commands": _REMOTE,
+    "command_file": _remote,
+    "commands": _remote,
     "gradient_accumulation_steps": lambda item: [f"--grad-accumulation={whole(item)}"],
 }
 

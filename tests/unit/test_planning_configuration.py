@@ -115,6 +115,39 @@ def test_names_that_the_guide_writes_otherwise(tmp_path: Path) -> None:
         ("distributed_type: MULTI_GPU\ndynamo_backend: INDUCTOR\n", {"compile": True}),
         ("distributed_type: MULTI_GPU\ndynamo_config: {dynamo_backend: 'NO'}\n", {"compile": False}),
         ("fsdp_config: {fsdp_activation_checkpointing: true}\n", {"activation_checkpointing": True}),
+        ("fsdp_config: {fsdp_activation_checkpointing_offload: false}\n", {"activation_checkpointing": False}),
+        ("distributed_type: MULTI_GPU\ngradient_accumulation_steps: 4\n", {"grad_accumulation": 4}),
+        ("fsdp_config: {fsdp_min_num_params: 2000}\n", {"option": ("min_num_params=2000",)}),
+        ("fsdp_config: {fsdp_min_num_params: 0}\n", {"option": ()}),  # older versions always write one
+        (
+            """\
+            distributed_type: MULTI_GPU
+            dynamo_config:
+              dynamo_backend: INDUCTOR
+              dynamo_mode: default
+              dynamo_use_dynamic: false
+              dynamo_use_fullgraph: false
+              dynamo_use_regional_compilation: true
+            """,
+            {"compile": True},
+        ),
+        (
+            """\
+            distributed_type: NO
+            command_file: null
+            commands: []
+            debug: false
+            machine_rank: 0
+            main_process_ip: 10.0.0.1
+            main_process_port: 29500
+            rdzv_backend: c10d
+            """,
+            {"gpus": 1, "env": (), "option": ()},
+        ),
+        (
+            "distributed_type: MULTI_GPU\nparallelism_config: {cp_size: 2, cp_comm_strategy: alltoall}\n",
+            {"strategy": "cp", "option": ("cp=2",)},
+        ),
         (
             "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}\n",
             {"option": ("version=2", "reshard_after_forward=False")},
@@ -141,6 +174,24 @@ def test_names_that_the_guide_writes_otherwise(tmp_path: Path) -> None:
 def test_each_key_is_honoured(tmp_path: Path, text: str, chosen: dict[str, Any]) -> None:
     options = read(tmp_path, text)
     assert {name: getattr(options, name) for name in chosen} == chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("main_process_ip: 10.0.0.1\n", "main_process_ip: needless here"),
+        ("main_process_port: 29500\n", "main_process_port: needless here"),
+        (
+            "gradient_accumulation_steps: 2\n",
+            "gradient_accumulation_steps: a batch of the cell is taken in so many parts",
+        ),
+        ("dynamo_config: {dynamo_use_regional_compilation: false}\n", "each repeated block is compiled, always"),
+        ("parallelism_config: {cp_size: 2, cp_comm_strategy: allgather}\n", "left to the attention that is found"),
+    ],
+)
+def test_what_is_done_in_another_way_is_said(tmp_path: Path, text: str, note: str) -> None:
+    notes = planned(read(tmp_path, f"distributed_type: MULTI_GPU\n{text}", "--ranks 2")).notes
+    assert any(note in said for said in notes), notes
 
 
 @pytest.mark.parametrize(
@@ -195,6 +246,41 @@ def test_each_key_is_honoured(tmp_path: Path, text: str, chosen: dict[str, Any])
         ("fsdp_config: {fsdp_state_dict_type: LOCAL_STATE_DICT}\n", "FSDP1's flat shards", "SHARDED_STATE_DICT"),
         ("fsdp_config: 3\n", "3 is no table", "indent the lines"),
         ("distributed_type: FSDP\ndynamo_config: {dynamo_backend: EAGER}\n", "with Inductor", "torch.compile"),
+        ("distributed_type: FSDP\nfp8_config: {backend: TE}\n", "fp8_backend: TE: there is no fp8", "leave fp8_config"),
+        (
+            "fsdp_config: {fsdp_activation_checkpointing_offload: true}\n",
+            "fsdp_activation_checkpointing_offload: true: activations are computed again or kept, not offloaded",
+            "fsdp_activation_checkpointing: true alone",
+        ),
+        *(
+            (
+                f"distributed_type: FSDP\ndynamo_config: {{{key}: {value}}}\n",
+                f"{key}: {value}: blocks are",
+                "torch.comp",
+            )
+            for key, value in (
+                ("dynamo_mode", "max-autotune"),
+                ("dynamo_use_fullgraph", "true"),
+                ("dynamo_use_dynamic", "true"),
+            )
+        ),
+        *(
+            (f"distributed_type: MULTI_GPU\n{key}: {value}\n", f"{key}: {shown}: {reason}", hint)
+            for key, value, shown, reason, hint in (
+                ("command_file", "a.sh", "a.sh", "this version runs on one machine", "leave it out"),
+                ("commands", "[ls]", '["ls"]', "this version runs on one machine", "leave it out"),
+                ("commands", "ls", "ls", "this version runs on one machine", "leave it out"),
+                (
+                    "debug",
+                    "true",
+                    "true",
+                    "the check of accelerate's own collectives",
+                    "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+                ),
+                ("machine_rank", "1", "1", "one machine has number 0 alone", "machine_rank: 0"),
+                ("rdzv_backend", "etcd", "etcd", "ranks meet at a store of ours", "leave it out"),
+            )
+        ),
         ("distributed_type: FSDP\nmpirun_config: {mpirun_ccl: '1'}\n", "not by mpirun", "leave mpirun_config out"),
         (
             "megatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2}\n",
@@ -202,6 +288,11 @@ def test_each_key_is_honoured(tmp_path: Path, text: str, chosen: dict[str, Any])
             "--strategy tp+pp -O tp=2 -O pp=2",
         ),
         ("distributed_type: FSDP\nparallelism_config: {sp_size: 2}\n", "Ulysses of DeepSpeed", "cp_size"),
+        (
+            "distributed_type: FSDP\nparallelism_config: {cp_size: 2, cp_comm_strategy: ring}\n",
+            "cp_comm_strategy: ring: expected allgather or alltoall",
+            "correct parallelism_config_cp_comm_strategy",
+        ),
         ("deepspeed_config: {zero_stag: 2}\n", "has no key 'zero_stag'", "did you mean zero_stage?"),
         ("deepspeed_config: {deepspeed_hostfile: a}\n", "one machine", "leave deepspeed_hostfile out"),
         ("deepspeed_config: {deepspeed_config_file: no.json}\n", "no.json cannot be read", "correct it"),

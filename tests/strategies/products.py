@@ -10,6 +10,7 @@ import jupyter_torchdist as td
 from . import prepared
 from .languages import Fused, Language
 from .pipelines import (  # noqa: F401  # run here too
+    check_stages_are_divided_no_further,
     check_stages_as_the_model_was_built,
     check_whole_pipelines_beside_each_other,
 )

@@ -27,6 +27,12 @@ def test_the_tests_that_are_named_exist() -> None:
     assert [f"{path}::{name}" for path, name in named if name not in _functions(path)] == []
 
 
+def test_the_checks_of_pipelines_that_are_named_exist() -> None:
+    named = re.findall(r"`(check_\w+)`", (DOCS / "sagemaker.md").read_text(encoding="utf-8"))
+    known = {**_functions("strategies/pipelines"), **_functions("strategies/pipeline_schedules")}
+    assert len(named) > 20 and [name for name in named if name not in known] == []
+
+
 def test_they_are_of_the_option_beside_which_they_stand() -> None:
     """Each option is named by a test of its row, and each test names an option of its row."""
     text = (DOCS / "options.md").read_text(encoding="utf-8").partition("## What PyTorch")[0]

@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import jupyter_torchdist as td
 from jupyter_torchdist.runtime.strategies import replicate
 from jupyter_torchdist.runtime.strategies.base import Setting
 from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO
 
 from .averaging import sent
 from .models import Gpt, Mixture, Mlp, loss_of
-from .ranks import everyone, local_bytes, refusal, setting
+from .ranks import CLOSE, everyone, local_bytes, refusal, setting
 from .unchanged import WORLD, Cell, under
 
 Look = Callable[[nn.Module, torch.optim.Optimizer], None]
@@ -176,3 +178,28 @@ def check_compiled_blocks_run() -> None:
     with compiled_in_no_time() as runs:
         assert seen(ddp(compile=True), lambda: Gpt(tied=False, layers=2), compiled) == [[True, True]] * STEPS
     assert min(runs) > 0 and sum(runs) >= 2 * STEPS, runs  # both blocks in every step
+
+
+def check_a_rank_reads_a_loss_alone_and_waits_for_nobody() -> None:
+    def run() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(0)
+        model, losses = Mlp(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = TensorDataset(torch.randn(40, 6), torch.randn(40, 3))
+        for x, y in DataLoader(data, batch_size=10, shuffle=True):
+            loss = nn.functional.mse_loss(model(x), y)
+            if td.is_main:
+                losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if td.is_main:
+                losses.append(loss.item())
+        return model, optimizer, losses
+
+    _, _, expected = run()
+    assert len(expected) == (8 if dist.get_rank() == 0 else 0)
+    for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
+        _, _, losses = under(setting(degrees), run)
+        for ours, theirs in zip(losses, expected, strict=True):
+            assert abs(ours - theirs) < CLOSE, (degrees, losses, expected)

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from jupyter_torchdist.runtime.strategies import tensor
 
-from .ranks import refusal, setting
+from .ranks import SAID, refusal, setting
 from .unchanged import WORLD, equal
 
 
@@ -42,6 +42,13 @@ def check_a_model_with_a_plan_of_its_own() -> None:
     tensor.apply(model, setting({"tp": WORLD()}))
     weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")
     assert isinstance(weight, DTensor) and weight.to_local().shape == (8 // WORLD(), 16)
+
+
+def check_its_batches_are_divided() -> None:
+    for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
+        SAID.clear()
+        equal(setting(degrees), cell)
+        assert "each computes its part of every batch" in SAID[0], SAID
 
 
 def check_its_sequences_are_divided() -> None:

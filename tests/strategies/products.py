@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 import jupyter_torchdist as td
@@ -16,7 +17,7 @@ from .pipelines import (  # noqa: F401  # run here too
 )
 from .ranks import local_bytes, setting
 from .splitting import LANGUAGES, case, trained
-from .unchanged import equal, language
+from .unchanged import counted, equal, language
 
 
 def check_sharded_and_split() -> None:
@@ -31,6 +32,13 @@ def check_replicated_and_split() -> None:
     model = trained(case(lambda: Language(Fused)), setting({"dp_replicate": 2, "tp": 2}))
     weight = model.get_parameter("layers.0.mlp.0.weight")
     assert local_bytes([weight]) == weight.numel() * 4 // 2
+
+
+def check_copies_on_four_ranks() -> None:
+    """Of a last batch of five samples one rank has two."""
+    loaded: list[int] = []
+    equal(setting({"dp_replicate": 4}), counted(F.cross_entropy, loaded))
+    assert loaded[1] == 20 + (2 if dist.get_rank() == 0 else 1)
 
 
 def check_unchanged_cells_under_products() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import prepared
+from .hugging_face import check_its_batches_are_divided  # noqa: F401  # run here too
 from .languages import Language
 from .ranks import setting
 from .unchanged import equal, language

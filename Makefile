@@ -4,7 +4,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 READY := .venv/.ready
-BENCH_READY := .venv/.ready-bench
 # The front end is built where there is node; without, everything else works.
 FRONT := .venv/.front
 FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src/view/*.ts style/* schema/*))
@@ -64,7 +63,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	@if $(HAVE_NPM); then $(NPM) run --silent format; fi
 
-bench: $(READY) $(BENCH_READY) front browser
+bench: $(READY) front browser
 	$(BIN)/python -m tests.benchmarks $(ONLY)
 
 lab: $(READY) front
@@ -114,8 +113,4 @@ $(FRONT): $(FRONT_SOURCES) $(NODE_MODULES)
 	@$(NPM) run --silent build
 	@rm -rf $(EXTENSION) && mkdir -p $(dir $(EXTENSION))
 	@cp -r jupyter_torchdist/labextension $(EXTENSION) && cp labextension/install.json $(EXTENSION)
-	@touch $@
-
-$(BENCH_READY): $(READY)
-	@$(PIP) --editable '.[bench]'
 	@touch $@

@@ -203,3 +203,18 @@ def check_a_rank_reads_a_loss_alone_and_waits_for_nobody() -> None:
         _, _, losses = under(setting(degrees), run)
         for ours, theirs in zip(losses, expected, strict=True):
             assert abs(ours - theirs) < CLOSE, (degrees, losses, expected)
+
+
+def check_layers_compute_in_the_precision_that_is_asked_for() -> None:
+    def build() -> nn.Module:
+        model = Mlp()
+        model[2].register_forward_hook(lambda _module, _inputs, output: kinds.append(output.dtype))
+        return model
+
+    def gradients(model: nn.Module, _: torch.optim.Optimizer) -> set[torch.dtype]:
+        return {p.grad.dtype for p in model.parameters() if p.grad is not None}
+
+    for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
+        kinds: list[torch.dtype] = []
+        assert seen(setting(degrees, precision="bf16"), build, gradients) == [{torch.float32}] * STEPS
+        assert kinds[-STEPS:] == [torch.bfloat16] * STEPS, (degrees, kinds)

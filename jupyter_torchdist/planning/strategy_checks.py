@@ -133,6 +133,6 @@ def notes(values: Values) -> Iterator[str]:
     if values.get("use_orig_params") is False:
         yield "use_orig_params=0: FSDP2 has no flat parameters, names stay as they are"
     if values.get("find_unused_parameters"):
-        yield "find_unused_parameters: done in every step as it is; static_graph=1 does it once"
+        yield "find_unused_parameters: a cell needs none, only td.prepare does; static_graph=1 looks for them once"
     if values.get("backward_prefetch") == "NO_PREFETCH":
         yield "backward_prefetch=NO_PREFETCH: less memory, more waiting"

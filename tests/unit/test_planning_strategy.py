@@ -176,6 +176,10 @@ def test_what_is_set_is_converted_and_what_is_not_is_absent() -> None:
     assert plan.precision == "bf16"
 
 
+def test_what_is_done_anyway_is_said() -> None:
+    assert "a cell needs none" in planned("--strategy ddp -O find_unused_parameters=1", 2).notes[0]
+
+
 def test_what_means_the_same_in_fsdp2_is_said() -> None:
     plan = planned("--strategy fsdp -O version=1 -O use_orig_params=0", 2)
     assert "version 1: run as FSDP2" in plan.notes[0] and "use_orig_params=0" in plan.notes[1]

@@ -24,7 +24,7 @@ import torch, torch.distributed as dist
 rank = dist.get_rank()
 def gate(number):
     while rank == 1 and not os.path.exists(f"{gates}/{number}"):
-        sum(range(1000))
+        time.sleep(0.02)
 ones = torch.ones(1000)
 pair = dist.new_group([0, 1])
 gate(1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jupyter_torchdist.protocol.spec import Options
 
-from .forwards import BETWEEN
+from .forwards import BETWEEN, attempt
 from .running import run_cell
 
 ATTEMPTS = """
@@ -16,9 +18,14 @@ found = {name: attempt(name) for name in BETWEEN}
 """
 
 
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """What each of them gives in one process."""
+    return {name: attempt(name) for name in BETWEEN}
+
+
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_refused_or_the_same(ranks: int) -> None:
-    alone = run_cell(ATTEMPTS, Options(ranks=1, env=("OMP_NUM_THREADS=1",))).names["found"]
+def test_refused_or_the_same(ranks: int, alone: dict[str, Any]) -> None:
     outcome = run_cell(ATTEMPTS, Options(ranks=ranks, strategy="ddp"))
     assert outcome.error is None, outcome.error
     divided = {name: found for name, found in outcome.names["found"].items() if not isinstance(found, str)}
@@ -29,9 +36,8 @@ def test_refused_or_the_same(ranks: int) -> None:
     assert all("-O model=whole" in words for words in refusals)
 
 
-def test_whole_batches_train_all_of_them() -> None:
+def test_whole_batches_train_all_of_them(alone: dict[str, Any]) -> None:
     """What is refused, runs with the option that the refusal names."""
-    alone = run_cell(ATTEMPTS, Options(ranks=1, env=("OMP_NUM_THREADS=1",))).names["found"]
     outcome = run_cell(ATTEMPTS, Options(ranks=2, strategy="ddp", option=("model=whole",)))
     assert outcome.error is None, outcome.error
     assert outcome.names["found"] == {name: pytest.approx(found, rel=1e-5, abs=1e-6) for name, found in alone.items()}

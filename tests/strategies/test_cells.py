@@ -22,16 +22,16 @@ STRATEGIES = ("ddp", "fsdp")
 MORE = frozenset(
     {
         "activation_penalty", "batch_centering", "batch_sampler", "best_weights", "branch_in_forward", "byol",
-        "compiled", "curriculum", "custom_autograd", "detection_lists", "diffusion", "distillation", "distributions",
+        "compiled", "custom_autograd", "detection_lists", "diffusion", "distillation", "distributions",
         "double_precision", "dqn", "early_stopping", "embedding_bag", "encode_decode", "force_field", "forward_hooks",
-        "functional_call", "gpt_untied", "grad_norm_logging", "graph_batches", "hidden_gradients", "hugging_face",
-        "hugging_face_families", "in_place_outputs", "info_nce", "is_main_prints", "load_balancing", "loader_workers",
-        "lora", "loss_inside_model", "maml", "manual_update", "mask_of_batch_size", "model_zoo", "new_head",
+        "gpt_untied", "grad_norm_logging", "hidden_gradients", "hugging_face", "hugging_face_families",
+        "ignore_index", "in_place_outputs", "info_nce", "is_main_prints", "load_balancing", "loader_workers",
+        "loss_inside_model", "maml", "manual_update", "mask_of_batch_size", "model_zoo", "new_head",
         "normalizing_flow", "one_function_two_losses", "onecycle", "padded_labels", "parametrizations", "pinn",
         "plateau_scheduler", "ppo", "recommender", "regularised_by_hand", "resume", "rnn_time_first", "sam",
-        "seq2seq", "several_models", "siamese", "simclr", "sliced_by_hand", "swa", "tabular", "tqdm_loop",
-        "training_step", "transformer_time_first", "triplet_mining", "truncated_bptt", "two_backward_calls",
-        "two_loops", "two_phases", "unfreeze", "unseeded_samples", "vae", "vit", "vocabulary_from_a_set",
+        "seq2seq", "several_models", "siamese", "simclr", "sliced_by_hand", "swa", "tqdm_loop", "training_step",
+        "transformer_time_first", "triplet_mining", "truncated_bptt", "two_backward_calls", "two_loops", "two_phases",
+        "unfreeze", "unseeded_labels", "unseeded_samples", "vae", "vit", "vocabulary_from_a_set",
         "weighted_cross_entropy", "weighted_sampler",
     }
 )  # fmt: skip

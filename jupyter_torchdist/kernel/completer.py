@@ -17,6 +17,9 @@ from ..verbs import parse
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+ON_ONE_LINE = str.maketrans({" ": "\N{NO-BREAK SPACE}", "-": "\N{NON-BREAKING HYPHEN}"})
+"""JupyterLab gives what stands beside a choice the room of its longest word, and draws the rest over its neighbours."""
+
 Names = Callable[[], Iterable[str]]
 """The notebook's own names, asked for when they are needed."""
 
@@ -118,7 +121,7 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
         if offered is None:
             return {"completions": []}
         line = context.text_until_cursor
-        found = [SimpleCompletion(text=text, type=about(line, text)) for text in offered]
+        found = [SimpleCompletion(text=text, type=about(line, text).translate(ON_ONE_LINE)) for text in offered]
         # Names of Python make no sense here, so that no other matcher is heard.
         return {"completions": found, "suppress": True, "ordered": True}
 

@@ -24,6 +24,8 @@ for step in range(20):
 """
 
 
+TYPED = "%%distribute --ranks 2 --"
+
 LINE_IS = """text => {
     const {anchorNode} = document.getSelection();
     const element = anchorNode?.nodeType === Node.TEXT_NODE ? anchorNode.parentElement : anchorNode;
@@ -44,11 +46,13 @@ def test_what_stands_under_a_cell(front_end: str, server: Jupyter, page: Page, r
     running_job.rank(1).prints("a line of rank 1\n")
     outputs = {0: [an_output(running_job.spec.job)], 1: [an_output("20260102-030405-aaaaaa")]}
     source = "# a cell\nx = 1\nraise ValueError('no good')"
-    path = server.write("cells.ipynb", source, "pass", "%load_ext jupyter_torchdist", CELL, outputs=outputs)
+    path = server.write("cells.ipynb", source, "pass", "%load_ext jupyter_torchdist", CELL, TYPED, outputs=outputs)
     notebook = Notebook.open(page, server, front_end, path)
     view = notebook.view(0)
     expect(view).to_contain_text("running", timeout=20_000)
     expect(notebook.cell(1)).to_contain_text("the still picture", timeout=20_000)
+    expect(notebook.view(1)).to_contain_text("This server has no such job: it ran elsewhere, or was deleted.")
+    expect(notebook.view(1)).to_contain_text("Below is the picture that was saved with the notebook.")
     running_job.now = time.time()
     running_job.rank(1).failed(frames=(("Cell In[7]", 3, "<module>", "raise ValueError('no good')"),))
     running_job.ended("failed", "rank 1 failed", 1)
@@ -68,9 +72,33 @@ def test_what_stands_under_a_cell(front_end: str, server: Jupyter, page: Page, r
     notebook.picture("running")
     expect(view).to_contain_text("succeeded", timeout=60_000)
     notebook.picture("ended")
+    options_are_offered_and_explained(notebook, 4)
     if front_end == "notebook":
         a_job_opens_below_the_document(notebook, running_job)
     assert not notebook.errors
+
+
+def options_are_offered_and_explained(notebook: Notebook, number: int) -> None:
+    """By Tab, with what each is; and by Shift-Tab on one of them."""
+    page, text = notebook.page, notebook.cell(number).locator(".cm-content")
+    text.click()
+    text.press("End")
+    text.press("Tab")
+    offered = page.locator(".jp-Completer")
+    expect(offered).to_contain_text("--strategy")
+    fits = "all => all.length > 20 && all.every(each => each.scrollHeight <= each.clientHeight)"
+    assert offered.locator(".jp-Completer-typeExtended").evaluate_all(fits), "what they are takes more than one line"
+    notebook.picture("completer")
+    text.press("Escape")
+    expect(offered).to_be_hidden()
+    text.press_sequentially("strategy")
+    text.press("Escape")  # the list that typing may have brought
+    text.press("Shift+Tab")
+    explained = page.locator(".jp-Tooltip")
+    expect(explained).to_contain_text("fsdp")
+    notebook.picture("tooltip")
+    text.press("Escape")
+    expect(explained).to_have_count(0)
 
 
 def its_lines_lead_to_the_cell(notebook: Notebook, view: Locator) -> None:

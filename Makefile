@@ -33,7 +33,8 @@ test-jobs:
 # What a name's tests say is shown when they have ended: others run beside them.
 told = @mkdir -p out; ( $(2) ) >out/test-$(1).log 2>&1; code=$$?; cat out/test-$(1).log; exit $$code
 
-test-unit: WORKERS = 1
+# No worker: with one, pytest itself would be loaded twice.
+test-unit: WORKERS = 0
 test-unit: $(READY)
 	$(call told,unit,$(PYTEST) tests/unit)
 

@@ -16,7 +16,8 @@ from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from tests.memory import MODEL, Cell, gpt
 
-PARAMETERS = 500 * 128 * 2 + 4 * (2 * 128 + 3 * 128 * 129 + 4 * 128 * 129 + 128 * 513)
+LAYERS = 2
+PARAMETERS = 500 * 128 * 2 + LAYERS * (2 * 128 + 3 * 128 * 129 + 4 * 128 * 129 + 128 * 513)
 
 MEASURED = """
 profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
@@ -35,7 +36,7 @@ del profiler, events, event
 
 def test_strategies_and_worlds(tmp_path: Path) -> None:
     ddp, fsdp = StrategyPlan("ddp", {"dp_replicate": 2}), StrategyPlan("fsdp", {"dp_shard": 2})
-    with Cell(gpt(), tmp_path) as rehearse:
+    with Cell(gpt(layers=LAYERS), tmp_path) as rehearse:
         copies = rehearse(ddp)
         assert (copies.reason, copies.samples) == ("", 16)
         whole = need(copies, ddp)

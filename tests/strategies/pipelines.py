@@ -21,6 +21,8 @@ from .models import CASES, Case, adamw, sgd
 from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting
 
 STEPS = 3
+Trained = tuple[list[float], nn.Module, torch.optim.Optimizer]
+"""Losses, the model and its optimizer."""
 
 
 def staged(**options: Any) -> Automatic:
@@ -37,12 +39,13 @@ def trained(
     automatic: Automatic | None,
     make: models.MakeOptimizer = adamw,
     after: Callable[[nn.Module], Any] = lambda model: None,
-) -> tuple[list[float], nn.Module, torch.optim.Optimizer]:
+    steps: int = STEPS,
+) -> Trained:
     """The loop of a cell, with a strategy around it or without."""
     try:
         model = case.model()
         optimizer = make([p for p in model.parameters() if p.requires_grad])
-        losses = [models.step(model, optimizer, *batch, after=lambda: after(model)) for batch in case.batches(STEPS)]
+        losses = [models.step(model, optimizer, *batch, after=lambda: after(model)) for batch in case.batches(steps)]
         if automatic is not None:
             automatic.finish({})
     finally:
@@ -52,8 +55,11 @@ def trained(
 
 
 def compare(case: Case, make: models.MakeOptimizer = adamw, after: Any = lambda model: None, **options: Any) -> None:
-    expected, alone, _ = trained(case, None, make, after)
-    losses, model, optimizer = trained(case, staged(**options), make, after)
+    same_as(trained(case, None, make, after), trained(case, staged(**options), make, after))
+
+
+def same_as(one_device: Trained, ours: Trained) -> None:
+    (expected, alone, _), (losses, model, optimizer) = one_device, ours
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=CLOSE, rtol=CLOSE)
     if dist.get_rank() == 0:
         assert_close(model.state_dict(), alone.state_dict())

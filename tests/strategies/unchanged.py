@@ -34,13 +34,13 @@ def under(how: Setting, cell: Cell) -> tuple[nn.Module, torch.optim.Optimizer, l
     return found
 
 
-def language(build: Callable[[], nn.Module]) -> Cell:
+def language(build: Callable[[], nn.Module], epochs: int = 2) -> Cell:
     def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
         torch.manual_seed(3)
         model, losses = build(), []
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         words = torch.randint(WORDS, (12, LENGTH))
-        for _ in range(2):
+        for _ in range(epochs):
             for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), 4, shuffle=True):
                 optimizer.zero_grad()
                 logits = model(x)

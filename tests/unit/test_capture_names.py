@@ -267,7 +267,7 @@ def _outcome(code: Any, names: dict[str, Any]) -> tuple[list[Any], str, dict[str
 
 @pytest.mark.timeout(240)
 @given(CELLS)
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_random_cell_needs_no_other_names(source: str) -> None:
     try:
         code = compile(source, "cell", "exec")

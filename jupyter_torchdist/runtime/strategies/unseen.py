@@ -7,6 +7,7 @@ that run are noted, and those statements of the loop that did not run are search
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import re
 import sys
@@ -95,7 +96,11 @@ def _begins(function: ast.FunctionDef) -> int:
 
 
 def _tree(filename: str) -> ast.Module | None:
-    source = "".join(linecache.getlines(filename))
+    return _parsed("".join(linecache.getlines(filename)))
+
+
+@functools.lru_cache(maxsize=64)  # asked for each function that a loop runs, and at each loop
+def _parsed(source: str) -> ast.Module | None:
     source = re.sub(r"\A\s*%%[^\n]*", lambda magic: "\n" * magic.group().count("\n"), source)
     try:
         return ast.parse(source) if source.strip() else None

@@ -49,7 +49,10 @@ class Part:
         """This rank's number along a dimension of the mesh, ``dp`` for both data dimensions; None without a mesh."""
         if not self.has_mesh:
             return None
-        mesh = self.setting.data_mesh if dimension == "dp" else self.setting.mesh[dimension]
+        setting = self.setting
+        if (setting.data_ranks if dimension == "dp" else setting.plan.degree(dimension)) == 1:
+            return 0
+        mesh = setting.data_mesh if dimension == "dp" else setting.mesh[dimension]
         return int(mesh.get_local_rank())
 
 

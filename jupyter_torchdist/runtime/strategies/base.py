@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -26,20 +27,24 @@ class Setting:
 
     plan: StrategyPlan
     mesh: DeviceMesh
-    """All ``DIMENSIONS``, those of one rank too, so that ``mesh["tp"]`` is always there."""
+    """The ``DIMENSIONS`` of more than one rank; ``dp_replicate`` where there is none."""
     device: torch.device
     say: Callable[[str], None]
     """Tells the user one line, once a job: rank 0 prints it, the others do nothing."""
 
-    @property
+    @cached_property
     def data_group(self) -> dist.ProcessGroup:
-        """The ranks among which a batch is divided."""
+        """The ranks among which a batch is divided; all ranks ask for it at the same moment."""
+        if self.data_ranks == 1 and dist.get_world_size() > 1:
+            alone: dist.ProcessGroup = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            return alone
         return self.data_mesh.get_group()
 
     @property
     def data_mesh(self) -> DeviceMesh:
         """One dimension: ``dp_replicate`` and ``dp_shard`` together."""
-        return self.mesh["dp_replicate", "dp_shard"]._flatten("dp")
+        names = tuple(name for name in ("dp_replicate", "dp_shard") if name in (self.mesh.mesh_dim_names or ()))
+        return self.mesh[names]._flatten("dp") if len(names) > 1 else self.mesh[names]
 
     @property
     def data_ranks(self) -> int:
@@ -47,6 +52,11 @@ class Setting:
 
 
 def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> Setting:
-    """The mesh over all ranks of the process group; every rank calls this."""
-    sizes = tuple(plan.degree(dimension) for dimension in DIMENSIONS)
-    return Setting(plan, init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS), device, say)
+    """The mesh over all ranks of the process group; every rank calls this.
+
+    A dimension of one rank would cost a group for each rank of the job, and with Gloo a thread that wakes 100 times a
+    second.
+    """
+    names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or DIMENSIONS[:1]
+    sizes = tuple(plan.degree(name) for name in names)
+    return Setting(plan, init_device_mesh(device.type, sizes, mesh_dim_names=names), device, say)

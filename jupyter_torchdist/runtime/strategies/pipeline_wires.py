@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...protocol.strategy import DIMENSIONS
 from .base import Setting
 from .shares import map_tensors
 
@@ -103,7 +102,8 @@ class Wires:
 
 def _same_ranks(setting: Setting) -> dist.ProcessGroup:
     """A second group of this pipeline's ranks. All ranks of the job call it."""
-    along = setting.mesh.mesh.movedim(DIMENSIONS.index("pp"), -1).reshape(-1, setting.plan.degree("pp"))
+    names = setting.mesh.mesh_dim_names or ()
+    along = setting.mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, setting.plan.degree("pp"))
     groups = [dist.new_group(ranks.tolist()) for ranks in along]
     mine = (along == dist.get_rank()).any(1).tolist().index(True)
     group: dist.ProcessGroup = groups[mine]

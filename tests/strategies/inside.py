@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from jupyter_torchdist.runtime.strategies import (
     activations,
@@ -20,10 +23,15 @@ from jupyter_torchdist.runtime.strategies import (
     precision,
     replicate,
 )
+from jupyter_torchdist.runtime.strategies.dtensors import local
 
 from . import models
+from .languages import LENGTH, WORDS, Language
 from .models import CASES, Block, Gpt, Mlp, sgd, step
+from .prepared import alone
+from .prepared import equal as equal_prepared
 from .ranks import CLOSE, assert_close, counted_calls, everyone, hooks_of, mine, refusal, setting
+from .unchanged import equal, under
 
 
 def ddp(**options: Any) -> Any:
@@ -202,37 +210,70 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
         assert model.forward is before
 
 
-def check_all_ranks_skip_the_step_in_which_one_overflowed() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    precision.agree(scaler)
-    for overflow in (True, False):
-        optimizer.zero_grad()
-        scaler.scale(parameter.sum()).backward()
-        assert parameter.grad is not None
-        if overflow and dist.get_rank() == 1:
-            parameter.grad[0] = float("inf")
-        scaler.step(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == 2.0
-        assert torch.equal(parameter.detach(), torch.full((2,), 1.0 if overflow else 0.0))
+class Whole(nn.Module):
+    """Its 0-dim parameter comes first, and is left whole like the small vector, beside DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.shift = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.zeros(3))
+        self.inner, self.outer = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.inner(x))) * self.temperature + self.shift  # type: ignore[no-any-return]
+
+
+def overflowing(build: Any, where: str, fused: bool) -> Any:
+    """A cell with a scaler; in its second step a gradient overflows, where it is sharded on one rank alone."""
+
+    def cell(prepare: Any = alone) -> Any:
+        torch.manual_seed(3)
+        model = build()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        samples = torch.randint(WORDS, (16, LENGTH)) if build is Language else torch.randn(16, 6)
+        model, optimizer, loader = prepare(model, optimizer, DataLoader(TensorDataset(samples), 4))
+        for number, (x,) in enumerate(loader):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            gradient = model.get_parameter(where).grad
+            if number == 1 and (dist.get_rank() == 1 or not isinstance(gradient, DTensor)):
+                local(gradient).view(-1)[0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+        assert pickle.dumps(scaler)
+        return model, optimizer, [scaler.get_scale()]
+
+    return cell
+
+
+def check_all_ranks_skip_the_step_in_which_one_shard_overflowed() -> None:
+    tp, torchs_own = setting({"tp": dist.get_world_size()}), torch.amp.GradScaler._unscale_grads_
+    for fused in (False, True):
+        equal(setting(), overflowing(Whole, "outer.weight", fused))
+        equal_prepared(setting(), overflowing(Whole, "outer.weight", fused))
+        equal(tp, overflowing(Language, "layers.0.attention.q.weight", fused))
+        equal_prepared(tp, overflowing(Language, "layers.0.attention.q.weight", fused))
+    assert torch.amp.GradScaler._unscale_grads_ is torchs_own
 
 
 def check_fp16_trains_a_sharded_mixture_with_a_scaler() -> None:
     """Its 0-dim parameter is a plain tensor beside DTensors."""
     _, weights = models.alone(CASES["mixture"], 3, sgd)
-    model, how = CASES["mixture"].model(), setting(precision="fp16")
-    fsdp.apply(model, how)
-    optimizer = sgd([p for p in model.parameters() if p.requires_grad])
-    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
-    precision.agree(scaler)
-    for inputs, targets in CASES["mixture"].batches(3):
-        optimizer.zero_grad()
-        scaler.scale(models.loss_of(model(mine(inputs)), mine(targets))).backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert_close(model.state_dict(), weights, within=0.02)
+
+    def cell() -> Any:
+        model = CASES["mixture"].model()
+        optimizer = sgd([p for p in model.parameters() if p.requires_grad])
+        scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+        for inputs, targets in CASES["mixture"].batches(3):
+            optimizer.zero_grad()
+            scaler.scale(models.loss_of(model(inputs), targets)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model, optimizer, []
+
+    model, *_ = under(setting(precision="fp16"), cell)
+    if dist.get_rank() == 0:
+        assert_close(model.state_dict(), weights, within=0.02)
 
 
 def check_ranks_with_different_models_are_told_the_first_difference() -> None:

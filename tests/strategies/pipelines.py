@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 import warnings
 from collections.abc import Callable
@@ -378,6 +379,7 @@ def check_an_overflow_in_one_stage_skips_the_step_of_all() -> None:
         scaler.update()
         assert torch.equal(last, before)
         assert scaler.get_scale() == 4.0
+        assert pickle.dumps(scaler)
         automatic.finish({})
     finally:
         automatic.abandon()

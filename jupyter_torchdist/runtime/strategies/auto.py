@@ -364,12 +364,8 @@ class Automatic:
             hooks.check_tensor(tensor, sys._getframe(2))
         return original(self._optimized.unseen.get(tensor, tensor), hook)
 
-    def _unscale(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-        """An overflow in one stage is one of all."""
-        if not self._pipelines:
-            return original(scaler, *args, **kwargs)
-        precision.agree(scaler)
-        return scaler._unscale_grads_(*args, **kwargs)
+    def _unscale(self, *args: Any) -> Any:
+        return precision.unscale(*args, device=self._setting.device, staged=bool(self._pipelines))
 
     def _functional_call(
         self,

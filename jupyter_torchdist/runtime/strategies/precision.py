@@ -5,6 +5,7 @@ Sharded models have FSDP's own policy (``fsdp``). See https://docs.pytorch.org/d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from types import MethodType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from ...protocol.errors import StrategyError
@@ -66,27 +68,41 @@ def _in_fp32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def agree(scaler: torch.amp.GradScaler, group: dist.ProcessGroup | None = None) -> None:
-    """Let all ranks of ``group`` (all there are, by default) skip the same steps and keep the same scale.
+def unscale(
+    original: Callable[..., dict[torch.device, Tensor]],
+    scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    *args: Any,
+    device: torch.device,
+    staged: bool = False,
+) -> dict[torch.device, Tensor]:
+    """In place of ``GradScaler._unscale_grads_``: where ranks have different gradients, all of them call it.
 
-    In the user's own scaler: an overflow in one rank's shard, stage or bucket is then one of all ranks.
+    ``staged``: as a pipeline's have. ``device`` is that of the process group.
     """
+    if staged or any(isinstance(one, DTensor) for group in optimizer.param_groups for one in group["params"]):
+        return _agreed(optimizer, *args, device=device)
+    return original(scaler, optimizer, *args)
 
-    @torch.no_grad()
-    def unscale(
-        optimizer: torch.optim.Optimizer, inverse: Tensor, found: Tensor, allow_fp16: bool
-    ) -> dict[torch.device, Tensor]:
-        """In place of ``GradScaler._unscale_grads_``, on the rank's own parts of all gradients."""
-        flags = {found.device: found}
-        for gradients in _by_kind(optimizer, allow_fp16):
-            device = gradients[0].device
-            flag = flags.setdefault(device, torch.zeros_like(found, device=device))
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, inverse.to(device))
-        worst = torch.stack([flag.to(found.device) for flag in flags.values()]).max()
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group)
-        return {device: worst.to(device) for device in flags}
 
-    scaler._unscale_grads_ = unscale  # type: ignore[method-assign,assignment]
+@torch.no_grad()
+def _agreed(
+    optimizer: torch.optim.Optimizer, inverse: Tensor, found: Tensor, allow_fp16: bool, *, device: torch.device
+) -> dict[torch.device, Tensor]:
+    """An overflow in one rank's shard or stage is one of all ranks: they skip the same steps, and keep one scale.
+
+    torch's own asks the first gradient alone how it is sharded, and takes no plain one beside it
+    (``found_inf_reduce_handler`` in ``torch/distributed/tensor/_dispatch.py``). The scaler, or a shard that is
+    offloaded, may be on another device than the process group's.
+    """
+    kinds, flags = _by_kind(optimizer, allow_fp16), {found.device: found}
+    for gradients in kinds:
+        home = gradients[0].device
+        flag = flags.setdefault(home, torch.zeros_like(found, device=home))
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, inverse.to(home))
+    worst = torch.stack([flag.to(device) for flag in flags.values()]).max()
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return {home: worst.to(home) for home in flags}
 
 
 def _by_kind(optimizer: torch.optim.Optimizer, allow_fp16: bool) -> list[list[Tensor]]:

@@ -8,6 +8,7 @@ counts with its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +84,8 @@ class Prepared:
         if self._sharded:
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 around(place, "clip_grad_norm_", _clip)
+            unscale = partial(precision.unscale, device=self._setting.device)
+            around(torch.amp.GradScaler, "_unscale_grads_", unscale)
 
     # ------------------------------------------------------------------------------------------------- what is prepared
 

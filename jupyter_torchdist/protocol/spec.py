@@ -194,7 +194,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("--config", "how", "FILE", "options from a TOML, an accelerate YAML, or a DeepSpeed JSON", _path),
     _choice("--precision", "how", PRECISIONS, "what the strategy computes in (default: fp32)"),
-    Option("--compile", "how", "", "torch.compile each repeated block of the model"),
+    Option("--compile", "how", "", "torch.compile each repeated block of the model, or its forward if there is none"),
     Option("--activation-checkpointing", "how", "", "compute activations again in backward() instead of keeping them"),
     Option(
         "--grad-accumulation",

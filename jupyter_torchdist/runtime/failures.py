@@ -12,6 +12,9 @@ from ..protocol.events import ErrorRecord
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ENGINE = os.sep + os.path.join("torch", "distributed", "elastic") + os.sep
+NOWHERE = "<jupyter_torchdist>"
+"""The file of what is ours and torch.compile must not know as such."""
+
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 
 _FRAMES = 40
@@ -23,7 +26,7 @@ _TEXT = 200_000
 
 def is_ours(filename: str) -> bool:
     """Whether a frame of this file belongs to the launching, not to the user."""
-    return filename.startswith(_OURS) or _ENGINE in filename or filename.endswith(_STARTERS)
+    return filename.startswith((_OURS, NOWHERE)) or _ENGINE in filename or filename.endswith(_STARTERS)
 
 
 def record(error: BaseException, raised: float | None = None) -> ErrorRecord:

@@ -30,7 +30,7 @@ from .languages import LENGTH, WORDS, Language
 from .models import CASES, Block, Gpt, Mlp, sgd, step
 from .prepared import alone
 from .prepared import equal as equal_prepared
-from .ranks import CLOSE, assert_close, counted_calls, everyone, hooks_of, mine, refusal, setting
+from .ranks import CLOSE, assert_close, compiled_graphs, counted_calls, everyone, hooks_of, mine, refusal, setting
 from .unchanged import equal, under
 
 
@@ -169,23 +169,82 @@ def check_checkpointed_blocks_keep_their_inputs_alone() -> None:
 
 def check_checkpointing_compiling_and_sharding_go_together() -> None:
     _, weights = models.alone(CASES["tied"], 3, sgd)
-    model, how, graphs = CASES["tied"].model(), setting(), []
-
-    def backend(graph: Any, _inputs: object) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    activations.apply(model, how)
-    compiling.apply(model, how, backend=backend)
-    fsdp.apply(model, how)
-    optimizer = sgd(list(model.parameters()))
-    for inputs, targets in CASES["tied"].batches(3):
-        step(model, optimizer, mine(inputs), mine(targets), after=lambda: None)
+    model, how = CASES["tied"].model(), setting()
+    with compiled_graphs() as graphs:
+        activations.apply(model, how)
+        compiling.apply(model, how)
+        fsdp.apply(model, how)
+        optimizer = sgd(list(model.parameters()))
+        for inputs, targets in CASES["tied"].batches(3):
+            step(model, optimizer, mine(inputs), mine(targets), after=lambda: None)
     assert graphs
     assert_close(model.state_dict(), weights)
     plain.restore(model)
     assert hooks_of(model) == 0
     assert all(module._compiled_call_impl is None for module in model.modules())
+
+
+class Tempered(nn.Module):
+    """Its 0-dim parameter comes first, and is left whole like the small vector, beside DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.shift = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.zeros(3))
+        self.inner, self.outer = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.tanh(self.inner(x))) * self.temperature + self.shift  # type: ignore[no-any-return]
+
+
+def scaled(build: Any, fused: bool = False, overflow: str | None = None) -> Any:
+    """A cell with a scaler; in the second step a gradient may overflow, where it is sharded on one rank alone."""
+
+    def cell(prepare: Any = alone) -> Any:
+        torch.manual_seed(3)
+        model = build()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        samples = torch.randint(WORDS, (16, LENGTH)) if build is Language else torch.randn(16, 6)
+        model, optimizer, loader = prepare(model, optimizer, DataLoader(TensorDataset(samples), 4))
+        for number, (x,) in enumerate(loader):
+            optimizer.zero_grad()
+            scaler.scale(model(x).square().mean()).backward()
+            if overflow and number == 1:
+                gradient = model.get_parameter(overflow).grad
+                if dist.get_rank() == 1 or not isinstance(gradient, DTensor):
+                    local(gradient).view(-1)[0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+        assert pickle.dumps(scaler)
+        return model, optimizer, [scaler.get_scale()]
+
+    return cell
+
+
+def check_whole_blocks_are_compiled_and_whole_forwards_where_there_are_none() -> None:
+    """Whatever hooks there are around them; in a container of torch's own too, and in units of their own."""
+    ddp_, fsdp_ = ddp(compile=True), setting(compile=True)
+    units = setting(compile=True, auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=50)
+    linears, cut = ["linear", "tanh", "linear"], [["linear"], ["tanh"], ["linear"], ["mul", "add"]]
+
+    def plain_layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    for how, build, expected in (
+        *((ddp_, plain_layers, [linears]), (fsdp_, plain_layers, [linears])),
+        *(
+            (ddp_, Tempered, [[*linears, "mul", "add"]]),
+            (fsdp_, Tempered, [[*linears, "mul", "add"]]),
+            (units, Tempered, cut),
+        ),
+    ):
+        for same in (equal, equal_prepared):
+            with compiled_graphs() as graphs:
+                same(how, scaled(build))
+            assert graphs == expected, (how.plan, graphs)
+    with compiled_graphs() as graphs:
+        equal(ddp_, scaled(Language))
+    assert len(graphs) == 1 and {"layer_norm", "linear", "scaled_dot_product_attention", "silu"} <= set(graphs[0])
 
 
 def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
@@ -210,49 +269,13 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
         assert model.forward is before
 
 
-class Whole(nn.Module):
-    """Its 0-dim parameter comes first, and is left whole like the small vector, beside DTensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature, self.shift = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.zeros(3))
-        self.inner, self.outer = nn.Linear(6, 16), nn.Linear(16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(torch.tanh(self.inner(x))) * self.temperature + self.shift  # type: ignore[no-any-return]
-
-
-def overflowing(build: Any, where: str, fused: bool) -> Any:
-    """A cell with a scaler; in its second step a gradient overflows, where it is sharded on one rank alone."""
-
-    def cell(prepare: Any = alone) -> Any:
-        torch.manual_seed(3)
-        model = build()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
-        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-        samples = torch.randint(WORDS, (16, LENGTH)) if build is Language else torch.randn(16, 6)
-        model, optimizer, loader = prepare(model, optimizer, DataLoader(TensorDataset(samples), 4))
-        for number, (x,) in enumerate(loader):
-            optimizer.zero_grad()
-            scaler.scale(model(x).square().mean()).backward()
-            gradient = model.get_parameter(where).grad
-            if number == 1 and (dist.get_rank() == 1 or not isinstance(gradient, DTensor)):
-                local(gradient).view(-1)[0] = float("inf")
-            scaler.step(optimizer)
-            scaler.update()
-        assert pickle.dumps(scaler)
-        return model, optimizer, [scaler.get_scale()]
-
-    return cell
-
-
 def check_all_ranks_skip_the_step_in_which_one_shard_overflowed() -> None:
     tp, torchs_own = setting({"tp": dist.get_world_size()}), torch.amp.GradScaler._unscale_grads_
     for fused in (False, True):
-        equal(setting(), overflowing(Whole, "outer.weight", fused))
-        equal_prepared(setting(), overflowing(Whole, "outer.weight", fused))
-        equal(tp, overflowing(Language, "layers.0.attention.q.weight", fused))
-        equal_prepared(tp, overflowing(Language, "layers.0.attention.q.weight", fused))
+        equal(setting(), scaled(Tempered, fused, "outer.weight"))
+        equal_prepared(setting(), scaled(Tempered, fused, "outer.weight"))
+        equal(tp, scaled(Language, fused, "layers.0.attention.q.weight"))
+        equal_prepared(tp, scaled(Language, fused, "layers.0.attention.q.weight"))
     assert torch.amp.GradScaler._unscale_grads_ is torchs_own
 
 

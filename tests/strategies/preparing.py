@@ -21,7 +21,7 @@ from jupyter_torchdist.runtime.strategies.base import Setting
 
 from .models import CASES, Gpt, loss_of
 from .prepared import Noted, Prepare, Result, alone, data, ddp, equal, fsdp, job, joined, sgd, train
-from .ranks import CLOSE, SAID, assert_close, everyone, local_bytes, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, compiled_graphs, everyone, local_bytes, refusal, setting
 from .unchanged import under
 
 
@@ -110,24 +110,10 @@ def check_options_act_through_it() -> None:
 
 
 def check_compiled_it_trains_as_one_device() -> None:
-    graphs: list[Any] = []
-    compile_it = nn.Module.compile
-
-    def backend(graph: Any, _: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    def compiled(module: nn.Module, **options: Any) -> None:
-        compile_it(module, backend=backend, **options)  # which takes no minute
-
-    nn.Module.compile = compiled  # type: ignore[assignment, method-assign]
-    try:
-        for how in (ddp(compile=True), fsdp(compile=True)):
+    for how in (ddp(compile=True), fsdp(compile=True)):
+        with compiled_graphs() as graphs:
             equal(how, lambda prepare: train(prepare, "tied", 16, optimizer_with=sgd))
-            assert graphs
-            graphs.clear()
-    finally:
-        nn.Module.compile = compile_it  # type: ignore[method-assign]
+        assert graphs and {"layer_norm", "linear", "gelu", "scaled_dot_product_attention"} <= set(graphs[0]), graphs
 
 
 def check_shuffled_alike_whatever_the_seeds() -> None:

@@ -127,6 +127,25 @@ def counted_calls(*names: str) -> Iterator[dict[str, int]]:
             setattr(dist, name, original)
 
 
+@contextmanager
+def compiled_graphs() -> Iterator[list[list[str]]]:
+    """What is compiled: the calls of each graph by their names. Nothing is generated of them, which takes a minute."""
+    graphs: list[list[str]] = []
+    original: Any = torch.compile
+
+    def backend(graph: Any, _inputs: object) -> Any:
+        calls = [node.target for node in graph.graph.nodes if node.op.startswith("call")]
+        graphs.append([call if isinstance(call, str) else call.__name__ for call in calls])
+        return graph.forward
+
+    torch.compile = partial(original, backend=backend)
+    torch.compiler.reset()
+    try:
+        yield graphs
+    finally:
+        torch.compile = original
+
+
 def hooks_of(model: nn.Module) -> int:
     """Hooks of all kinds on all modules."""
     return sum(

@@ -50,6 +50,7 @@ from . import (
 from .averaging import Averaging, How
 from .backwards import Backwards
 from .base import Setting
+from .calls import Calls
 from .divided import Divider, Way
 from .held import Held
 from .higher import Gathered
@@ -103,7 +104,7 @@ class Automatic:
         )
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._pipelines: list[pipeline.Pipeline] = []
-        self._depth = self._functional = 0
+        self._calls, self._functional = Calls(), 0
 
     # ------------------------------------------------------------------------------------------- around the user's code
 
@@ -113,7 +114,7 @@ class Automatic:
         self._steps.install(self._patches)
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
-        self._patches.replace(nn.Module, "__call__", self._calling)
+        self._calls.install(self._patches, self._call)
         pipeline.install(self._patches, self._setting.plan)
         around(torch.autograd, "backward", self._backwards.backward)
         around(torch.autograd, "grad", self._backwards.grad)
@@ -154,7 +155,6 @@ class Automatic:
             statedicts.whole_values(names or {})
         for root in self._roots.values():
             batchnorm.revert(root)
-            precision.revert(root)
         for optimizer in self._optimized:
             zero1.undo(optimizer)
         if self._engine is not None:
@@ -182,19 +182,11 @@ class Automatic:
         self._steps.abandon()
         self._patches.undo()
         self._averaging.end()
+        for model in (*self._roots.values(), *self._optimized.copies()):
+            precision.revert(model)
+            compiling.revert(model)
 
     # -------------------------------------------------------------------------------------------------------- forwards
-
-    def _calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``nn.Module.__call__``: a step calls it for every layer, so within a forward it asks one thing."""
-
-        @functools.wraps(original)
-        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._depth:
-                return original(module, *args, **kwargs)
-            return self._call(original, module, *args, **kwargs)
-
-        return call
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -203,11 +195,8 @@ class Automatic:
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)
         if not new and id(module) not in self._roots:
             return original(module, *args, **kwargs)
-        self._depth += 1
-        try:
+        with self._calls.within():
             return self._root_call(functools.partial(original, module), module, args, kwargs, new=new)
-        finally:
-            self._depth -= 1
 
     def _root_call(
         self,
@@ -295,12 +284,8 @@ class Automatic:
     @contextlib.contextmanager
     def _within(self) -> Iterator[None]:
         """As in the forward of a root: what a pipeline does in ``backward()``, or where a value is needed."""
-        self._depth += 1
-        try:
-            with self._loops.aside():
-                yield
-        finally:
-            self._depth -= 1
+        with self._calls.within(), self._loops.aside():
+            yield
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Held]) -> None:
         """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
@@ -346,7 +331,7 @@ class Automatic:
     @property
     def _is_within(self) -> bool:
         """Whether what calls torch is not the cell, but a model's forward or an engine."""
-        return self._depth > 0 or (self._engine is not None and self._engine.within)
+        return self._calls.depth > 0 or (self._engine is not None and self._engine.within)
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -360,7 +345,7 @@ class Automatic:
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
     def _register_hook(self, original: Callable[..., Any], tensor: torch.Tensor, hook: Any) -> Any:
-        if self._depth and self._divider.dividing:
+        if self._calls.depth and self._divider.dividing:
             hooks.check_tensor(tensor, sys._getframe(2))
         return original(self._optimized.unseen.get(tensor, tensor), hook)
 

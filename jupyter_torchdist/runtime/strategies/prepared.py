@@ -41,6 +41,7 @@ from . import (
     zero1,
 )
 from .agreement import of_every_rank
+from .calls import Calls
 from .divided import Added, weight_of
 from .divisors import divisor_of
 from .holders import all_of
@@ -69,14 +70,14 @@ class Prepared:
         self._optimized = Optimized(setting.device)
         self._schedulers: list[Any] = []
         self.loaders = rows.Loaders(setting)
-        self._within = False
+        self._calls = Calls()
         self._patches = Patches()
         self._install()
 
     def _install(self) -> None:
         position.watch_iterations()  # before its wrapper: a loop that is resumed passes over indices, not samples
         around = self._patches.around
-        around(nn.Module, "__call__", self._call)
+        self._calls.install(self._patches, self._call)
         around(torch.autograd, "backward", self._backward)
         around(DataLoader, "__iter__", self.loaders.iterate)
         around(ReduceLROnPlateau, "step", self._plateau)
@@ -237,8 +238,8 @@ class Prepared:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A prepared model's forward: inputs on its device; dropout of the rank's own, where its rows are."""
-        if self._within or id(module) not in self._sharing:
-            if id(module) in self._parts and torch.is_grad_enabled() and not self._within:
+        if id(module) not in self._sharing:
+            if id(module) in self._parts and torch.is_grad_enabled():
                 model, name = self._parts[id(module)]
                 raise StrategyError(
                     f"{name} of the prepared {model} is called by itself: ddp would not average its gradients",
@@ -246,8 +247,7 @@ class Prepared:
                 )
             return original(module, *args, **kwargs)
         args, kwargs = to_device((args, kwargs), self._setting.device)
-        self._within = True
-        try:
+        with self._calls.within():
             if self._has_whole_batch():
                 with batchnorm.whole_batch(self._sharing[id(module)]):
                     return original(module, *args, **kwargs)
@@ -255,8 +255,6 @@ class Prepared:
                 return original(module, *args, **kwargs)
             with own_stream(self._group.rank()):
                 return original(module, *args, **kwargs)
-        finally:
-            self._within = False
 
     def _has_whole_batch(self) -> bool:
         batches = self.loaders.in_flight()
@@ -281,7 +279,7 @@ class Prepared:
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """In place of ``torch.autograd.backward``: each loss counts with the rows that it is of."""
-        if not self._within and torch._C._current_graph_task_id() == -1 and self._group.size() > 1:
+        if not self._calls.depth and torch._C._current_graph_task_id() == -1 and self._group.size() > 1:
             losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             factors = [self._factor(loss) for loss in losses]
             if any(factor is not None for factor in factors):
@@ -324,7 +322,6 @@ class Prepared:
             statedicts.whole_values(names or {})
         for model in self._models:
             batchnorm.revert(model)
-            precision.revert(model)
         for optimizer in self._optimized:
             zero1.undo(optimizer)
         for model in self._models:
@@ -340,6 +337,9 @@ class Prepared:
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._patches.undo()
+        for model in self._models:
+            precision.revert(model)
+            compiling.revert(model)
 
     def explained(self, error: BaseException) -> BaseException:
         """``error``, or what an error of torch's has to do with what was prepared, raised where it was."""

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -27,6 +28,7 @@ from .divided import Added, Joined, Way
 from .divisors import divisor_of, form_of
 from .lattice import Noise, Rows, Same
 from .rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
+from .slices import Slices
 from .verdicts import Judgement, Verdict
 
 STEPS = 2
@@ -75,6 +77,22 @@ class Numbers(TorchFunctionMode):
             elif name == "__get__" and owner is torch.Tensor.shape:
                 self._sized(args[0], None)
         return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Without what watches functions: torch.compile would compile for that, and in the third step once more."""
+    modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    for mode in reversed(modes):
+        if not isinstance(mode, (Numbers, Slices)):
+            overrides._push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in range(torch._C._len_torch_function_stack()):
+            overrides._pop_mode()
+        for mode in reversed(modes):
+            overrides._push_mode(mode)
 
 
 @dataclass
@@ -134,7 +152,7 @@ class LoopWatch:
         """Nothing within is followed: the model's forward, a backward."""
         tracker, self._tracker = self._tracker, None
         try:
-            with _disable_current_modes():
+            with _disable_current_modes(), _unseen():
                 yield
         finally:
             self._tracker = tracker

@@ -17,7 +17,6 @@ RESHARDED = {"FULL_SHARD": True, "HYBRID_SHARD": True, "SHARD_GRAD_OP": False, "
 
 def check(name: str, values: Values, degrees: Mapping[str, int], *, checkpoint: bool) -> None:
     """Raises ``OptionError`` for options that cannot stand together on this mesh."""
-    _check_ddp(values)
     _check_sharding(name, values, degrees)
     _check_units(values)
     _check_pipeline(values, degrees)
@@ -28,14 +27,6 @@ def check(name: str, values: Values, degrees: Mapping[str, int], *, checkpoint: 
     periodic = [option for option in values if option.startswith("checkpoint_")]
     if periodic and not checkpoint:
         raise OptionError(f"-O {periodic[0]}: into which directory?", "add --checkpoint DIR")
-
-
-def _check_ddp(values: Values) -> None:
-    if values.get("uneven_inputs") and values.get("static_graph"):
-        raise OptionError(
-            "-O uneven_inputs and -O static_graph contradict each other: ranks without a batch repeat no graph",
-            "keep one of the two",
-        )
 
 
 def _check_sharding(name: str, values: Values, degrees: Mapping[str, int]) -> None:
@@ -132,6 +123,8 @@ def notes(values: Values) -> Iterator[str]:
         yield "version 1: run as FSDP2, which shards each parameter by itself; losses and weights are the same"
     if values.get("use_orig_params") is False:
         yield "use_orig_params=0: FSDP2 has no flat parameters, names stay as they are"
+    if values.get("uneven_inputs"):
+        yield "uneven_inputs: batches that the ranks do not divide are always taken, each sample once: changes nothing"
     if values.get("find_unused_parameters"):
         yield "find_unused_parameters: a cell needs none, only td.prepare does; static_graph=1 looks for them once"
     if values.get("backward_prefetch") == "NO_PREFETCH":

@@ -177,7 +177,7 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     StrategyOption("bucket_cap_mb", ("ddp",), "MB", "gradients are summed in buckets of this size", _number, 25.0),
     _flag("gradient_as_bucket_view", ("ddp",), "gradients that stay are views of the buckets, too"),
     _choice("comm_hook", ("ddp",), ("none", "fp16", "bf16", "powersgd"), "compress gradients"),
-    _flag("uneven_inputs", ("ddp",), "ranks may have different numbers of batches (Join)"),
+    _flag("uneven_inputs", ("ddp",), "batches need not divide among the ranks: always so here"),
     _flag("zero1", ("ddp",), "shard the optimizer's state (ZeroRedundancyOptimizer)"),
     # fsdp, hsdp
     StrategyOption(
@@ -254,7 +254,6 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
         "cost",
         ("cost", "parameters", "manual"),
     ),
-    _flag("drop_last", ("pp",), "leave out a last batch that the microbatches do not divide"),
     # checkpoints
     StrategyOption("checkpoint_steps", TRAINED, "N", "save every N optimizer steps", _count),
     StrategyOption(
@@ -264,6 +263,14 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     # deepspeed
     StrategyOption("config", ("deepspeed",), "JSON", "DeepSpeed's configuration, or --config ds.json", _json),
 )
+
+REFUSED = {
+    "drop_last": (
+        "-O drop_last leaves out what the microbatches do not divide; here they need not, they may be uneven",
+        "leave it out, or give drop_last=True to the DataLoader",
+    ),
+}
+"""Options of others that have nothing to do here: what they do, and the remedy."""
 
 BY_NAME = {option.name: option for option in STRATEGY_OPTIONS}
 
@@ -332,6 +339,8 @@ def convert(texts: Iterable[str], strategy: str) -> dict[str, Any]:
     for text in texts:
         name, _, value = text.partition("=")
         name = name.replace("-", "_")
+        if name in REFUSED:
+            raise OptionError(*REFUSED[name])
         row = BY_NAME.get(name)
         if row is None:
             raise _unknown(name, strategy, own)

@@ -306,7 +306,6 @@ def check_what_a_pipeline_cannot_do_is_refused() -> None:
     assert "--compile and a pipeline do not go" in refused(Deep, compile=True)
     assert "zero1 and a pipeline do not go" in refused(Deep, zero1=True)
     assert "took another way than in its trial" in refused(Skipping, microbatches=1)
-    assert "drop_last" in refused(Deep, drop_last=True)
     assert "mm multiplies every sample" in refused(Pairing, microbatches=2)
     assert "is a torch.jit script" in refused(lambda: nn.Sequential(*[scripted() for _ in range(4)]))
     assert "LBFGS" in refused(Deep, torch.optim.LBFGS)

@@ -22,7 +22,7 @@ from jupyter_torchdist.runtime.strategies.base import Setting
 from .models import CASES, Gpt, loss_of
 from .prepared import Noted, Prepare, Result, alone, data, ddp, equal, fsdp, job, joined, sgd, train
 from .ranks import CLOSE, SAID, assert_close, compiled_graphs, everyone, local_bytes, refusal, setting
-from .unchanged import under
+from .unchanged import Determined, under
 
 
 def check_as_on_one_device() -> None:
@@ -234,7 +234,8 @@ def check_refusals() -> None:
     assert "Layer" in (said := prepare(CASES["tied"].model(), how=wrapped)) and "Block" in said
     assert "shares parameters" in prepare(model, nn.Sequential(model[0], nn.Linear(16, 2)))
     assert "LBFGS cannot train" in prepare(model, torch.optim.LBFGS(model.parameters()), how=fsdp())
-    for word, how in (("stages", setting({"pp": 2})), ("-O batch", ddp(batch="whole"))):
+    uneven = ddp(uneven_inputs=True)
+    for word, how in (("stages", setting({"pp": 2})), ("-O batch", ddp(batch="whole")), ("Join around", uneven)):
         with job(how):
             assert word in refusal(lambda: td.prepare(model))
     assert [id(p) for p in model.parameters()] == [id(p) for p in before]  # nothing was changed
@@ -268,6 +269,18 @@ def check_unused_parameters_are_said() -> None:
             assert isinstance(said, StrategyError) and "find_unused_parameters=1" in str(said)
         else:
             raise AssertionError("nothing was said")
+
+
+def check_an_operation_without_fp16_is_named() -> None:
+    for how in (ddp(precision="fp16"), fsdp(precision="fp16")):
+        with job(how) as mine:
+            model = td.prepare(Determined(4, 4))
+            try:
+                model(torch.randn(8, 4))
+            except RuntimeError as error:
+                assert mine.prepared is not None
+                said = str(mine.prepared.explained(error))
+        assert "no fp16 on the CPU" in said and "autocast" in said, said
 
 
 def check_models_of_several_kinds() -> None:

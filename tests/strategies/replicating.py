@@ -161,25 +161,6 @@ def check_a_hook_halves_the_bytes_and_powersgd_sends_factors() -> None:
     assert "NCCL" in refusal(lambda: replicate.check(Mlp(), ddp(comm_hook="bf16")))
 
 
-def check_uneven_inputs_end_with_join() -> None:
-    model = replicated(Mlp(), ddp())
-    optimizer = sgd(list(model.parameters()))
-    batches = CASES["mlp"].batches(2 + dist.get_rank())
-    with replicate.uneven(model):
-        for inputs, targets in batches:
-            step(model, optimizer, inputs, targets, after=lambda: None)
-    weights = everyone({name: value.clone() for name, value in model.state_dict().items()})
-    assert_close(weights[0], weights[1])
-    message = ""
-    try:
-        with replicate.uneven(model, throw=True):
-            for inputs, targets in batches:
-                step(model, optimizer, inputs, targets, after=lambda: None)
-    except RuntimeError as error:
-        message = str(error)
-    assert "exhausted" in message, message
-
-
 def check_restored_models_reduce_nothing() -> None:
     model = Mlp()
     hooks = hooks_of(model)

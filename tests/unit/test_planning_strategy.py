@@ -14,7 +14,14 @@ from jupyter_torchdist.protocol.help import help_text
 from jupyter_torchdist.protocol.plan import Gpu, NodePlan
 from jupyter_torchdist.protocol.spec import options_help, parse_options
 from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
-from jupyter_torchdist.protocol.strategy_options import STRATEGY_OPTIONS, StrategyOption, options_of
+from jupyter_torchdist.protocol.strategy_options import (
+    BY_NAME,
+    REFUSED,
+    STRATEGY_OPTIONS,
+    StrategyOption,
+    options_of,
+    strategy_help,
+)
 from jupyter_torchdist.views import strategy_lines
 
 GPUS = (Gpu("GPU-0", 0, "NVIDIA H100", 80 * 1024**3, 0),)
@@ -119,7 +126,6 @@ def test_without_a_strategy_nothing_is_planned() -> None:
             "keep one",
         ),
         ("--strategy ddp -O comm_hook=batched_powersgd", (2,), "one of none, fp16, bf16, powersgd", "-O comm_hook="),
-        ("--strategy ddp -O uneven_inputs=1 -O static_graph=1", (2,), "uneven_inputs and -O static_graph", "keep one"),
         ("--strategy ddp -O trust_loss=1 -O loss=sum", (2,), "for a mean", "trust_loss out"),
         ("--strategy ddp -O checkpoint_steps=5", (2,), "into which directory?", "--checkpoint DIR"),
         ("--strategy pp -O schedule=1f1b -O microbatches=2", (4,), "microbatches as stages: 2 of 4", "microbatches=4"),
@@ -183,6 +189,19 @@ def test_what_is_done_anyway_is_said() -> None:
 def test_what_means_the_same_in_fsdp2_is_said() -> None:
     plan = planned("--strategy fsdp -O version=1 -O use_orig_params=0", 2)
     assert "version 1: run as FSDP2" in plan.notes[0] and "use_orig_params=0" in plan.notes[1]
+
+
+def test_what_is_so_anyhow_is_said() -> None:
+    (note,) = planned("--strategy ddp -O uneven_inputs=1", 2).notes
+    assert "always taken" in note and "changes nothing" in note
+
+
+def test_what_belongs_to_others_is_refused_and_not_offered() -> None:
+    for name in REFUSED:
+        with pytest.raises(OptionError, match=name) as caught:
+            planned(f"--strategy pp -O {name}=1", 2)
+        assert "leave it out" in caught.value.hint
+        assert name not in strategy_help("pp") and name not in BY_NAME
 
 
 def test_one_rank_is_a_rehearsal() -> None:

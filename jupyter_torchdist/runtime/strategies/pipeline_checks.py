@@ -26,11 +26,6 @@ def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.O
                 "is not supported",
                 "use pp with ddp (--strategy ddp+pp -O pp=2), which adds whole pipelines",
             )
-    if chosen(setting.plan, "drop_last"):
-        raise StrategyError(
-            "drop_last leaves out what the microbatches do not divide; here they need not, they may be uneven",
-            "leave -O drop_last out, or give drop_last=True to the DataLoader",
-        )
     if chosen(setting.plan, "zero1"):
         raise StrategyError("zero1 and a pipeline do not go together", "leave one of them out")
     if setting.plan.activation_checkpointing:

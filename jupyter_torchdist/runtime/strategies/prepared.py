@@ -53,7 +53,7 @@ from .streams import own_stream
 if TYPE_CHECKING:
     from .base import Setting
 
-_OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model", "uneven_inputs")
+_OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model")
 
 
 class Prepared:
@@ -344,6 +344,7 @@ class Prepared:
     def explained(self, error: BaseException) -> BaseException:
         """``error``, or what an error of torch's has to do with what was prepared, raised where it was."""
         said = fsdp.explain(error) if self._sharded else None
+        said = said or precision.explain(error, self._setting)
         if "Expected to have finished reduction" in str(error):
             said = StrategyError(
                 "parameters of a prepared model took no part in the loss, and ddp waits for their gradients",
@@ -358,6 +359,13 @@ def _check_plan(plan: StrategyPlan) -> None:
         raise StrategyError(
             "td.prepare cannot cut a model into the stages of a pipeline: where, its first batch shows",
             "leave td.prepare out of the cell: --strategy pp takes the plain loop",
+        )
+    if plan.options.get("uneven_inputs"):
+        raise StrategyError(
+            "-O uneven_inputs: td.prepare divides each batch of a loader, so no rank has a batch more than another; "
+            "in loops over anything else it cannot see where ranks that have no batch left must wait for the others",
+            "prepare the loader and leave -O uneven_inputs out; or --strategy none, DistributedDataParallel and "
+            "torch.distributed.algorithms.Join around the loop",
         )
     parts = ("ddp", "fsdp", "hsdp", "tp", "cp")
     asked = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -14,8 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
@@ -81,24 +77,6 @@ def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
     Without the small number a layer whose gradient is zero for a step would be divided by zero.
     """
     return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START, orthogonalization_epsilon=1e-12)
-
-
-def reducer_of(model: nn.Module) -> DistributedDataParallel:
-    """The DDP behind a replicated model, made now if no forward has made it yet."""
-    state: Any = replicate.state(model)
-    if not state.has_initialized:
-        state.lazy_init()
-    return state._ddp  # type: ignore[no-any-return]
-
-
-@contextmanager
-def uneven(*models: nn.Module, throw: bool = False) -> Iterator[None]:
-    """A loop in which ranks may have different numbers of batches: who has none left answers the others' all-reduces.
-
-    ``throw`` ends all ranks when the first one has no batch left. See ``torch.distributed.algorithms.Join``.
-    """
-    with Join([reducer_of(model) for model in models], throw_on_early_termination=throw):
-        yield
 
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:

@@ -27,8 +27,7 @@ from .tensor_inside import split_inside
 from .tensor_linear import Columns, Rows, is_linear
 from .tensor_plan import Styles, styles_of, written_for_parts
 
-_OF_DDP = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook", "zero1",
-           "uneven_inputs")  # fmt: skip
+_OF_DDP = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook", "zero1")
 
 
 def check(model: nn.Module, setting: Setting) -> None:

@@ -89,6 +89,10 @@ class Autolog:
         # torch.compile would trace our functions; skipped, they are what ``backward`` is already: a graph break.
         after_import({"torch._dynamo.trace_rules": lambda module: module.add(__name__.partition(".")[0])})
 
+    def backwards(self) -> int:
+        """How often user code has called ``backward`` on a scalar; any thread may ask."""
+        return sum(site.calls for site in list(self._sites.values()) if site is not None)
+
     def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
         """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""
         if loss.numel() != 1 or (site := self._site(caller)) is None:

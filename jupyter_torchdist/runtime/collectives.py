@@ -13,6 +13,7 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from . import flight
@@ -45,6 +46,11 @@ class CollectiveWatch:
         self._peers = b""
         self._asked = self._answer_at = 0.0
         self._answered: dict[str, int] | None = None
+        self._told: Callable[[dict[Group, Counts]], None] | None = None
+
+    def tell(self, told: Callable[[dict[Group, Counts]], None]) -> None:
+        """Call this with the counts of each look, in the watch's thread."""
+        self._told = told
 
     def start(self) -> None:
         self._thread.start()
@@ -66,6 +72,8 @@ class CollectiveWatch:
 
     def _look(self) -> None:
         counts = flight.counts()
+        if self._told is not None:
+            self._told(counts)
         self._learn_names(counts)
         still = self._still(counts)
         self._counts = counts

@@ -28,6 +28,7 @@ from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from . import api, bootstrap, children, execution, failures, group, part, shell
+from .alone import Alone
 from .autolog import Autolog
 from .collectives import CollectiveWatch, Marks
 from .display import Display
@@ -83,6 +84,8 @@ class Rank:
         first_nan = FirstNaN(self.events, files.not_a_number, self.number)
         self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
+        self.autolog = Autolog(self.recorder)
+        self.alone: Alone | None = None
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()
         self.flags = 0
@@ -97,6 +100,8 @@ class Rank:
             spec = self.prepare()
             self.events.write("rank.ready")
             self.run(spec)
+            if self.alone is not None:
+                self.alone.end()
             for way in self.ways():
                 way.finish(vars(self.main))
             _finish_saving()
@@ -125,7 +130,7 @@ class Rank:
         group.join(plan, device)
         self.watch.start()
         api.use(self.recorder)
-        Autolog(self.recorder).install()
+        self.autolog.install()
         shell.install(self.display, vars(self.main))
         children.install(self.main)
         execution.remember_cell(spec.source, spec.label, spec.first_line)
@@ -141,11 +146,7 @@ class Rank:
     def take_part(self, plan: Plan, device: torch.device) -> part.Part:
         """What ``td.prepare`` and its kin ask for; with a strategy, the automatic way, ready for user code."""
 
-        def say(text: str) -> None:
-            if self.number == 0:
-                self.events.write("job.note", text=text)
-
-        mine = part.Part(plan.strategy, device, say)
+        mine = part.Part(plan.strategy, device, self.note)
         if plan.strategy.name != "none":
             from .strategies import auto  # only jobs with a strategy pay for these imports
 
@@ -154,18 +155,28 @@ class Rank:
         part.take(mine)
         return mine
 
+    def note(self, text: str) -> None:
+        """Tell the user one line, once a job."""
+        if self.number == 0:
+            self.events.write("job.note", text=text)
+
     def run(self, spec: JobSpec) -> None:
         """The user's code."""
         names = vars(self.main)
         if spec.kind == "cell":
             code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
             self.leave_alone(code, names)
+            self.look_for_others(spec, code, names)
             execution.run_cell(code, names)
         elif spec.kind == "function":
-            self.leave_alone(*execution.called(names))
+            called = execution.called(names)
+            self.leave_alone(*called)
+            self.look_for_others(spec, *called)
             execution.run_call(names)
         else:
-            self.leave_alone(execution.script_code(spec.source, spec.label), {})
+            script = execution.script_code(spec.source, spec.label)
+            self.leave_alone(script, {})
+            self.look_for_others(spec, script, {})
             execution.run_script(spec.source, spec.label, spec.argv, names)
 
     def leave_alone(self, code: CodeType | None, names: Mapping[str, Any]) -> None:
@@ -177,6 +188,25 @@ class Rank:
         if reason := reason_to_leave(code, names):
             self.part.automatic.stand_aside(reason)
             self.part.automatic = None
+
+    def look_for_others(self, spec: JobSpec, code: CodeType | None, names: Mapping[str, Any]) -> None:
+        """Where no strategy acts: whether the ranks train together at all."""
+        if self.number or self.part is None or self.part.automatic is not None:
+            return
+        from .strategies.already import speaks_of_collectives
+
+        every = spec.options.collect == "all"
+        self.alone = Alone(
+            self.autolog.backwards,
+            self.note,
+            "and all of them come back" if every else "and rank 0's comes back",
+            "The code is taken for distributed, and its library met no other rank: see its settings"
+            if self.part.has_mesh
+            else "--strategy ddp trains one model with a cell that is written for one device",
+            patient=code is None or speaks_of_collectives(code, names),
+        )
+        self.alone.begin()
+        self.watch.tell(self.alone.look)
 
     def ways(self) -> list[Automatic | Prepared]:
         """What has changed torch and user code's objects in this rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from jupyter_torchdist.runtime import alone, flight
 from jupyter_torchdist.runtime.strategies import batchnorm, gradients, plain, replicate, zero1
 from jupyter_torchdist.runtime.strategies.base import Setting
 
@@ -159,6 +161,35 @@ def check_a_hook_halves_the_bytes_and_powersgd_sends_factors() -> None:
         else:
             assert 0 < sum(count for _, count in sent) < total / 8, (hook, sent)
     assert "NCCL" in refusal(lambda: replicate.check(Mlp(), ddp(comm_hook="bf16")))
+
+
+def check_ranks_that_train_alone_are_told() -> None:
+    """Of one that has met another, in whichever way, nothing is said."""
+    world = dist.get_world_size()
+    message = torch.zeros(1)
+
+    def send() -> None:
+        (dist.send if dist.get_rank() == 0 else dist.recv)(message, (dist.get_rank() + 1) % world)
+
+    def of(meets: Callable[[], object], passes: int = alone.PASSES, patient: bool = False) -> list[str]:
+        said: list[str] = []
+        one = alone.Alone(lambda: passes, said.append, "and so", "Do this", patient=patient)
+        one.begin()
+        meets()
+        one.look(flight.counts())
+        one.look(flight.counts())
+        assert not said or not patient
+        one.end()
+        return said
+
+    before = dist.ProcessGroup.send
+    (said,) = of(lambda: None)
+    assert said.startswith(f"8 backward passes and no collective: each of the {world} ranks trains a model of its own")
+    assert said.endswith(", and so. Do this")
+    assert of(lambda: None, patient=True) == [said]
+    assert of(lambda: None, passes=alone.PASSES - 1) == []
+    assert of(send) == of(lambda: dist.barrier()) == of(lambda: dist.all_reduce(message)) == []
+    assert dist.ProcessGroup.send is before
 
 
 def check_restored_models_reduce_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,39 @@ def prepares_too_late() -> str:
     except StrategyError as error:
         return str(error)
     return "nothing was refused"
+
+
+def trains_alone() -> float:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(9):
+        loss = model(torch.ones(2, 2)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+def trains_alone_by_accelerate() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator()
+    model = accelerator.prepare(nn.Linear(2, 1))
+    for _ in range(8):
+        accelerator.backward(model(torch.ones(2, 2)).square().mean())
+
+
+def test_ranks_that_train_alone_are_told() -> None:
+    (note,) = notes_of(submit_call(trains_alone, (), {}, options_of(ranks=2)))
+    assert note == (
+        "9 backward passes and no collective: each of the 2 ranks trains a model of its own, and rank 0's comes back. "
+        "--strategy ddp trains one model with a cell that is written for one device"
+    )
+    assert notes_of(submit_call(trains_alone, (), {}, options_of(ranks=1))) == []
+    if find_spec("accelerate") is None:
+        return
+    _, note = notes_of(submit_call(trains_alone_by_accelerate, (), {}, options_of(ranks=2, strategy="ddp")))
+    assert "8 backward passes and no collective" in note and "Accelerator(cpu=True)" in note
 
 
 def test_functions_and_scripts_that_are_distributed_already(tmp_path: Path) -> None:

@@ -26,6 +26,14 @@ NAMES = frozenset(
 )
 
 
+COLLECTIVES = frozenset(
+    {
+        *("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"),
+        *("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast_object_list"),
+        *("all_gather_object", "gather_object", "scatter_object_list", "barrier", "reduce_mean", "save"),
+    }
+)
+
 US = "jupyter_torchdist"
 
 
@@ -35,6 +43,11 @@ def reason_to_leave(code: CodeType, names: Mapping[str, Any]) -> str | None:
         return "td.prepare is called, and --strategy acts through it"
     found = distributed_by(code, names)
     return None if found is None else f"the code is distributed already ({found}), so --strategy leaves it alone"
+
+
+def speaks_of_collectives(code: CodeType, names: Mapping[str, Any]) -> bool:
+    """Whether user code calls a collective by name, ours among them."""
+    return any(not COLLECTIVES.isdisjoint(block.co_names) for block in _codes(code, names))
 
 
 def calls_prepare(code: CodeType, names: Mapping[str, Any]) -> bool:

@@ -1,0 +1,112 @@
+"""Ranks of which each trains a model of its own: backward passes, and no communication. Noticed, and said once.
+
+A cell for one device without a strategy does so, and so does a library that took the job for one process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from . import flight
+
+PASSES = 8
+"""Backward passes without a collective from which on it is said."""
+
+_POINT_TO_POINT = ("send", "recv", "recv_anysource")
+_OTHER_WAYS = ("horovod", "mpi4py")
+_RECORDED = {"gloo", "nccl"}
+"""Backends whose collectives the flight recorder knows."""
+
+
+class Alone:
+    """Looks whether this rank has trained without the others.
+
+    ``backwards`` tells how many passes there were; ``consequence`` what it means for the values of the job, ``remedy``
+    what to do. ``patient``: the code speaks of collectives, which may come at its end; nothing is said before.
+    """
+
+    def __init__(
+        self, backwards: Callable[[], int], say: Callable[[str], None], consequence: str, remedy: str, *, patient: bool
+    ) -> None:
+        self._backwards, self._say, self._patient = backwards, say, patient
+        self._consequence, self._remedy = consequence, remedy
+        self._lock, self._over = threading.Lock(), not _recorded()
+        self._entered = _entered(flight.counts())
+        self._patched: list[tuple[str, Any]] = []
+
+    def begin(self) -> None:
+        """From here on messages from rank to rank count, too; the recorder does not know them."""
+        for name in () if self._over else _POINT_TO_POINT:
+            original = getattr(dist.ProcessGroup, name)
+            self._patched.append((name, original))
+            setattr(dist.ProcessGroup, name, self._noting(original))
+
+    def look(self, counts: dict[flight.Group, flight.Counts]) -> None:
+        """While user code runs; in any thread."""
+        if not self._patient:
+            self._decide(counts)
+
+    def end(self) -> None:
+        """User code has ended."""
+        self._decide(flight.counts())
+        self._over = True
+        for name, original in self._patched:
+            setattr(dist.ProcessGroup, name, original)
+
+    def _decide(self, counts: dict[flight.Group, flight.Counts]) -> None:
+        with self._lock:
+            if self._over or not dist.is_initialized():  # its group is gone, and with it what there was
+                return
+            passes = self._backwards()
+            if _entered(counts) > self._entered or _communicates_otherwise():
+                self._over = True
+            elif passes >= PASSES:
+                self._over = True
+                self._say(
+                    f"{passes} backward passes and no collective: each of the {dist.get_world_size()} ranks trains a "
+                    f"model of its own, {self._consequence}. {_accelerate() or self._remedy}"
+                )
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._over = True
+            return original(*args, **kwargs)
+
+        return call
+
+
+def _entered(counts: dict[flight.Group, flight.Counts]) -> int:
+    return sum(count.entered for count in counts.values())
+
+
+def _recorded() -> bool:
+    """Whether the recorder would know of a collective."""
+    if "0" in (os.environ.get("TORCH_FR_BUFFER_SIZE"), os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE")):
+        return False
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    return {part.rpartition(":")[2] for part in dist.get_backend_config().split(",")} <= _RECORDED
+
+
+def _communicates_otherwise() -> bool:
+    rpc: Any = sys.modules.get("torch.distributed.rpc")
+    called = getattr(rpc, "_is_current_rpc_agent_set", None)
+    return bool(called and called()) or any(name in sys.modules for name in _OTHER_WAYS)
+
+
+def _accelerate() -> str | None:
+    """Which of accelerate's settings made it so."""
+    state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    kind = None if state is None else state._shared_state.get("distributed_type")
+    if kind is None or kind.value != "NO":
+        return None
+    return (
+        "accelerate took it for one process (DistributedType.NO), as it does on CPU ranks unless it is told: "
+        "Accelerator(cpu=True), or --env ACCELERATE_USE_CPU=1"
+    )

@@ -30,8 +30,8 @@ from .languages import LENGTH, WORDS, Language
 from .models import CASES, Block, Gpt, Mlp, sgd, step
 from .prepared import alone
 from .prepared import equal as equal_prepared
-from .ranks import CLOSE, assert_close, compiled_graphs, counted_calls, everyone, hooks_of, mine, refusal, setting
-from .unchanged import equal, under
+from .ranks import CLOSE, SAID, assert_close, compiled_graphs, counted_calls, everyone, hooks_of, mine, refusal, setting
+from .unchanged import equal, language, under
 
 
 def ddp(**options: Any) -> Any:
@@ -245,6 +245,12 @@ def check_whole_blocks_are_compiled_and_whole_forwards_where_there_are_none() ->
     with compiled_graphs() as graphs:
         equal(ddp_, scaled(Language))
     assert len(graphs) == 1 and {"layer_norm", "linear", "scaled_dot_product_attention", "silu"} <= set(graphs[0])
+
+
+def check_blocks_that_tp_splits_are_compiled_between_its_layers() -> None:
+    with compiled_graphs() as graphs:
+        equal(setting({"tp": dist.get_world_size()}, compile=True), language(Language))
+    assert graphs and any("under tp what lies between its layers is compiled" in said for said in SAID)
 
 
 def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:

@@ -26,13 +26,17 @@ def check(model: nn.Module, setting: Setting) -> None:
 
 def apply(model: nn.Module, setting: Setting) -> None:
     """Compile the repeated blocks, or the model and what is sharded by itself in it."""
+    split = setting.plan.degree("tp") > 1
+    dynamic = False if split else None  # torch.compile cannot follow DTensors whose shapes change: once for each shape
     blocks = activations.of(model, setting)
     for block in blocks:
-        block.compile()
+        block.compile(dynamic=dynamic)
     if not blocks:
         units = fsdp.units(model, setting.plan) if setting.plan.degree("dp_shard") > 1 else []
         for module in (model, *(module for group in units for module in group)):
-            _compile_forward(module)
+            _compile_forward(module, dynamic)
+    if split:
+        setting.say("--compile: under tp what lies between its layers is compiled, not the layers themselves")
 
 
 def revert(model: nn.Module) -> None:
@@ -42,15 +46,15 @@ def revert(model: nn.Module) -> None:
             del vars(module)["forward"]
 
 
-def _compile_forward(module: nn.Module) -> None:
+def _compile_forward(module: nn.Module, dynamic: bool | None) -> None:
     """Within the hooks that gather parameters or wait for gradients, where ``nn.Module.compile`` would be around them.
 
     torch.compile ends a graph at such a hook, and passes over the forward of a class that torch has made since.
     """
     if "forward" in vars(module):  # on the object: another's
-        module.compile()
+        module.compile(dynamic=dynamic)
         return
-    compiled: Callable[..., Any] = torch.compile(type(module).forward)
+    compiled: Callable[..., Any] = torch.compile(type(module).forward, dynamic=dynamic)
 
     @wraps(type(module).forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ encoder and tied weights need nothing of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,27 +268,30 @@ class StageRun(TorchFunctionMode):
         return self._noted(result, step, _results(func, args, result))
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ``Runner``."""
-        step, given = self._step(f"unit {number}"), tensors_in((args, kwargs))
+        """As ``Runner``. A step calls it for every unit of each microbatch."""
+        step, given = self._step(f"unit {number}"), tensors_in(args)
+        if kwargs:
+            given += tensors_in(kwargs)
         if step.stage == self._stage:
             self._check_real(given, step.name)
-            with self._unseen():
-                outputs = original(*args, **kwargs)
+            outputs = self._unseen(original, args, kwargs)
             known = {id(tensor) for tensor in given}
-            return self._noted(outputs, step, [t for t in tensors_in(outputs) if id(t) not in known])
+            return self._noted(outputs, step, [one for one in tensors_in(outputs) if id(one) not in known])
         outputs = _filled(step.template, given)
         return self._noted(outputs, step, tensors_in(step.template))
 
-    @contextmanager
-    def _unseen(self) -> Iterator[None]:
+    def _unseen(self, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is computed within is no step. It is not even looked at, unless the cell has a mode of its own above."""
         above = torch.overrides._get_current_function_mode() is self
         self._inside = True
+        if above:
+            torch.overrides._pop_mode()
         try:
-            with torch.overrides._pop_mode_temporarily() if above else nullcontext():
-                yield
+            return original(*args, **kwargs)
         finally:
             self._inside = False
+            if above:
+                torch.overrides._push_mode(self)
 
     def run(self, forward: Call, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs in the last stage, None in others."""
@@ -321,7 +324,9 @@ class StageRun(TorchFunctionMode):
         return result
 
     def _check_real(self, tensors: Sequence[Tensor], where: str) -> None:
-        if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
+        for tensor in tensors:
+            if not (tensor.is_meta or isinstance(tensor, FakeTensor)):
+                continue
             raise StrategyError(
                 f"at {where}, stage {self._stage} needs a tensor of another stage that did not come to it (a tensor "
                 "that is written in place, or a view of one?)",

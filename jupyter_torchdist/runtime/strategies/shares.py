@@ -157,6 +157,8 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors that ``map_tensors`` would change, in its order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
     found: list[torch.Tensor] = []
     _collect(value, found)
     return found
@@ -167,7 +169,10 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
         found.append(value)
     elif type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         for item in value:
-            _collect(item, found)
+            if isinstance(item, torch.Tensor):
+                found.append(item)
+            else:
+                _collect(item, found)
     elif isinstance(value, dict):
         for item in value.values():
             _collect(item, found)

@@ -275,10 +275,17 @@ class StageRun(TorchFunctionMode):
         if step.stage == self._stage:
             self._check_real(given, step.name)
             outputs = self._unseen(original, args, kwargs)
+            if self._stays(step):
+                return outputs
             known = {id(tensor) for tensor in given}
             return self._noted(outputs, step, [one for one in tensors_in(outputs) if id(one) not in known])
         outputs = _filled(step.template, given)
-        return self._noted(outputs, step, tensors_in(step.template))
+        return outputs if self._stays(step) else self._noted(outputs, step, tensors_in(step.template))
+
+    def _stays(self, step: Step) -> bool:
+        """Whether nothing that a step makes is received or passed on, but something still is to be."""
+        alone = self._leaving.isdisjoint(step.numbers) and self._received.keys().isdisjoint(step.numbers)
+        return alone and (self._last or bool(self._leaving))
 
     def _unseen(self, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is computed within is no step. It is not even looked at, unless the cell has a mode of its own above."""

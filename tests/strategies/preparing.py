@@ -35,7 +35,7 @@ def check_as_on_one_device() -> None:
     equal(fsdp(), lambda prepare: train(prepare, "mixture"))
 
 
-def check_summed_losses_and_ignored_targets() -> None:
+def check_summed_losses_ignored_targets_and_hooks_on_gradients() -> None:
     def summed(prepare: Prepare) -> Result:
         model = CASES["mlp"].model()
         optimizer = sgd(list(model.parameters()))
@@ -60,8 +60,23 @@ def check_summed_losses_and_ignored_targets() -> None:
             optimizer.zero_grad()
         return model, optimizer, []
 
+    def hooked(prepare: Prepare) -> Result:
+        model = CASES["mlp"].model()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+        optimizer, loader = sgd(list(model.parameters())), DataLoader(data("mlp", 16), 8)
+        prepare(model, optimizer, loader)
+        for x, y in loader:
+            for _ in range(2):  # added to what was there, clipped
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer, []
+
     equal(ddp(loss="sum"), summed)
     equal(fsdp(), ignoring)
+    equal(ddp(), hooked)
+    equal(fsdp(), hooked)
 
 
 def check_a_rank_holds_and_loads_its_part() -> None:

@@ -45,6 +45,7 @@ from .calls import Calls
 from .divided import Added, weight_of
 from .divisors import divisor_of
 from .holders import all_of
+from .hooks import Before
 from .optimized import Optimized
 from .patches import Patches
 from .shares import to_device
@@ -279,7 +280,10 @@ class Prepared:
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """In place of ``torch.autograd.backward``: each loss counts with the rows that it is of."""
-        if not self._calls.depth and torch._C._current_graph_task_id() == -1 and self._group.size() > 1:
+        if self._calls.depth or torch._C._current_graph_task_id() != -1:
+            original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
+            return
+        if self._group.size() > 1:
             losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
             factors = [self._factor(loss) for loss in losses]
             if any(factor is not None for factor in factors):
@@ -289,7 +293,13 @@ class Prepared:
                     for loss, grad, factor in zip(losses, given, factors, strict=True)
                 ]
                 tensors = losses
-        original(tensors, grad_tensors, *args, **kwargs)
+        before = Before(self._optimized.parameters(), anew=False)
+        try:
+            original(tensors, grad_tensors, *args, **kwargs)
+        except BaseException:
+            before.undo()
+            raise
+        before.follow(create_graph=bool(args[1] if len(args) > 1 else kwargs.get("create_graph")))
 
     def _factor(self, loss: torch.Tensor) -> float | torch.Tensor | None:
         """By what the gradient of a loss is multiplied, such that the mean over the ranks is one device's."""

@@ -57,6 +57,6 @@ def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], 
     A dimension of one rank would cost a group for each rank of the job, and with Gloo a thread that wakes 100 times a
     second.
     """
-    names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or DIMENSIONS[:1]
+    names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or ("dp_replicate",)
     sizes = tuple(plan.degree(name) for name in names)
     return Setting(plan, init_device_mesh(device.type, sizes, mesh_dim_names=names), device, say)

@@ -37,6 +37,7 @@ from . import (
     hooks,
     loading,
     meta,
+    noise,
     norms,
     optimizers,
     pipeline,
@@ -91,6 +92,7 @@ class Automatic:
         self._engine = deepspeed.of(setting, self._optimized, self._loops)
         self._roots: dict[int, nn.Module] = {}
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
+        self._gathered = Gathered(self._models)
         self._backwards = Backwards(
             self._group,
             self._optimized,
@@ -98,7 +100,7 @@ class Automatic:
             self._loops,
             lambda: self._is_within,
             self._averaging,
-            Gathered(self._models),
+            self._gathered,
             accumulation,
             self._engine,
         )
@@ -123,6 +125,9 @@ class Automatic:
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
         statedicts.install(self._patches, whole=chosen(self._setting.plan, "state_dict_type") == "FULL_STATE_DICT")
+        if self._sharded:
+            noise.install(self._patches)
+            around(nn.Module, "named_parameters", self._named_parameters)
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", self._clip)
         around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
@@ -195,6 +200,9 @@ class Automatic:
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)
         if not new and id(module) not in self._roots:
             return original(module, *args, **kwargs)
+        if torch._C._functorch.maybe_current_level() is not None:
+            self._check_transform(module)
+            return original(module, *args, **kwargs)  # each rank computes all of it
         with self._calls.within():
             return self._root_call(functools.partial(original, module), module, args, kwargs, new=new)
 
@@ -344,6 +352,14 @@ class Automatic:
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
 
+    def _named_parameters(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """``parameters()``, too, asks this. A penalty that is computed before the backward may have whole ones."""
+        if not self._calls.depth and torch._C._current_graph_task_id() == -1:
+            trained = self._optimized.parameters()
+            if not torch.is_grad_enabled() or any(parameter.grad is not None for parameter in trained):
+                self._gathered.let_go()
+        return original(module, *args, **kwargs)
+
     def _register_hook(self, original: Callable[..., Any], tensor: torch.Tensor, hook: Any) -> Any:
         if self._calls.depth and self._divider.dividing:
             hooks.check_tensor(tensor, sys._getframe(2))
@@ -351,6 +367,14 @@ class Automatic:
 
     def _unscale(self, *args: Any) -> Any:
         return precision.unscale(*args, device=self._setting.device, staged=bool(self._pipelines))
+
+    def _check_transform(self, module: nn.Module) -> None:
+        """Raise ``StrategyError`` for a model that is, or would be, sharded, within ``torch.func``'s transforms."""
+        if self._sharded:
+            raise StrategyError(
+                f"{type(module).__name__}, which the strategy shards, within a transform of torch.func (vmap, grad)",
+                "use --strategy ddp",
+            )
 
     def _functional_call(
         self,
@@ -360,10 +384,11 @@ class Automatic:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Raises ``StrategyError`` for a model whose own parameters are shards."""
-        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        """Raises ``StrategyError`` for a model whose own parameters are shards, if gathered just now."""
+        if self._sharded and any(part in self._models for part in module.modules()):
             raise StrategyError(
-                f"functional_call of {type(module).__name__}, whose parameters fsdp has sharded", "use --strategy ddp"
+                f"functional_call of {type(module).__name__.removeprefix('FSDP')}, whose parameters fsdp has sharded",
+                "use --strategy ddp",
             )
         self._divider.exact = False
         self._functional += 1

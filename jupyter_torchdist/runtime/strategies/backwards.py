@@ -154,6 +154,8 @@ class Backwards:
                 "torch.autograd.grad of parameters that fsdp has sharded", "use --strategy ddp, or backward()"
             )
         within = self._is_within() or torch._C._current_graph_task_id() != -1
+        # A transform of torch.func (vmap, grad) computes on every rank what it computes on one device.
+        within = within or torch._C._functorch.maybe_current_level() is not None
         if not within:
             self._gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
             if self._accumulation is not None:

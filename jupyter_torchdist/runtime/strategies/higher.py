@@ -1,4 +1,4 @@
-"""Gradients of gradients (a penalty, a differential equation) through models that fsdp has sharded.
+"""When models that fsdp has sharded are gathered: for gradients of gradients, and not for the eyes of user code.
 
 A gradient with ``create_graph`` leaves a graph that still needs the gathered parameters, and FSDP frees them as soon as
 a backward through the model is over. So they stay gathered from such a gradient to the end of the next backward that
@@ -34,6 +34,15 @@ class Gathered:
             self._needed = False
             for unit in self._units():
                 unit.set_reshard_after_backward(True, recurse=False)
+                unit.reshard()
+
+    def let_go(self) -> None:
+        """User code changes parameters or looks at gradients: those of shards, also after a forward without a backward.
+
+        What it writes to gathered ones is lost. A backward that does follow gathers them again.
+        """
+        if not self._needed:
+            for unit in self._units():
                 unit.reshard()
 
     def _units(self) -> Iterator[FSDPModule]:

@@ -14,6 +14,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
+        self._added: list[tuple[dict[Any, Any], list[Any]]] = []
 
     def around(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """``owner.name(...)`` becomes ``wrapper(original, ...)``."""
@@ -43,8 +44,18 @@ class Patches:
         self._undo.append((owner, name, _NONE))
         setattr(owner, name, value)
 
+    def add(self, mapping: dict[Any, Any], items: dict[Any, Any]) -> None:
+        """``items`` in a ``mapping`` that has none of these keys."""
+        new = {key: value for key, value in items.items() if key not in mapping}
+        mapping.update(new)
+        self._added.append((mapping, list(new)))
+
     def undo(self) -> None:
         """Everything as it was."""
+        for mapping, keys in self._added:
+            for key in keys:
+                del mapping[key]
+        self._added.clear()
         for owner, name, original in reversed(self._undo):
             if original is _NONE:
                 delattr(owner, name)

@@ -31,6 +31,7 @@ from . import (
     fsdp,
     loading,
     meta,
+    noise,
     norms,
     optimizers,
     plain,
@@ -84,6 +85,7 @@ class Prepared:
         around(ReduceLROnPlateau, "step", self._plateau)
         statedicts.install(self._patches)
         if self._sharded:
+            noise.install(self._patches)
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 around(place, "clip_grad_norm_", _clip)
             unscale = partial(precision.unscale, device=self._setting.device)

@@ -27,7 +27,7 @@ MORE = frozenset(
         "gpt_untied", "grad_norm_logging", "hidden_gradients", "hugging_face", "hugging_face_families",
         "ignore_index", "in_place_outputs", "info_nce", "is_main_prints", "load_balancing", "loader_workers",
         "loss_inside_model", "maml", "manual_update", "mask_of_batch_size", "model_zoo", "new_head",
-        "normalizing_flow", "one_function_two_losses", "onecycle", "padded_labels", "parametrizations", "pinn",
+        "normalizing_flow", "one_function_two_losses", "onecycle", "padded_labels", "parametrizations", "per_sample_weights", "pinn",
         "plateau_scheduler", "ppo", "recommender", "regularised_by_hand", "resume", "rnn_time_first", "sam",
         "seq2seq", "several_models", "siamese", "simclr", "sliced_by_hand", "swa", "tqdm_loop", "training_step",
         "transformer_time_first", "triplet_mining", "truncated_bptt", "two_backward_calls", "two_loops", "two_phases",

@@ -102,6 +102,23 @@ def check_sparse_gradients_stay_sparse_beside_dense_ones() -> None:
         assert len({tuple(one.flatten().tolist()) for one in everyone(beside)}) == 1
 
 
+def check_sparse_gradients_that_come_late_are_means_where_losses_were_divided() -> None:
+    torch.manual_seed(3)
+    table, dense, average = nn.Embedding(9, 3, sparse=True), nn.Linear(3, 1, bias=False), averaging()
+    parameters, ranks = [*table.parameters(), *dense.parameters()], dist.get_world_size()
+    for step in range(3):
+        for parameter in parameters:
+            parameter.grad = None
+        summed = begin(average, parameters, may_sum=True)
+        assert summed == (step == 1 or step == 2), (step, summed)
+        inputs = table(torch.tensor([4])) if step == 2 else torch.ones(1, 3)
+        (dense(inputs).sum() / (ranks if summed else 1)).backward()
+        average.average(parameters)
+    gradient = table.weight.grad
+    assert gradient is not None and gradient.is_sparse
+    torch.testing.assert_close(gradient.coalesce().values(), dense.weight.detach())
+
+
 def check_a_backward_costs_one_all_reduce_that_also_tells_what_came() -> None:
     parameters, average = given(), averaging()
     elements = sum(parameter.numel() for parameter in parameters)

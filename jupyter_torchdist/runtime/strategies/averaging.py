@@ -147,10 +147,10 @@ class Averaging:
         layout = self._layout
         if layout is None or not self._begun:
             return
-        self._begun = False
         if self._early.stop():
             self._send(layout)
         layout.clear()
+        self._begun = self._summed = self._kept = False
 
     def average(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its mean; every rank names the same parameters (some twice) in the same order.
@@ -237,6 +237,8 @@ class Averaging:
             self._lay_out()
         for parameter, state in zip(self._trained, states, strict=True):
             if state == SPARSE and parameter in self._sparse:
+                if self._summed and parameter.grad is not None:
+                    parameter.grad = parameter.grad * self._group.size()
                 average_sparse(parameter, self._group)
         if self._layout is not None:
             self._finish(self._layout)

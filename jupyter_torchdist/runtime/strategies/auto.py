@@ -384,7 +384,7 @@ class Automatic:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Raises ``StrategyError`` for a model whose own parameters are shards, if gathered just now."""
+        """Raises ``StrategyError`` for a model whose own parameters are shards, also while they are gathered."""
         if self._sharded and any(part in self._models for part in module.modules()):
             raise StrategyError(
                 f"functional_call of {type(module).__name__.removeprefix('FSDP')}, whose parameters fsdp has sharded",

@@ -177,9 +177,8 @@ class Averaging:
     def end(self) -> None:
         """Let go of everything."""
         self._early.end()
-        for handle in self._hooks:
-            handle.remove()
-        self._layout, self._hooks = None, []
+        self._unhook()
+        self._layout = None
         for known in (self._given, self._trained, self._others, self._seen, self._sparse):
             known.clear()
 
@@ -206,10 +205,13 @@ class Averaging:
         ]
         self._lay_out()
 
-    def _lay_out(self) -> None:
+    def _unhook(self) -> None:
         for handle in self._hooks:
             handle.remove()
-        self._hooks = []
+        self._hooks.clear()
+
+    def _lay_out(self) -> None:
+        self._unhook()
         known = [parameter for parameter in self._trained if parameter in self._seen]
         self._others = [parameter for parameter in self._trained if parameter not in self._seen]
         self._layout = None

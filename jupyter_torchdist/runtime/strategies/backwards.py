@@ -58,25 +58,22 @@ class Backwards:
             self._loops.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
         with self._loops.aside():
             if self._engine is not None:
-                self._run(
-                    functools.partial(self._engine.backward, original), tensors, losses, grad_tensors, args, kwargs
-                )
-                return
-            if self._accumulation is not None:
+                original = functools.partial(self._engine.backward, original)
+            elif self._accumulation is not None:
                 original = functools.partial(self._in_parts, original)
-            self._averaged(original, tensors, losses, grad_tensors, args, kwargs, create_graph=create_graph)
+
+            def run(grads: Any) -> None:
+                original(tensors, grads, *args, **kwargs)
+
+            if self._engine is not None:
+                for one in self._run(run, losses, grad_tensors):
+                    self._joining.finish(one)
+                return
+            self._averaged(run, losses, grad_tensors, create_graph=create_graph)
         self._gathered.after_backward(create_graph=create_graph)
 
     def _averaged(
-        self,
-        original: Callable[..., Any],
-        tensors: Any,
-        losses: Sequence[torch.Tensor],
-        grad_tensors: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        create_graph: bool,
+        self, run: Callable[[Any], None], losses: Sequence[torch.Tensor], grad_tensors: Any, *, create_graph: bool
     ) -> None:
         """A backward whose gradients the ranks average, or which adds up what were averages."""
         averaging, parameters, divided = self._averaging, self._optimized.parameters(), self._divider.divided
@@ -87,7 +84,7 @@ class Backwards:
             silent=self._is_silent(), may_sum=self._loops.sliced is not None, kept=before.has_gradients
         )
         try:
-            joined = self._run(original, tensors, losses, grad_tensors, args, kwargs, new=new, summed=summed)
+            joined = self._run(run, losses, grad_tensors, new=new, summed=summed)
         except BaseException:
             averaging.fail()
             before.undo()
@@ -102,19 +99,16 @@ class Backwards:
 
     def _run(
         self,
-        original: Callable[..., Any],
-        tensors: Any,
+        run: Callable[[Any], None],
         losses: Sequence[torch.Tensor],
         grad_tensors: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         *,
         new: bool = False,
         summed: bool = False,
     ) -> list[Joined]:
         """The losses on their way. ``new``: no gradient is there; ``summed``: gradients are added up over the ranks."""
         if self._loops.sliced is None:
-            original(tensors, grad_tensors, *args, **kwargs)
+            run(grad_tensors)
             return []
         alone, averaging = len(losses) == 1, self._averaging
         joined = [
@@ -127,7 +121,7 @@ class Backwards:
             for loss in losses
         ]
         ranks = 1 if summed else self._group.size()
-        original(tensors, _scaled(losses, [one.weight * ranks for one in joined], grad_tensors), *args, **kwargs)
+        run(_scaled(losses, [one.weight * ranks for one in joined], grad_tensors))
         return joined
 
     def _is_silent(self) -> bool:

@@ -52,7 +52,7 @@ class Backwards:
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        create_graph = _creates_graph(*args, **kwargs)
+        create_graph = creates_graph(*args, **kwargs)
         self._gathered.before(create_graph=create_graph)
         if self._loops.watch is not None:
             self._loops.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
@@ -179,6 +179,6 @@ def _multiply(parameters: Sequence[torch.Tensor], factor: float) -> None:
             parameter.grad *= factor
 
 
-def _creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:
+def creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:
     """Of the arguments of ``backward``."""
     return bool(kwargs.get("create_graph", create_graph))

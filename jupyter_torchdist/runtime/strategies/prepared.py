@@ -42,6 +42,7 @@ from . import (
     zero1,
 )
 from .agreement import of_every_rank
+from .backwards import creates_graph
 from .calls import Calls
 from .divided import Added, weight_of
 from .divisors import divisor_of
@@ -301,7 +302,7 @@ class Prepared:
         except BaseException:
             before.undo()
             raise
-        before.follow(create_graph=bool(args[1] if len(args) > 1 else kwargs.get("create_graph")))
+        before.follow(create_graph=creates_graph(*args, **kwargs))
 
     def _factor(self, loss: torch.Tensor) -> float | torch.Tensor | None:
         """By what the gradient of a loss is multiplied, such that the mean over the ranks is one device's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -18,6 +19,26 @@ _PREFIX = "torchdist"
 """Our group's keys in the job's store stand apart: a group that user code makes itself finds its own clean."""
 
 
+class Meeting:
+    """Whether all ranks have joined. One that leaves before closes connections on which another still waits.
+
+    Gloo then fails in that one with "Connection closed by peer": its ranks connect in no common order, and code without
+    a collective, which waits for nobody, can be over in less time than that takes.
+    """
+
+    def __init__(self, store: dist.Store, size: int) -> None:
+        """This rank has joined."""
+        self._store = store
+        if store.add("joined", 1) == size:
+            store.set("met", b"")
+
+    def wait(self) -> None:
+        """Until all have joined. A store that is gone says that a launcher has ended: nobody is to be waited for."""
+        with contextlib.suppress(dist.DistError):
+            while not self._store.check(["met"]):
+                time.sleep(0.005)  # here Python hears signals
+
+
 def choose_device(node: NodePlan) -> torch.device:
     """This rank's GPU, made the current one, or the CPU."""
     if not node.gpus:
@@ -27,17 +48,20 @@ def choose_device(node: NodePlan) -> torch.device:
     return device
 
 
-def join(plan: Plan, device: torch.device) -> None:
+def join(plan: Plan, device: torch.device) -> Meeting:
     """Initialise the process group over the store that torch elastic opened."""
     store, rank, size = next(rendezvous("env://"))
     chosen: dict[str, Any] = {"backend": plan.backend, "rank": rank, "world_size": size}
     if device.type == "cuda" and plan.backend == "nccl":
         chosen["device_id"] = device
-    dist.init_process_group(store=PrefixStore(_PREFIX, store), **chosen)
-    _let_user_code_join_again()
+    own = PrefixStore(_PREFIX, store)
+    dist.init_process_group(store=own, **chosen)
+    meeting = Meeting(own, size)
+    _let_user_code_join_again(meeting)
+    return meeting
 
 
-def _let_user_code_join_again() -> None:
+def _let_user_code_join_again(meeting: Meeting) -> None:
     """Code written for torchrun calls ``init_process_group`` itself: its group then takes the place of ours."""
     original = dist.init_process_group
     ours = dist.group.WORLD
@@ -45,7 +69,7 @@ def _let_user_code_join_again() -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         if dist.is_initialized() and dist.group.WORLD is ours:
-            dist.destroy_process_group()
+            leave(meeting)
         return original(*args, **kwargs)
 
     for module in (dist, dist.distributed_c10d):
@@ -64,7 +88,8 @@ def answers(patience: float = 0.3) -> bool:
     return True
 
 
-def leave() -> None:
-    """End every group; only when this rank succeeded, as it may wait for the others."""
+def leave(meeting: Meeting) -> None:
+    """End every group; not when this rank failed, as it may wait for the others."""
+    meeting.wait()
     if dist.is_initialized():
         dist.destroy_process_group()

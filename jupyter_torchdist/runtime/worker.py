@@ -85,6 +85,7 @@ class Rank:
         self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
         self.autolog = Autolog(self.recorder)
+        self.meeting: group.Meeting | None = None
         self.alone: Alone | None = None
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()
@@ -127,7 +128,7 @@ class Rank:
         bootstrap.plain_drawing()
         bootstrap.use_threads()
         device = group.choose_device(plan.node_of(self.number))
-        group.join(plan, device)
+        self.meeting = group.join(plan, device)
         self.watch.start()
         api.use(self.recorder)
         self.autolog.install()
@@ -221,7 +222,8 @@ class Rank:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()  # each prints its own traceback
         with contextlib.suppress(RuntimeError):
-            group.leave()  # a peer that is gone already is not this rank's failure
+            if self.meeting is not None:
+                group.leave(self.meeting)  # a peer that is gone already is not this rank's failure
         self.events.write("rank.done")
         self.close()
 

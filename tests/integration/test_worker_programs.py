@@ -105,6 +105,22 @@ x.item()
     assert job.values()["init_process_group"].__module__ == "torch.distributed.distributed_c10d"
 
 
+@pytest.mark.parametrize("ends", ["", "dist.init_process_group('gloo')\ndist.destroy_process_group()\n"])
+def test_a_rank_leaves_the_group_when_all_have_joined(warm: Warm, tmp_path: Path, ends: str) -> None:
+    """Gloo fails in a rank that still connects when another one is gone."""
+    waited = (
+        "import torch.distributed as dist\n"
+        "from jupyter_torchdist.runtime.group import Meeting\n"
+        "def wait(meeting, original=Meeting.wait):\n"
+        "    original(meeting)\n"
+        "    print('all are here', dist.is_initialized(), flush=True)\n"
+        "Meeting.wait = wait\n"
+    )
+    job = RankJob(warm, tmp_path, waited + ends).run()
+    assert job.codes == {0: 0, 1: 0}, (job.err(0), job.err(1))
+    assert all(job.out_text(rank).startswith("all are here True\n") for rank in (0, 1))
+
+
 def test_a_script(warm: Warm, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -2,7 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Half of pip's time goes into compiling modules of which most are never imported; Python does it at the first import.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 READY := .venv/.ready
 # The front end is built where there is node; without, everything else works.
 FRONT := .venv/.front
@@ -23,10 +24,11 @@ demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
 
 # Two processors: unit tests have one, browsers, which wait a part of their time, and then what starts ranks, the other.
-test: $(READY) front browser
-	@$(MAKE) --no-print-directory --jobs 3 test-unit test-jobs test-front
+# What each needs on a fresh clone (Python's packages, npm's, a browser) is set up at the same time.
+test:
+	@$(MAKE) --no-print-directory --jobs 4 test-unit test-jobs test-front
 
-test-jobs:
+test-jobs: $(READY) front browser
 	@$(MAKE) --no-print-directory test-browser
 	@$(MAKE) --no-print-directory test-ranks
 
@@ -46,7 +48,7 @@ test-browser: WORKERS = 2
 test-browser: $(READY)
 	$(call told,browser,$(PYTEST) --timeout 300 tests/browser)
 
-test-front: $(READY)
+test-front: $(NODE_MODULES)
 	$(call told,front,if $(HAVE_NPM); then $(NPM) test; fi)
 
 soak: $(READY)
@@ -70,7 +72,7 @@ bench: $(READY) front browser
 lab: $(READY) front
 	$(BIN)/jupyter lab notebooks/quickstart.ipynb
 
-front: $(READY)
+front: $(READY) $(NODE_MODULES)
 	@if $(HAVE_NPM); then $(MAKE) --no-print-directory $(FRONT); \
 	  else echo 'No npm, so no live views and no panel: apt-get install npm, then make front'; fi
 

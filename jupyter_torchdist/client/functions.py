@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -70,9 +70,16 @@ def distributed(**options: Any) -> Callable[[Callable[P, R]], Distributed[P, R]]
     return lambda function: Distributed(function, checked)
 
 
-def launch(function: Callable[..., R], args: tuple[Any, ...] = (), **options: Any) -> list[R]:
-    """Run ``function(*args)`` on every rank and give the values by rank (as ``accelerate.notebook_launcher``)."""
-    return run(submit_call(function, args, {}, options_of(**{"collect": "all", **options})))
+def launch(function: Callable[..., R], args: Sequence[Any] = (), **options: Any) -> list[R]:
+    """Run ``function(*args)`` on every rank and give the values by rank (as ``accelerate.notebook_launcher``).
+
+    Raises ``TypeError`` where ``args`` is one argument instead of a tuple of them.
+    """
+    if not isinstance(args, (tuple, list)):
+        name = getattr(function, "__name__", "function")
+        given = type(args).__name__
+        raise TypeError(f"launch takes the arguments as a tuple: launch({name}, (argument,)), not {given}")
+    return run(submit_call(function, tuple(args), {}, options_of(**{"collect": "all", **options})))
 
 
 def submit_call(

@@ -169,7 +169,7 @@ def _apply_job(state: JobState, event: Event) -> JobState:
     if event.kind == "job.submitted":
         return replace(
             state,
-            job=data.get("job", state.job),
+            job=state.job or data.get("job", ""),
             name=data.get("name", state.name),
             label=data.get("label", state.label),
             world_size=data.get("world_size", state.world_size),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..protocol.plan import NodePlan, Plan
@@ -26,7 +26,7 @@ class Meeting:
     a collective, which waits for nobody, can be over in less time than that takes.
     """
 
-    def __init__(self, store: dist.Store, size: int) -> None:
+    def __init__(self, store: Store, size: int) -> None:
         """This rank has joined."""
         self._store = store
         if store.add("joined", 1) == size:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..protocol.bundle import Blob
 from ..protocol.errors import DamagedJob
 from ..protocol.paths import Home
-from .files import LARGE, Data, private, publish, publish_as
+from .files import LARGE, Data, private, publish, publish_as, writing
 
 _CHUNK = 1024 * 1024
 
@@ -21,6 +21,12 @@ Record = tuple[int, int, int, int]
 def record_of(status: os.stat_result) -> Record:
     """What changes with every change of a file's content: inode, size (bytes), mtime and ctime (ns)."""
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _record_at(path: Path) -> Record:
+    """Of what was published just now. Raises ``StoreError``."""
+    with writing(path.parent):
+        return record_of(path.stat())
 
 
 class BlobStore:
@@ -46,7 +52,8 @@ class BlobStore:
         record = self._sound(path, digest, view.nbytes)
         if record is None:
             private(self.home.root, self.home.blobs)
-            record = record_of(publish(path, view))
+            publish(path, view)
+            record = _record_at(path)
             self.written += view.nbytes
         self._known[digest] = record
         return Blob(digest, view.nbytes, record)
@@ -64,7 +71,8 @@ class BlobStore:
         blobs = private(self.home.root, self.home.blobs)
         with ThreadPoolExecutor(1) as pool:
             digest = pool.submit(lambda: hashlib.sha256(view).hexdigest())
-            record = record_of(publish_as(blobs, view, lambda: self.home.blob(digest.result())))
+            publish_as(blobs, view, lambda: self.home.blob(digest.result()))
+        record = _record_at(self.home.blob(digest.result()))
         self.written += view.nbytes
         self._known[digest.result()] = record
         return Blob(digest.result(), view.nbytes, record)

@@ -65,15 +65,15 @@ def free_space(directory: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def publish(path: Path, data: Data) -> os.stat_result:
+def publish(path: Path, data: Data) -> None:
     """Write ``path`` (mode 0600) so that a reader finds all of it or nothing; the directory must exist.
 
-    Raises ``StoreError``; nothing is left behind then.
+    A reader may have taken it away when this returns. Raises ``StoreError``; nothing is left behind then.
     """
-    return publish_as(path.parent, data, lambda: path)
+    publish_as(path.parent, data, lambda: path)
 
 
-def publish_as(directory: Path, data: Data, name: Callable[[], Path]) -> os.stat_result:
+def publish_as(directory: Path, data: Data, name: Callable[[], Path]) -> None:
     """``publish`` to a path in ``directory`` that ``name`` tells once the data is written."""
     view = memoryview(data).cast("B")
     with writing(directory, view.nbytes):
@@ -85,9 +85,7 @@ def publish_as(directory: Path, data: Data, name: Callable[[], Path]) -> os.stat
                 write_all(fd, view)
             finally:
                 os.close(fd)
-            path = name()
-            os.rename(aside, path)
-            return os.stat(path)
+            os.rename(aside, name())
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(aside)

@@ -128,7 +128,7 @@ function applyJob(state: JobState, event: Event): JobState {
     case 'job.submitted':
       return {
         ...state,
-        job: get(event, 'job', state.job),
+        job: state.job || get(event, 'job', ''),
         name: get<string | null>(event, 'name', state.name),
         label: get(event, 'label', state.label),
         world_size: get(event, 'world_size', state.world_size),

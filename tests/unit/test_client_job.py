@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -142,6 +143,21 @@ def test_requests_are_files_in_order(fake: FakeJob) -> None:
     fake.ended("cancelled")
     job.kill()
     assert requests(fake.paths) == []
+
+
+def test_a_driver_may_take_a_request_at_once(fake: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, taken = os.rename, []
+
+    def published(source: str, path: Path) -> None:
+        rename(source, path)
+        taken.extend(requests(fake.paths))
+
+    job = owner(fake)
+    fake.running()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", published)
+        job.cancel()
+    assert taken == ["interrupt"]
 
 
 def test_logs(fake: FakeJob) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 
-import torch.distributed as dist
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from jupyter_torchdist.runtime.group import Meeting
 
 
 def test_nobody_leaves_before_the_last_has_joined() -> None:
-    store, gone = dist.HashStore(), threading.Event()
+    store, gone = HashStore(), threading.Event()
     first = Meeting(store, 2)
 
     def leave() -> None:
@@ -26,7 +26,7 @@ def test_nobody_leaves_before_the_last_has_joined() -> None:
 
 
 def test_a_store_that_is_gone_holds_nobody_up() -> None:
-    here = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    meeting = Meeting(dist.TCPStore("127.0.0.1", here.port, None), 2)
+    here = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    meeting = Meeting(TCPStore("127.0.0.1", here.port, None), 2)
     del here
     meeting.wait()

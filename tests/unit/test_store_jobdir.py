@@ -52,10 +52,10 @@ def test_a_failure_leaves_nothing(place: Home, monkeypatch: pytest.MonkeyPatch, 
     spec, publish = a_spec(), files.publish
     manifest = a_manifest(BlobStore(place), spec.job)
 
-    def fail(path: Path, data: bytes) -> os.stat_result:
+    def fail(path: Path, data: bytes) -> None:
         if path.name == failing:
             raise StoreError("the disk is full")
-        return publish(path, data)
+        publish(path, data)
 
     monkeypatch.setattr(files, "publish", fail)
     monkeypatch.setattr(jobdir, "publish", fail)

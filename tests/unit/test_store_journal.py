@@ -50,6 +50,7 @@ def test_a_torn_last_line_is_cut_off(job: FakeJob) -> None:
 
 @FEW
 @example(cut=168, garbage=b" ", at=73)  # a field's name is another one
+@example(cut=168, garbage=b" ", at=77)  # the job's name is another one
 @given(cut=st.integers(0, 2000), garbage=st.binary(max_size=50), at=st.integers(0, 2000))
 def test_any_damage_is_survived(tmp_path_factory: pytest.TempPathFactory, cut: int, garbage: bytes, at: int) -> None:
     job = FakeJob(Home(tmp_path_factory.mktemp("home")))

@@ -30,7 +30,7 @@ class Meeting:
         """This rank has joined."""
         self._store = store
         if store.add("joined", 1) == size:
-            store.set("met", b"")
+            store.set("met", "")
 
     def wait(self) -> None:
         """Until all have joined. A store that is gone says that a launcher has ended: nobody is to be waited for."""

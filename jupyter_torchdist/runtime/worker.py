@@ -53,6 +53,7 @@ _LAST_SECONDS = 3.0
 
 def main(job_root: str, blobs: str, node: str) -> None:
     """Be the rank that the environment names. Returns on success and after an interrupt, else exits with code 1."""
+    bootstrap.lead_a_session()
     rank = Rank(JobPaths(Path(job_root)), Path(blobs), node)
     try:
         rank.live()

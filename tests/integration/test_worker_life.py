@@ -207,7 +207,7 @@ def test_environment_of_a_rank(warm: Warm, tmp_path: Path) -> None:
         "facts = dict(threads=torch.get_num_threads(), argv=sys.argv, name=__name__, file='__file__' in globals(),\n"
         "  mpl=os.environ['MPLBACKEND'], process=mp.current_process().name, parent=mp.parent_process(),\n"
         "  torch=torch.rand(1).item(), main=sys.modules['__main__'].__dict__ is globals(), stdin=sys.stdin.read(),\n"
-        "  random=random.random(), numpy=numpy.random.random())\n",
+        "  random=random.random(), numpy=numpy.random.random(), leads=os.getsid(0) == os.getpid())\n",
         env={"OMP_NUM_THREADS": "3", "MPLBACKEND": "module://matplotlib_inline.backend_inline"},
         bound=("facts",),
         collect="all",
@@ -218,6 +218,7 @@ def test_environment_of_a_rank(warm: Warm, tmp_path: Path) -> None:
     assert facts[0] == facts[1] == {
         "threads": 3, "argv": [""], "name": "__main__", "file": False, "mpl": "Agg", "process": "MainProcess",
         "parent": None, "main": True, "stdin": "",
+        "leads": True,
     }  # fmt: skip
 
 

@@ -7,10 +7,13 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -316,6 +319,40 @@ def scripted() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(nn.Linear(6, 6))
+
+
+class Drawing(nn.Module):
+    """A block that draws random numbers, or not."""
+
+    draws = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return F.dropout(x) if self.draws else x
+
+
+def check_ranks_draw_the_same_after_stages_that_draw_their_own() -> None:
+    for draws in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Drawing, "draws", draws)
+            automatic = staged(microbatches=2)
+            try:
+                model = nn.Sequential(*[Drawing() for _ in range(4)])
+                sgd(list(model.parameters()))
+                model(torch.ones(8, 6)).sum().backward()
+                before = torch.get_rng_state()
+                model(torch.ones(8, 6)).sum().backward()
+                unchanged = torch.equal(torch.get_rng_state(), before)
+                assert unchanged is not draws and len(set(everyone(torch.rand(1).item()))) == 1
+                if not draws:
+                    patch.setattr(Drawing, "draws", True)
+                    assert "took another way than in its trial" in refusal(partial(model, torch.ones(8, 6)))
+            finally:
+                automatic.abandon()
 
 
 class Unasked(Deep):

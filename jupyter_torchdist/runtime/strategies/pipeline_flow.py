@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...protocol.errors import StrategyError
 from . import loading
@@ -87,6 +88,18 @@ class Flow:
     """The stages in which a unit is called."""
     draws: bool | None = None
     """Whether random numbers are drawn, once that is known."""
+    may_draw: bool = True
+    """False where no operation of the trial does."""
+
+
+class _Draws(TorchDispatchMode):
+    """Notes whether an operation draws random numbers."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 class Fakes:
@@ -94,6 +107,7 @@ class Fakes:
 
     def __init__(self, device: torch.device) -> None:
         self.mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), device
+        self.draws = _Draws()  # type: ignore[no-untyped-call]
         self._known: dict[Tensor, Tensor] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -114,7 +128,7 @@ class Fakes:
         try:
             for parameter, slots in places.items():
                 loading.put(slots, self.of(parameter))  # type: ignore[arg-type]
-            with self.mode:
+            with self.mode, self.draws:
                 yield
         finally:
             for parameter, slots in places.items():
@@ -123,7 +137,7 @@ class Fakes:
     def run(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function on fakes."""
         args, kwargs = map_tensors((args, kwargs), self.of)
-        with self.mode:
+        with self.mode, self.draws:
             return function(*args, **kwargs)
 
 
@@ -268,13 +282,29 @@ class StageRun(TorchFunctionMode):
         return self._noted(result, step, _results(func, args, result))
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ``Runner``. A step calls it for every unit of each microbatch."""
-        step, given = self._step(f"unit {number}"), tensors_in(args)
+        """As ``Runner``. What is computed within is no step.
+
+        It is not even looked at, unless the cell has a mode of its own above: a step calls this for every unit of each
+        microbatch.
+        """
+        above = torch.overrides._get_current_function_mode() is self
+        self._inside = True
+        if above:
+            torch.overrides._pop_mode()
+        try:
+            return self._unit(self._step(f"unit {number}"), original, args, kwargs)
+        finally:
+            self._inside = False
+            if above:
+                torch.overrides._push_mode(self)
+
+    def _unit(self, step: Step, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = tensors_in(args)
         if kwargs:
             given += tensors_in(kwargs)
         if step.stage == self._stage:
             self._check_real(given, step.name)
-            outputs = self._unseen(original, args, kwargs)
+            outputs = original(*args, **kwargs)
             if self._stays(step):
                 return outputs
             known = {id(tensor) for tensor in given}
@@ -286,19 +316,6 @@ class StageRun(TorchFunctionMode):
         """Whether nothing that a step makes is received or passed on, but something still is to be."""
         alone = self._leaving.isdisjoint(step.numbers) and self._received.keys().isdisjoint(step.numbers)
         return alone and (self._last or bool(self._leaving))
-
-    def _unseen(self, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is computed within is no step. It is not even looked at, unless the cell has a mode of its own above."""
-        above = torch.overrides._get_current_function_mode() is self
-        self._inside = True
-        if above:
-            torch.overrides._pop_mode()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._inside = False
-            if above:
-                torch.overrides._push_mode(self)
 
     def run(self, forward: Call, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs in the last stage, None in others."""

@@ -16,6 +16,7 @@ from ...protocol.errors import StrategyError
 from .divided import Added, Joined, Way
 from .divisors import divisor_of
 from .leavings import no_trace
+from .pipeline_flow import OTHER_PATH
 from .pipeline_run import Microbatch, Pairs, Work
 from .shares import map_tensors, tensors_in
 from .streams import own_stream
@@ -82,9 +83,14 @@ class Passage:
 
     def forward(self) -> list[Tensor]:
         """All microbatches through the stages; the outputs, joined."""
-        common = torch.get_rng_state()
+        orders, common = self._pipeline.layout.forwards(len(self.microbatches)), torch.get_rng_state()
+        if not any(one.flow.may_draw for one in self.microbatches):
+            self.work.perform(orders)
+            if not torch.equal(torch.get_rng_state(), common):
+                raise OTHER_PATH
+            return self.joined()
         with own_stream(1 + self._wires.rank):
-            self.work.perform(self._pipeline.layout.forwards(len(self.microbatches)))
+            self.work.perform(orders)
         drew = torch.tensor([float(not torch.equal(torch.get_rng_state(), common))], device=self._wires.device)
         somewhere = self._wires.begin_to_sum(drew)
         outputs = self.joined()  # on its way at the same time
@@ -122,7 +128,7 @@ class Passage:
         if self._wires.rank == self._last_rank:
             parts = [one.outputs[place] for one in self.microbatches]
             whole.copy_(self._combined(parts, self.ways[place] if self.ways is not None else None).detach())
-        self._wires.from_rank(whole, self._last_rank)
+        self._wires.hand_out(whole, self._last_rank)
         return whole
 
     def _widened(self, dtype: torch.dtype) -> bool:

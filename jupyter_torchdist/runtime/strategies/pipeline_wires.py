@@ -12,6 +12,9 @@ from torch import Tensor
 from .base import Setting
 from .shares import map_tensors
 
+COPIED = 1 << 20
+"""Bytes of a tensor that is copied rather than waited for."""
+
 
 class Wires:
     """Between any two ranks tensors arrive in the order in which they were sent; shapes are known on both sides.
@@ -48,6 +51,15 @@ class Wires:
     def from_rank(self, tensor: Tensor, rank: int) -> None:
         """The values of one rank, on all."""
         dist.broadcast(_bytes(tensor), group=self.group, group_src=rank)
+
+    def hand_out(self, tensor: Tensor, rank: int) -> None:
+        """As ``from_rank``; the one that has a small tensor goes on, and ``flush`` waits."""
+        if self.rank != rank or tensor.nbytes > COPIED:
+            self.from_rank(tensor, rank)
+            return
+        copy = tensor.clone()  # user code may change what it was given
+        work = dist.broadcast(_bytes(copy), group=self.group, group_src=rank, async_op=True)
+        self._sent.append((work, copy))
 
     def of_holder(self, mine: Tensor, owner: int) -> Tensor:
         """A copy of the owner's tensor on all."""

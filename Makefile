@@ -18,7 +18,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-ranks test-browser test-front lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-browser test-front lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -41,7 +41,11 @@ test-unit: $(READY)
 	$(call told,unit,$(PYTEST) tests/unit)
 
 test-ranks: $(READY)
-	$(PYTEST) tests/integration tests/strategies
+	$(PYTEST) -m "not soak and not strategies" tests/integration
+
+# Every strategy and option on real ranks, held against one device.
+test-strategies: $(READY)
+	$(PYTEST) -m "strategies and not soak" tests/integration tests/strategies
 
 # In two processes, each with a browser and a Jupyter server of its own.
 test-browser: WORKERS = 2

@@ -12,6 +12,8 @@ from jupyter_torchdist.client.functions import launch
 from jupyter_torchdist.protocol.errors import RankFailed
 from tests.strategies import checkpoints as checks
 
+pytestmark = pytest.mark.strategies
+
 
 @pytest.fixture(autouse=True)
 def torchs_caches(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

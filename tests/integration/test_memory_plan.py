@@ -16,6 +16,8 @@ from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from tests.memory import MODEL, Cell, gpt
 
+pytestmark = pytest.mark.strategies
+
 LAYERS = 2
 PARAMETERS = 500 * 128 * 2 + LAYERS * (2 * 128 + 3 * 128 * 129 + 4 * 128 * 129 + 128 * 513)
 
@@ -24,14 +26,27 @@ profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CP
 profiler.start()
 {loop}
 profiler.stop()
+found, events = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+while events:
+    event = events.pop()
+    events += event.children
+    if event.tag == torch._C._profiler._EventType.Allocation:
+        found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
 now = peak = 0
-events = (event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
-for event in sorted(events, key=lambda event: event.start_ns()):
-    now += event.nbytes()
-    peak = max(peak, now)
-del profiler, events, event
+blocks = {{}}
+for _, address, size in sorted(found):
+    now -= blocks.pop(address, 0)
+    if size > 0:
+        blocks[address] = size
+        now += size
+        peak = max(peak, now)
+del profiler, events, event, found, blocks
 """
-"""The allocator's own account: torch's profiler is told by it of every block, workspaces of kernels too."""
+"""The allocator's own account: torch's profiler is told by it of every block, workspaces of kernels too.
+
+It is not told what Gloo's threads let go of, as they do on a busy machine: such a block ends when its address is given
+out again.
+"""
 
 
 def test_strategies_and_worlds(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from jupyter_torchdist.protocol.spec import Options
 from tests.leaks import wait_until
 from tests.strategies.running import Outcome, notebook, run_cell
 
+pytestmark = pytest.mark.strategies
+
 CELL = """
 import os, signal
 import torch

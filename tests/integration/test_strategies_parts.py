@@ -12,6 +12,8 @@ from jupyter_torchdist.client.functions import launch
 from tests.strategies import pipelines
 from tests.strategies.ranks import run_checks
 
+pytestmark = pytest.mark.strategies
+
 DEEPSPEED = find_spec("deepspeed") is not None
 
 PARTS = [

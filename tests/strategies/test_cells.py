@@ -18,6 +18,8 @@ from .expected import Differs, Equal, Refused, expected
 from .running import Outcome, all_cells, run_alone, run_cell, text_of
 from .traces import Trace, differences, trace
 
+pytestmark = pytest.mark.strategies
+
 STRATEGIES = ("ddp", "fsdp")
 MORE = frozenset(
     {

@@ -10,6 +10,8 @@ from .running import run_alone, run_cell, text_of
 from .test_cells import STRATEGIES
 from .traces import differences, trace
 
+pytestmark = pytest.mark.strategies
+
 WATCHED = """
 import torch
 import torch.nn as nn

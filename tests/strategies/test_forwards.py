@@ -11,6 +11,8 @@ from jupyter_torchdist.protocol.spec import Options
 from .forwards import BETWEEN, attempt
 from .running import run_cell
 
+pytestmark = pytest.mark.strategies
+
 ATTEMPTS = """
 from tests.strategies.forwards import BETWEEN, attempt
 

@@ -21,6 +21,8 @@ from jupyter_torchdist.store import journal
 
 from .running import PATIENCE, run_cell
 
+pytestmark = pytest.mark.strategies
+
 CELL = """
 import torch
 import torch.distributed as dist

@@ -207,20 +207,16 @@ class Pipeline:
         key = (_specification((args, kwargs)), self.root.training, torch.is_grad_enabled(), *_autocast(self._setting))
         if key not in self._flows:
             planner = Planner(self._units, self._fakes, self._calls, self.layout.stages)
-            self._fakes.draws.seen = False
             try:
                 with no_trace(self.root), undone():
-                    before = torch.get_rng_state()
                     with planner, self._units.run_by(planner):
                         outputs = self._original(*args, **kwargs)
-                    seeded = not torch.equal(torch.get_rng_state(), before)
+                    self._flows[key] = planner.ends(outputs)
             except _OF_VALUES as error:
                 raise StrategyError(
                     f"the model's forward decides by the values of its tensors ({error})",
                     "a stage knows only its own; decide by shapes or by the inputs, or use another strategy",
                 ) from error
-            self._flows[key] = planner.ends(outputs)
-            self._flows[key].may_draw = self._fakes.draws.seen or seeded
         return self._flows[key]
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:

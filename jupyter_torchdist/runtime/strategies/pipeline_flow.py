@@ -107,7 +107,6 @@ class Fakes:
 
     def __init__(self, device: torch.device) -> None:
         self.mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), device
-        self.draws = _Draws()  # type: ignore[no-untyped-call]
         self._known: dict[Tensor, Tensor] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -128,7 +127,7 @@ class Fakes:
         try:
             for parameter, slots in places.items():
                 loading.put(slots, self.of(parameter))  # type: ignore[arg-type]
-            with self.mode, self.draws:
+            with self.mode:
                 yield
         finally:
             for parameter, slots in places.items():
@@ -137,7 +136,7 @@ class Fakes:
     def run(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function on fakes."""
         args, kwargs = map_tensors((args, kwargs), self.of)
-        with self.mode, self.draws:
+        with self.mode:
             return function(*args, **kwargs)
 
 
@@ -167,6 +166,7 @@ class Planner(TorchFunctionMode):
         self._last_use: dict[int, int] = {}
         self._next_call = 0
         self._inside = False
+        self._draws, self._began_with = _Draws(), torch.get_rng_state()  # type: ignore[no-untyped-call]
         self.flow = Flow()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -181,7 +181,7 @@ class Planner(TorchFunctionMode):
             self.flow.steps.append(Step(func.__name__, ALWAYS))
             return func(*args, **kwargs)
         self._use(used, stage)
-        result = self._fakes.run(func, args, kwargs)
+        result = self._fakes.run(self._noting(func), args, kwargs)
         made = _results(func, args, result)
         if any(not isinstance(tensor, FakeTensor) for tensor in made):
             raise StrategyError(
@@ -208,7 +208,7 @@ class Planner(TorchFunctionMode):
         self._inside = True
         try:
             with self._fakes.inside(module):
-                outputs = original(*args, **kwargs)
+                outputs = self._noting(original)(*args, **kwargs)
             template = map_tensors(outputs, stand_in)
         finally:
             self._inside = False
@@ -216,8 +216,18 @@ class Planner(TorchFunctionMode):
         self.flow.steps.append(Step(f"unit {number}", stage, self._number(new, stage), template))
         return outputs
 
+    def _noting(self, function: Call) -> Call:
+        """``function``, its random numbers noted: to be called on fakes, whose mode has to be beneath."""
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            with self._draws:
+                return function(*args, **kwargs)
+
+        return noted
+
     def ends(self, outputs: Any) -> Flow:
-        """What flows, now that all is seen; the last stage has the outputs."""
+        """What flows, now that all is seen, and before what was drawn is undone; the last stage has the outputs."""
+        self.flow.may_draw = self._draws.seen or not torch.equal(torch.get_rng_state(), self._began_with)
         self._use(tensors_in(outputs), self._stages - 1)
         self.flow.outputs = map_tensors(outputs, lambda tensor: tensor)
         self.flow.entering = [

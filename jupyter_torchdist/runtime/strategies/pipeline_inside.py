@@ -89,13 +89,13 @@ class Inside:
     def draws(self, passage: Passage) -> bool:
         """Whether a forward of this kind draws random numbers: found by one without a graph, at its first call."""
         flow = passage.microbatches[0].flow
-        if flow.draws is None:
+        if flow.draws is None and flow.may_draw:
             before = torch.get_rng_state()
             with undone():
                 passage.trial()
                 drew = not torch.equal(torch.get_rng_state(), before)
             flow.draws = bool(self.pipeline.wires.largest([int(drew)])[0])
-        return flow.draws
+        return bool(flow.draws)
 
 
 class Step:

@@ -122,10 +122,9 @@ def own_runtime(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     Its zygotes live shortly: they import what every rank needs and no more.
     """
     for directory in _private_runtime():
-        with monkeypatch.context() as patch:
-            patch.setenv("TORCHDIST_RUNTIME_DIR", str(directory))
-            patch.setenv("TORCHDIST_SUCCESSORS", "0")
-            yield directory
+        monkeypatch.setenv("TORCHDIST_RUNTIME_DIR", str(directory))
+        monkeypatch.setenv("TORCHDIST_SUCCESSORS", "0")
+        yield directory
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,8 @@ def make_plan(
     else:
         gpus = _choose(options.gpus, inventory, busy or {}, set(own))
         world_size = len(gpus)
+    if options.numa_binding:
+        _check_binding(gpus, inventory)
     node = NodePlan(
         name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus), host=inventory.host
     )
@@ -73,6 +75,19 @@ def _check_cpu(ranks: int, inventory: Inventory) -> None:
             f"{ranks} ranks need at least {ranks * RANK_MEMORY / 1024**3:.1f} GiB; "
             f"{inventory.host} has {inventory.memory / 1024**3:.1f} GiB free",
             f"ask for at most --ranks {max(1, inventory.memory // RANK_MEMORY)}",
+        )
+
+
+def _check_binding(gpus: Collection[Gpu], inventory: Inventory) -> None:
+    if not gpus:
+        raise ResourceError(
+            "--numa-binding pins each rank to the cores near its GPU, and CPU ranks have none",
+            "leave it out, or ask for --gpus",
+        )
+    if not inventory.numactl:
+        raise ResourceError(
+            f"--numa-binding: PyTorch needs the program numactl for it, which {inventory.host} does not have",
+            "install the system's package numactl there, or leave --numa-binding out",
         )
 
 

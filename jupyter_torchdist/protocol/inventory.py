@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
         gpus=visible(gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
         python=sys.version.split()[0],
         torch=_version("torch"),
+        numactl=shutil.which("numactl", path=environ.get("PATH")) is not None,
     )
 
 

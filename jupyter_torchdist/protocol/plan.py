@@ -31,6 +31,8 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     python: str = ""
     torch: str = ""
+    numactl: bool = False
+    """Whether that program is there, without which torch binds no rank to a NUMA node."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

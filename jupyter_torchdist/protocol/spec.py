@@ -171,9 +171,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
     _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, else gloo)"),
     Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),
-    _choice(
-        "--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks, as torchrun's option"
-    ),
+    _choice("--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks near their GPUs"),
     Option(
         "--strategy",
         "how",

@@ -20,6 +20,7 @@ from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
 from . import assignment as world
 from .assignment import Assignment
@@ -27,6 +28,7 @@ from .eventfile import EventFile
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+    from torch.distributed.launcher.api import LaunchConfig
 
 MONITOR_INTERVAL = 0.01
 """Seconds between two looks of the elastic agent at its ranks (its default, 0.1, is most of a warm launch)."""
@@ -186,19 +188,31 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
 def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
     from torch.distributed.elastic import multiprocessing
     from torch.distributed.elastic.agent.server import api as engine
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
+    from torch.distributed.launcher.api import launch_agent
 
     from . import rendezvous
 
     _log_plainly()
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
-    plan, node = assignment.the_plan(), assignment.node_plan()
+    ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
+    multiprocessing.MultiprocessContext = watch.context_class()  # type: ignore[misc]
+    engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
+    config = launch_config(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
+    launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
+
+
+def launch_config(plan: Plan, node: NodePlan, run_id: str) -> LaunchConfig:
+    """What torchrun's engine is told of the ranks of ``node``; what this version of torch does not know is left out."""
+    from torch.distributed.launcher import api
+
+    from . import rendezvous
+
     chosen: dict[str, Any] = {
         "min_nodes": len(plan.nodes),
         "max_nodes": len(plan.nodes),
         "nproc_per_node": len(node.ranks),
-        "run_id": handler.get_run_id(),
+        "run_id": run_id,
         "rdzv_backend": rendezvous.BACKEND,
         "rdzv_endpoint": "",
         "max_restarts": 0,
@@ -209,12 +223,8 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
         "shutdown_timeout": max(1, round(plan.grace)),
         "numa_options": _numa_options(plan.numa_binding),
     }
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
-    multiprocessing.MultiprocessContext = watch.context_class()  # type: ignore[misc]
-    engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
-    config = LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
-    launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
+    known = {field.name for field in dataclasses.fields(api.LaunchConfig)}
+    return api.LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
 
 
 _torch_formatters: list[tuple[logging.Handler, logging.Formatter | None]] = []
@@ -266,12 +276,19 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
-    plan, node = assignment.the_plan(), assignment.node_plan()
-    words = [
+    words = torchrun_words(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
+    worker = ["-m", "jupyter_torchdist.runtime", "worker", assignment.job_root, assignment.blobs, assignment.node]
+    run.run(run.parse_args([*words, *worker]))
+
+
+def torchrun_words(plan: Plan, node: NodePlan, run_id: str) -> list[str]:
+    """The same as ``launch_config``, as options of torchrun."""
+    from . import rendezvous
+
+    return [
         f"--nnodes={len(plan.nodes)}",
         f"--nproc-per-node={len(node.ranks)}",
-        f"--node-rank={[n.name for n in plan.nodes].index(assignment.node)}",
-        f"--rdzv-id={handler.get_run_id()}",
+        f"--rdzv-id={run_id}",
         f"--rdzv-backend={rendezvous.BACKEND}",
         "--rdzv-endpoint=",
         f"--local-addr={node.address}",
@@ -279,14 +296,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
         f"--monitor-interval={MONITOR_INTERVAL}",
         f"--log-dir={os.devnull}",
         *([f"--numa-binding={plan.numa_binding}"] if plan.numa_binding else []),
-        "-m",
-        "jupyter_torchdist.runtime",
-        "worker",
-        assignment.job_root,
-        assignment.blobs,
-        assignment.node,
     ]
-    run.run(run.parse_args(words))
 
 
 def start(assignment: Assignment) -> None:

@@ -1,11 +1,21 @@
-"""What the launcher puts in the place of the engine's own parts."""
+"""What the launcher tells torchrun's engine, and what it puts in the place of its parts."""
 
 from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
-from jupyter_torchdist.runtime.launcher import _AllReturned
+import pytest
+from torch.distributed import run
+from torch.numa.binding import AffinityMode
+
+from jupyter_torchdist.protocol.plan import NodePlan, Plan
+from jupyter_torchdist.protocol.spec import OPTIONS
+from jupyter_torchdist.runtime.launcher import _AllReturned, launch_config, torchrun_words
+
+NODES = (NodePlan("node0", (0, 1), address="10.0.0.1"), NodePlan("node1", (2, 3, 4), address="10.0.0.2"))
+PLAN = Plan("j", 5, "nccl", NODES, threads=1, fresh=False, numa_binding=None, timeout=None, grace=7.0)
 
 
 def sleeper(event: _AllReturned) -> int:
@@ -26,3 +36,22 @@ def test_a_rank_that_was_killed_while_it_waited_for_the_others_holds_up_nobody()
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in others] == [0, 0]
     os.close(event._read)
     os.close(event._write)
+
+
+@pytest.mark.parametrize("node", NODES)
+@pytest.mark.parametrize("binding", [None, *next(one for one in OPTIONS if one.flag == "--numa-binding").choices])
+def test_a_forked_and_a_fresh_launch_are_told_the_same(
+    monkeypatch: pytest.MonkeyPatch, node: NodePlan, binding: str | None
+) -> None:
+    """Ranks are bound by torch itself; what it does needs a GPU."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it where it is not
+    plan = replace(PLAN, numa_binding=binding)
+    forked = launch_config(plan, node, "j.1")
+    fresh, _command, _words = run.config_from_args(run.parse_args([*torchrun_words(plan, node, "j.1"), "script.py"]))
+    for name in ("min_nodes", "max_nodes", "nproc_per_node", "run_id", "rdzv_backend", "max_restarts", "local_addr"):
+        assert getattr(forked, name) == getattr(fresh, name), name
+    assert (forked.min_nodes, forked.nproc_per_node, forked.local_addr) == (2, len(node.ranks), node.address)
+    assert (forked.start_method, forked.shutdown_timeout) == ("fork", 7)
+    for config in (forked, fresh):
+        options = config.numa_options
+        assert (options and options.affinity_mode) == (binding and AffinityMode(binding))

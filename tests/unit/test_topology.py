@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,12 +66,28 @@ def test_a_machine_that_does_not_tell_its_memory() -> None:
     assert make_plan(spec(ranks=4), machine(memory=0)).world_size == 4
 
 
+def test_ranks_without_gpus_are_not_bound() -> None:
+    assert refusal(machine(), ranks=2, numa_binding="node") == (
+        "--numa-binding pins each rank to the cores near its GPU, and CPU ranks have none\n"
+        "  → leave it out, or ask for --gpus"
+    )
+
+
 # -- on GPUs
 
 
 def test_every_free_gpu_is_the_default() -> None:
     plan = make_plan(spec(), machine(gpu(0), gpu(1, 77), gpu(2)))
     assert (plan.nodes[0].gpus, plan.world_size, plan.backend) == (("GPU-0000", "GPU-0002"), 2, "nccl")
+
+
+def test_binding_needs_numactl() -> None:
+    with_it = replace(machine(gpu(0)), numactl=True)
+    assert make_plan(spec(numa_binding="node"), with_it).numa_binding == "node"
+    assert refusal(machine(gpu(0)), numa_binding="node") == (
+        "--numa-binding: PyTorch needs the program numactl for it, which here does not have\n"
+        "  → install the system's package numactl there, or leave --numa-binding out"
+    )
 
 
 def test_8_gpus_with_none() -> None:

@@ -222,6 +222,36 @@ def check_new_gradients_lie_in_their_buckets_and_old_ones_stay_where_they_are() 
     assert [one.flatten()[0].item() for one in kept if one is not None] == [3.0, *[8.5] * len(old)]
 
 
+def check_memory_is_taken_again_where_nothing_of_the_last_gradients_is_left() -> None:
+    empty, image = torch.zeros(0, 3), torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    parameters, average = [*given(), nn.Parameter(empty), nn.Parameter(image)], averaging()
+    fill(parameters)
+    average.average(parameters)
+
+    def step(slope: float, meanwhile: Callable[[], object] = lambda: None) -> Tensor:
+        for parameter in parameters:
+            parameter.grad = None
+        held = meanwhile()
+        backward(average, parameters, slope)
+        del held
+        for parameter in parameters:
+            assert parameter.grad is not None and parameter.grad.stride() == parameter.stride()
+            assert bool((parameter.grad == slope).all())
+        assert parameters[1].grad is not None
+        return parameters[1].grad
+
+    ways: list[Callable[[Tensor], Any]] = [lambda one: one, Tensor.detach, Tensor.numpy, lambda one: one.view(2, 2)[1:]]
+    for keep in ways:
+        kept = keep(step(3.0))
+        step(5.0)
+        assert bool((kept == 3.0).all()), "what the cell keeps is overwritten"
+    del kept
+    place, size = step(1.0).data_ptr(), sum(parameter.numel() for parameter in parameters) + len(parameters)
+    # Memory that was let go of would be taken by these.
+    again = step(2.0, lambda: [torch.empty(size + more) for more in range(-64, 64)]).data_ptr()
+    assert again == place
+
+
 def backward(average: Averaging, parameters: list[nn.Parameter], slope: float) -> None:
     """One that gives all parameters this gradient, in the order in which the automatic way does it."""
     before = Before(parameters, anew=average.begins_anew(parameters))

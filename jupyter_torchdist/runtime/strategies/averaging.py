@@ -365,7 +365,7 @@ class Early:
         if not self._armed:
             return
         bucket = self._buckets[place]
-        self._full[place] = all(bucket.came(number) for number in range(len(bucket.parameters)))
+        self._full[place] = 0 not in bucket.came()
         while self._full[self._next]:  # never the last one's
             with torch.no_grad():
                 self._averaging.send(self._buckets[self._next])
@@ -375,7 +375,7 @@ class Early:
         """The backward has ended. Whether buckets may have been sent in it."""
         was, self._armed = self._armed, False
         sent = self._buckets[: self._next] if was else []
-        self.twice = any(bucket.came(number) > 1 for bucket in sent for number in range(len(bucket.parameters)))
+        self.twice = any(max(bucket.came()) > 1 for bucket in sent)
         return was
 
     def forbid(self) -> None:

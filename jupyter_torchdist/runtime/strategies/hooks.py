@@ -29,7 +29,7 @@ class Before:
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, anew: bool) -> None:
         self._aside: list[tuple[nn.Parameter, Any, Tensor | None]] = []
-        for parameter in dict.fromkeys(parameters):
+        for parameter in parameters:  # one that comes again has nothing any more
             hooks, grad = parameter._backward_hooks, parameter.grad
             if hooks or (anew and grad is not None):
                 self._aside.append((parameter, hooks, grad))

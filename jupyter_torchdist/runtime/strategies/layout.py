@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 
 ALARMS, CARGO = 2, 4
 """Numbers behind those that tell which gradients a rank had; the second ones are for whoever calls."""
 LAST_BYTES = 2**20
 """The last bucket, for which nothing is left to overlap with, is no larger: as DDP's first one."""
 
+_OURS_ALONE = 2
+"""Users of a storage that no other tensor has: the tensor, and who asks."""
+
 
 class Bucket:
     """Gradients of one type and device, laid end to end in ``flat`` while they are sent.
 
     ``tail`` numbers of the last bucket follow them. ``sent`` is the work in flight. ``flat`` is another one in each
-    backward: the gradients of the last, which the cell may have kept, lie in theirs.
+    backward while the gradients of the last, which the cell may have kept, lie in theirs.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisor: int, tail: int = 0) -> None:
@@ -31,13 +36,19 @@ class Bucket:
         self.elements = sum(parameter.numel() for parameter in parameters) + tail
         self.device = parameters[0].device
         self.flat: Tensor | None = None
+        self._last: Tensor | None = None
         self.sent: Any = None
         self.pieces: list[Tensor] = []
         """Of ``flat``, each as its parameter lies in memory; the tail is not among them."""
         self._is_open = False
         self._divisor = divisor
-        self._sizes = [*(parameter.numel() for parameter in parameters), tail]
-        self._shapes = [_shape_in_memory(parameter) for parameter in parameters]
+        self._strides = [_strides_in_memory(parameter) for parameter in parameters]
+        starts = accumulate((parameter.numel() for parameter in parameters), initial=0)
+        self._odd = [
+            (number, start)
+            for number, (start, parameter) in enumerate(zip(starts, parameters, strict=False))
+            if self._strides[number] is not None or not parameter.numel()
+        ]
 
     @property
     def is_sent(self) -> bool:
@@ -60,20 +71,20 @@ class Bucket:
         if self._is_open:
             self.pieces[number].copy_(parameter.grad)  # type: ignore[arg-type]
 
-    def came(self, number: int) -> int:
-        """How often a gradient was copied to its place."""
-        return self.pieces[number]._version
+    def came(self) -> list[int]:
+        """How often each gradient was copied to its place."""
+        return [piece._version for piece in self.pieces]
 
     def fill(self, tail: Tensor | None, *, summed: bool) -> None:
         """``flat`` holds all of this rank's gradients: zeros where it has none. ``summed``: they are not divided."""
         if self.flat is None:
             self._start(self._shared())
         pieces, grads = [], []
-        for number, (parameter, piece) in enumerate(zip(self.parameters, self.pieces, strict=True)):
+        for parameter, piece, came in zip(self.parameters, self.pieces, self.came(), strict=True):
             grad = parameter.grad
             if grad is None:
                 piece.zero_()
-            elif not self.came(number) and grad.data_ptr() != piece.data_ptr():
+            elif not came and grad.data_ptr() != piece.data_ptr():
                 if grad.is_sparse:
                     parameter.grad = grad = grad.to_dense()
                 pieces.append(piece)
@@ -89,13 +100,20 @@ class Bucket:
 
     def _start(self, flat: Tensor | None = None) -> None:
         """``flat``: with the gradients in it; None for a new one."""
-        self.flat = torch.empty(self.elements, dtype=self.dtype, device=self.device) if flat is None else flat
-        parts = self.flat.split_with_sizes(self._sizes)
+        self.flat = self._free() if flat is None else flat
+        parts = list(_unflatten_dense_tensors(self.flat, self.parameters))
+        for number, start in self._odd:
+            one = self.parameters[number]
+            parts[number] = self.flat.as_strided(one.shape, self._strides[number] or one.stride(), start)
         # Views of the storage, but not of a tensor: detach_() works, and each counts what is written to it alone.
-        self.pieces = [
-            (part.view(size) if stride is None else part.as_strided(size, stride)).data
-            for part, (size, stride) in zip(parts, self._shapes, strict=False)
-        ]
+        self.pieces = [part.data for part in parts]
+
+    def _free(self) -> Tensor:
+        """Memory of no gradient: that of the last backward, where none is left; new memory costs a fault a page."""
+        last, self._last = self._last, None
+        if last is not None and torch._C._storage_Use_Count(last.untyped_storage()._cdata) == _OURS_ALONE:
+            return last
+        return torch.empty(self.elements, dtype=self.dtype, device=self.device)
 
     def _shared(self) -> Tensor | None:
         """The storage in which gradients lie one after the other, with room for the tail, and nothing else."""
@@ -105,7 +123,7 @@ class Bucket:
         if first.untyped_storage().nbytes() != self.elements * first.element_size():
             return None
         address = first.data_ptr()
-        for parameter, (_, stride) in zip(self.parameters, self._shapes, strict=True):
+        for parameter, stride in zip(self.parameters, self._strides, strict=True):
             grad = parameter.grad
             if grad is None or grad.is_sparse or grad.data_ptr() != address:
                 return None
@@ -138,7 +156,9 @@ class Bucket:
             torch._foreach_copy_(given, means)
 
     def clear(self) -> None:
-        """As before it was filled."""
+        """As before it was filled. CUDA's allocator keeps memory itself."""
+        if self.device.type == "cpu":
+            self._last = self.flat
         self.flat = self.sent = None
         self.pieces, self._is_open = [], False
 
@@ -216,11 +236,11 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
     return groups
 
 
-def _shape_in_memory(parameter: nn.Parameter) -> tuple[torch.Size, tuple[int, ...] | None]:
-    """Size and strides of its gradient in a bucket; None for one number after the other."""
+def _strides_in_memory(parameter: nn.Parameter) -> tuple[int, ...] | None:
+    """Of its gradient in a bucket; None for one number after the other."""
     if parameter.is_contiguous() or not torch._prims_common.is_non_overlapping_and_dense_or_false(parameter):
-        return parameter.shape, None
-    return parameter.shape, parameter.stride()
+        return None
+    return parameter.stride()
 
 
 def _type_of(parameter: nn.Parameter) -> torch.dtype:

@@ -66,10 +66,13 @@ class RankWatch:
         """Where each tells the engine that it has returned; the engine reads it, and lets go all once it has all."""
         self._closing = False
         """Whether the engine ends what lives: from here on SIGTERM and SIGKILL are its own."""
+        self._signalled: set[int] = set()
+        """Ranks that it ends before, because another one has failed."""
 
     def note(self, pid: int, code: int) -> None:
         """Once for each process, when it is reaped."""
-        self._note(pid, code, self._closing and code in (-signal.SIGTERM, -signal.SIGKILL))
+        ended = self._closing or pid in self._signalled
+        self._note(pid, code, ended and code in (-signal.SIGTERM, -signal.SIGKILL))
 
     def note_failures(self, error: BaseException) -> None:
         """The exit codes in torch's ``ChildFailedError``; of which of them it killed itself it says nothing."""
@@ -140,6 +143,11 @@ class RankWatch:
                 if code is not None:
                     watch.note(self.pid, code)
                 return code
+
+            def _send_signal(self, sig: int) -> None:
+                """The engine asks before whether it lives."""
+                watch._signalled.add(self.pid)
+                super()._send_signal(sig)  # type: ignore[misc]
 
         return RankProcess
 

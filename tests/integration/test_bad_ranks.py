@@ -127,6 +127,9 @@ def test_the_first_failure_is_blamed_and_others_are_folded(kernel: Notebook) -> 
     assert "rank 2 on" in error.traceback and "----> 4     raise LookupError('mine')" in error.traceback
     assert "gloo" not in error.traceback, "the peers' broken connections are folded"
     assert re.search(r"other ranks? (were|was) stopped|other ranks? failed too", error.traceback)
+    failure(kernel, on_ranks("if td.rank == 1:\n    raise LookupError('mine')\ntime.sleep(60)"))
+    states = kernel.value("{rank: one.state for rank, one in td.last.state.ranks.items()}")
+    assert states == {0: "stopped", 1: "failed"}
 
 
 # ------------------------------------------------------------------------------------------------ what ranks print

@@ -142,6 +142,10 @@ def _notes(closure: Closure) -> list[str]:
     return notes
 
 
+_USUAL = {"td": "`import jupyter_torchdist as td` first"}
+"""What a name that nobody defined is usually meant to be."""
+
+
 def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
     """Notes on names that may be missing. Raises ``UndefinedName`` for one that surely is."""
     notes = []
@@ -155,7 +159,7 @@ def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
                 raise UndefinedName(message, "move its definition up", name=name)
             known = [key for key in (*scope, *names.binds, *dir(builtins)) if not key.startswith("_")]
             near = difflib.get_close_matches(name, known, 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else "run the cell that defines it first"
+            hint = _USUAL.get(name) or (f"did you mean {near[0]}?" if near else "run the cell that defines it first")
             raise UndefinedName(f"name {name!r} is not defined (line {need.line})", hint, name=name)
         if name not in names.binds and not names.stars and not names.dynamic:
             notes.append(f"{name} (line {need.line}) is not defined; the cell fails if it gets there")

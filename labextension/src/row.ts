@@ -5,7 +5,7 @@ import type { JobSummary } from './api';
 import type { Action } from './commands';
 import { isFinal, jobTitle, notebookName } from './joblist';
 import { button, make, setAttribute, setText } from './view/dom';
-import { ranks, startedAt, stateWord, ticking } from './view/format';
+import { duration, ranks, startedAt, stateWord, ticking } from './view/format';
 import { stateIcon, tone } from './view/icons';
 import { trans } from './view/translate';
 
@@ -47,10 +47,11 @@ export class JobRow {
   tick(job: JobSummary, now: number): void {
     const when = job.submitted ? startedAt(job.submitted, now) : '';
     setAttribute(this.when, 'data-when', when);
+    const passed = Math.max((job.ended || now) - job.submitted, 0);
     const parts = [
       job.damaged ? trans('damaged') : stateWord(job.effective),
       ranks(job.world_size),
-      ticking(Math.max((job.ended || now) - job.submitted, 0)),
+      isFinal(job) ? duration(passed) : ticking(passed),
       notebookName(job)
     ].filter(Boolean);
     setText(this.facts, parts.join(' · '));

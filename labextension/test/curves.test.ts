@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { aRank, aSeries, aState, find, frames, hello, played, status, type PlayedFeed } from './played';
+import { aRank, aSeries, aState, event, find, frames, hello, played, status, type PlayedFeed } from './played';
 import { CurvesTab, PAGE } from '../src/view/curves';
 import { keyRange } from '../src/view/curvecard';
 import { csvText, svgText } from '../src/view/export';
@@ -141,8 +141,13 @@ describe('the tab', () => {
   }
 
   it('says what to do when there are none', async () => {
-    await tab([]);
-    expect(find(root, '.td-empty').textContent).toContain('td.log(loss=loss)');
+    const { feed } = await tab([]);
+    expect(find(root, '.td-empty').textContent).toMatch(
+      /^No curves yet\. .*td\.log\(loss=loss\).*import jupyter_torchdist as td/
+    );
+    feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
+    feed.say(status({ curves: { version: 2, names: [], note: '' } }));
+    await vi.waitFor(() => expect(find(root, '.td-empty').textContent).toContain('No curve was logged.'), PATIENT);
   });
 
   it('asks with the width of the screen, and once for a version', async () => {

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Header, progressText } from '../src/view/header';
-import { aRank, aState, find, frames, hello, played, status, type PlayedFeed } from './played';
+import { aRank, aState, event, find, frames, hello, played, type PlayedFeed, status } from './played';
 
 let ended: AbortController;
 let root: HTMLElement;
@@ -25,10 +25,6 @@ async function header(...messages: Record<string, unknown>[]): Promise<PlayedFee
 }
 
 const running = aState([aRank(0), aRank(1)]);
-
-function event(seq: number, kind: string, data: Record<string, unknown> = {}): Record<string, unknown> {
-  return { type: 'events', events: [{ seq, t: 1_767_225_700, node: null, rank: null, kind, ...data }] };
-}
 
 describe('what it says', () => {
   it('names state, place and backend, the state with a shape', async () => {

@@ -127,6 +127,22 @@ test('a list that was taken out of the document and stands in it again goes on a
   expect(rows().at(-1)).toBe('[rank 0]line 5009');
 });
 
+test('where nothing is shown it says what could be chosen instead', async () => {
+  hello(2);
+  await open();
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 3)] });
+  await settled();
+  const said = (): string => element.querySelector('.td-logs-empty')!.textContent!;
+  expect(said()).toBe('');
+  tab.focusRank(1);
+  await vi.waitFor(() => expect(said()).toBe('These ranks and streams have printed nothing yet.'), PATIENT);
+  type('zzz');
+  click(/show only lines/);
+  await vi.waitFor(() => expect(said()).toBe('No line of these ranks and streams has what is searched for.'), PATIENT);
+  click(/all ranks/);
+  await vi.waitFor(() => expect(said()).toBe('No line has what is searched for.'), PATIENT);
+});
+
 test('only what is in sight is in the document, and the end is followed', async () => {
   hello(1);
   await open();

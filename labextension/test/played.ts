@@ -184,3 +184,8 @@ export function find(root: Element, selector: string, text = ''): HTMLElement {
   }
   return found;
 }
+
+/** One event of the journal, as the feed says it. */
+export function event(seq: number, kind: string, data: Record<string, unknown> = {}): Record<string, unknown> {
+  return { type: 'events', events: [{ seq, t: 1_767_225_700, node: null, rank: null, kind, ...data }] };
+}

@@ -42,6 +42,8 @@ def test_options_and_names_that_are_wrong(kernel: Notebook) -> None:
     assert kernel.value("issubclass(__import__('sys').last_type, NameError)")
     error = refusal(kernel, "%%distribute --ranks 2\nnothing_like_it()")
     assert "run the cell that defines it first" in error.value
+    error = refusal(kernel, "%%distribute --ranks 2\nprint(td.rank)")
+    assert "'td' is not defined" in error.value and "`import jupyter_torchdist as td` first" in error.value
 
 
 def test_a_syntax_error_points_at_the_line(kernel: Notebook) -> None:

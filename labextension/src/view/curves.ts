@@ -8,6 +8,7 @@ import { button, make, setText } from './dom';
 import { saveCsv } from './export';
 import { grouped } from './format';
 import { themeOf, type Look, type Theme } from './plot';
+import { isFinal } from '../state';
 import { matching } from './series';
 import { trans } from './translate';
 
@@ -165,11 +166,7 @@ export class CurvesTab {
         this.grid.insertBefore(card.element, this.grid.children[index] ?? null);
       }
     });
-    const nothing = names.length
-      ? trans('No curve is called “%1”.', filter)
-      : trans(
-          'No curves yet. What a rank logs with td.log(loss=loss) is drawn here; so is the loss that backward() is called on.'
-        );
+    const nothing = names.length ? trans('No curve is called “%1”.', filter) : noCurves(isFinal(this.session.state));
     const said = this.shown.length ? (this.session.status?.curves.note ?? '') : nothing;
     setText(this.empty, said);
     this.empty.hidden = !said;
@@ -392,4 +389,11 @@ export class CurvesTab {
     const points = (card: CurveCard) => this.points([card], EVERYTHING);
     await saveCsv(name, cards, points, this.bar.settings.x, words => this.bar.say(words));
   }
+}
+
+function noCurves(over: boolean): string {
+  const how = trans(
+    'The loss that backward() is called on is drawn by itself; other numbers by td.log(loss=loss), and a bar by td.progress(loader), after import jupyter_torchdist as td.'
+  );
+  return `${over ? trans('No curve was logged.') : trans('No curves yet.')} ${how}`;
 }

@@ -161,7 +161,14 @@ export class LogsTab {
 
   private emptyWords(): string {
     if (this.session.logs.length > 0) {
-      return trans('None of the lines here is shown: choose all ranks and streams, or search for something else.');
+      const { ranks, stream, pattern } = this.filterOf();
+      const all = ranks === null && stream === null;
+      if (!pattern) {
+        return trans('These ranks and streams have printed nothing yet.');
+      }
+      return all
+        ? trans('No line has what is searched for.')
+        : trans('No line of these ranks and streams has what is searched for.');
     }
     return this.session.state.state === 'starting'
       ? trans('The ranks are starting; nothing was printed yet.')

@@ -237,11 +237,13 @@ class Usage:
 
 
 def settle(pids: list[int], share: float, timeout: float) -> float:
-    """Wait until none of the processes uses more than ``share`` per cent of a core; seconds until then."""
-    begun = time.monotonic()
-    while time.monotonic() - begun < timeout:
+    """Wait until none of the processes uses more than ``share`` per cent of a core, for three seconds in a row.
+
+    One may be a pause before the work has begun. Seconds until then.
+    """
+    begun, quiet = time.monotonic(), 0
+    while quiet < 3 and time.monotonic() - begun < timeout:
         usages = [Usage(pid) for pid in pids]
         time.sleep(1.0)
-        if all(usage.share <= share for usage in usages):
-            break
+        quiet = quiet + 1 if all(usage.share <= share for usage in usages) else 0
     return time.monotonic() - begun

@@ -80,15 +80,15 @@ def test_ranks_that_leave(kernel: Notebook) -> None:
     assert "%dist logs" in error.value and "--rank 1" in error.value
     assert kernel.value("before") == 1, "what rank 0 had comes back"
 
-    cell = kernel.run(on_ranks("value = 5\nif td.rank == 1:\n    os._exit(0)\nvalue = 6"))
+    cell = kernel.run(on_ranks("value = 5\ntd.barrier()\nif td.rank == 1:\n    os._exit(0)\nvalue = 6"))
     assert kernel.value("value") == 6, "the other rank is not held up"
     assert "rank 1 left with exit code 0 before its end" in cell.text
-    cell = kernel.run(on_ranks("gone = 1\nos._exit(0)"))
+    cell = kernel.run(on_ranks("gone = 1\ntd.barrier()\nos._exit(0)"))
     assert "rank 0 left with exit code 0" in cell.text and not has(kernel, "gone")
 
     kernel.run(on_ranks("value = 7\nsys.exit()\nvalue = 8"))
     assert kernel.value("value") == 7
-    error = failure(kernel, on_ranks("value = 9\nif td.rank == 0:\n    sys.exit(3)\ntd.barrier()"))
+    error = failure(kernel, on_ranks("value = 9; td.barrier()\nif td.rank == 0:\n    sys.exit(3)\ntd.barrier()"))
     assert error.name == "RankFailed" and "SystemExit: 3" in error.value
     assert re.search(r"Cell In\[\d+\], line 6\n(.*\n)*----> 6 {5}sys\.exit\(3\)", error.traceback)
     assert kernel.value("value") == 9

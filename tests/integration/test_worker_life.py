@@ -169,6 +169,7 @@ def test_a_failed_rank_does_not_wait_for_its_own_clean_up(warm: Warm, tmp_path: 
 def test_hard_ends(warm: Warm, tmp_path: Path) -> None:
     source = (
         "import os, ctypes, torch.distributed as dist\n"
+        "dist.barrier()\n"  # else a rank may die to which the other one still connects
         "print('last words')\n"
         "os._exit(3) if dist.get_rank() else ctypes.string_at(0)\n"
     )

@@ -1,6 +1,7 @@
 /** All curves of a job as small plots: drawn when they are seen, over several frames, fresh twice a second. */
 import type { JobSession } from '../session';
 import type { Answers, Series } from '../source';
+import { isFinal } from '../state';
 import { CurveBar, type Settings } from './curvebar';
 import { CurveCard, type Range } from './curvecard';
 import { batches } from './curveload';
@@ -8,7 +9,6 @@ import { button, make, setText } from './dom';
 import { saveCsv } from './export';
 import { grouped } from './format';
 import { themeOf, type Look, type Theme } from './plot';
-import { isFinal } from '../state';
 import { matching } from './series';
 import { trans } from './translate';
 

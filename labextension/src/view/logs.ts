@@ -161,9 +161,9 @@ export class LogsTab {
 
   private emptyWords(): string {
     if (this.session.logs.length > 0) {
-      const { ranks, stream, pattern } = this.filterOf();
+      const { ranks, stream, only } = this.bar.choice;
       const all = ranks === null && stream === null;
-      if (!pattern) {
+      if (!only || !this.search.pattern) {
         return trans('These ranks and streams have printed nothing yet.');
       }
       return all

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from jupyter_torchdist.runtime.strategies import replicate
 from jupyter_torchdist.runtime.strategies.averaging import REGULAR, Averaging, How
 from jupyter_torchdist.runtime.strategies.hooks import Before
-from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO
+from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO, Bucket
 
 from .models import Mlp
 from .ranks import CLOSE, SAID, assert_close, everybody, everyone, refusal, setting
@@ -250,6 +250,23 @@ def check_memory_is_taken_again_where_nothing_of_the_last_gradients_is_left() ->
     # Memory that was let go of would be taken by these.
     again = step(2.0, lambda: [torch.empty(size + more) for more in range(-64, 64)]).data_ptr()
     assert again == place
+
+
+def check_memory_that_nobody_waited_for_is_not_taken_again() -> None:
+    bucket = Bucket([nn.Parameter(torch.zeros(4))], divisor=1)
+    bucket.open()
+    flat = bucket.flat
+    assert flat is not None
+    bucket.sent = dist.all_reduce(flat.zero_(), async_op=True)
+    bucket.clear()  # as after a backward that raised
+    bucket.open()
+    assert bucket.flat is not flat
+    bucket.sent = dist.all_reduce(bucket.flat, async_op=True)
+    bucket.wait()
+    known = bucket.flat
+    bucket.clear()
+    bucket.open()
+    assert bucket.flat is known
 
 
 def backward(average: Averaging, parameters: list[nn.Parameter], slope: float) -> None:

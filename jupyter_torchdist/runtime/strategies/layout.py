@@ -133,7 +133,10 @@ class Bucket:
         return first.as_strided((self.elements,), (1,))
 
     def wait(self) -> None:
+        """Nobody else writes to ``flat`` any more: a later backward may have it. CUDA keeps memory itself."""
         self.sent.wait()
+        if self.device.type == "cpu":
+            self._last = self.flat
 
     def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
         """The gradients become the means; those of which ``used`` says that no rank had one stay None.
@@ -156,9 +159,7 @@ class Bucket:
             torch._foreach_copy_(given, means)
 
     def clear(self) -> None:
-        """As before it was filled. CUDA's allocator keeps memory itself."""
-        if self.device.type == "cpu":
-            self._last = self.flat
+        """As before it was filled."""
         self.flat = self.sent = None
         self.pieces, self._is_open = [], False
 

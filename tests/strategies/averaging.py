@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from jupyter_torchdist.runtime.strategies import replicate
-from jupyter_torchdist.runtime.strategies.averaging import REGULAR, Averaging, How
+from jupyter_torchdist.runtime.strategies.averaging import Averaging, How
+from jupyter_torchdist.runtime.strategies.early import REGULAR
 from jupyter_torchdist.runtime.strategies.hooks import Before
 from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO, Bucket
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import is_
 from typing import Any
 
@@ -27,11 +26,9 @@ from ...protocol.errors import StrategyError
 from ...protocol.strategy import DIMENSIONS, StrategyPlan
 from ...protocol.strategy_options import chosen
 from .compression import Compression
+from .early import Early
 from .gradients import SPARSE, UNUSED, average_sparse, used_somewhere
 from .layout import ALARMS, Bucket, Layout
-
-REGULAR = 3
-"""Steps alike before gradients are sent while the backward still runs; the last of them shows in which order."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,7 @@ class Averaging:
         self.carried: list[float] = []
         """What the ranks' ``carry`` is together."""
         self._first: list[bool] | None = None  # which gradients this rank had, when they are to stay the same
-        self._hooks: list[Any] = []
-        self._early = Early(self)
+        self._early = Early(self.send)
 
     # -------------------------------------------------------------------------------------------------- a backward
 
@@ -177,7 +173,6 @@ class Averaging:
     def end(self) -> None:
         """Let go of everything."""
         self._early.end()
-        self._unhook()
         self._layout = None
         for known in (self._given, self._trained, self._others, self._seen, self._sparse):
             known.clear()
@@ -205,21 +200,13 @@ class Averaging:
         ]
         self._lay_out()
 
-    def _unhook(self) -> None:
-        for handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
-
     def _lay_out(self) -> None:
-        self._unhook()
         known = [parameter for parameter in self._trained if parameter in self._seen]
         self._others = [parameter for parameter in self._trained if parameter not in self._seen]
         self._layout = None
         if known:
             counted = not self._how.static
             self._layout = Layout(known, self._how.bucket_bytes, self._compression.divisor, counted=counted)
-            if self._how.early:
-                self._hooks = [handle for bucket in self._layout.buckets for handle in bucket.watch()]
         self._compression.forget()
         self._early.end()
 
@@ -313,83 +300,3 @@ class Averaging:
         """Begin to average a bucket. Every rank sends the same ones in the same order."""
         bucket.fill(tail if bucket.is_last else None, summed=self._summed)
         self._compression.send(bucket)
-
-
-class Early:
-    """Sends full buckets while the backward still runs, once steps have been seen to be alike.
-
-    The last of those shows which gradient of each bucket comes last. The last bucket, which tells what came, is sent
-    after the backward. A gradient that comes a second time (reentrant checkpointing) to a bucket that was sent raises
-    the alarm, and all is averaged again, afterwards.
-    """
-
-    def __init__(self, averaging: Averaging) -> None:
-        self._averaging = averaging
-        self._alike = 0
-        self._forbidden = False
-        self._handles: list[Any] = []
-        self._buckets: list[Bucket] = []
-        self._last: dict[int, nn.Parameter] = {}
-        self._full: list[bool] = []
-        self._next = 0
-        self._armed = False
-        self.twice = False
-        """Whether, in the backward that has ended, a gradient came again that had been sent."""
-
-    def begin(self, layout: Layout, *, regular: bool) -> None:
-        self.twice = False
-        if self._forbidden or not regular or len(layout.buckets) < 2:
-            return
-        self._alike += 1
-        if self._alike == REGULAR:
-            self._watch(layout)
-        elif self._alike > REGULAR:
-            if self._alike == REGULAR + 1:
-                self._hook()
-            self._next, self._armed, self._full = 0, True, [False] * len(self._buckets)
-
-    def _watch(self, layout: Layout) -> None:
-        self._buckets = layout.buckets
-        for place, bucket in enumerate(layout.buckets[:-1]):
-            for parameter in bucket.parameters:
-                note = partial(self._last.__setitem__, place)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(note))
-
-    def _hook(self) -> None:
-        """A call for each bucket, not for each gradient."""
-        self._unhook()
-        for place, parameter in self._last.items():
-            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._arrived, place)))
-
-    def _arrived(self, place: int, _parameter: Tensor) -> None:
-        if not self._armed:
-            return
-        bucket = self._buckets[place]
-        self._full[place] = 0 not in bucket.came()
-        while self._full[self._next]:  # never the last one's
-            with torch.no_grad():
-                self._averaging.send(self._buckets[self._next])
-            self._next += 1
-
-    def stop(self) -> bool:
-        """The backward has ended. Whether buckets may have been sent in it."""
-        was, self._armed = self._armed, False
-        sent = self._buckets[: self._next] if was else []
-        self.twice = any(max(bucket.came()) > 1 for bucket in sent)
-        return was
-
-    def forbid(self) -> None:
-        """Some rank raised the alarm, on all ranks alike: no bucket is sent early any more."""
-        self._forbidden = self._forbidden or bool(self._buckets)
-        self.end()
-
-    def end(self) -> None:
-        """No hook is left."""
-        self._unhook()
-        self._last.clear()
-        self._buckets, self._alike, self._armed, self.twice = [], 0, False, False
-
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()

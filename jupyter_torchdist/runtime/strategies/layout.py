@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -16,8 +15,11 @@ ALARMS, CARGO = 2, 4
 LAST_BYTES = 2**20
 """The last bucket, for which nothing is left to overlap with, is no larger: as DDP's first one."""
 
+Memory = tuple[Tensor, list[Tensor]]
+"""A flat tensor, and a view of it for each gradient."""
+
 _OURS_ALONE = 2
-"""Users of a storage that no other tensor has: the tensor, and who asks."""
+"""Users of a storage, beside such views, that no other tensor has: the flat one, and who asks."""
 
 
 class Bucket:
@@ -36,11 +38,12 @@ class Bucket:
         self.elements = sum(parameter.numel() for parameter in parameters) + tail
         self.device = parameters[0].device
         self.flat: Tensor | None = None
-        self._last: Tensor | None = None
+        self._memory: Memory | None = None
+        self._last: Memory | None = None
         self.sent: Any = None
         self.pieces: list[Tensor] = []
         """Of ``flat``, each as its parameter lies in memory; the tail is not among them."""
-        self._is_open = False
+        self._copied: dict[int, tuple[Tensor, int]] = {}  # gradients that are in their places, as they were then
         self._divisor = divisor
         self._strides = [_strides_in_memory(parameter) for parameter in parameters]
         starts = accumulate((parameter.numel() for parameter in parameters), initial=0)
@@ -54,43 +57,44 @@ class Bucket:
     def is_sent(self) -> bool:
         return self.sent is not None
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all gradients were copied to their places."""
+        return len(self._copied) == len(self.parameters)
+
     def open(self) -> None:
-        """A backward begins in which all gradients are new: each is copied as it comes, while the processor has it."""
-        self._start()
-        self._is_open = True
+        """A backward begins in which all gradients are new: there is a place for each."""
+        self._memory = self._free()
+        self._place(*self._memory)
 
-    def watch(self) -> list[Any]:
-        """Handles of the hooks that copy."""
-        return [
-            parameter.register_post_accumulate_grad_hook(partial(self._copy, number))
-            for number, parameter in enumerate(self.parameters)
+    def copy(self, numbers: Sequence[int]) -> None:
+        """Gradients that have come, to their places, while the processor has them; none where one has not come."""
+        came = [self.parameters[number].grad for number in numbers]
+        grads = [grad for grad in came if grad is not None and not grad.is_sparse]
+        if len(grads) < len(numbers):
+            return
+        torch._foreach_copy_([self.pieces[number] for number in numbers], grads)
+        for number, grad in zip(numbers, grads, strict=True):
+            self._copied[number] = grad, grad._version
+
+    def came_again(self) -> bool:
+        """Whether any was added to after it was copied; such ones are to be copied once more."""
+        again = [
+            number
+            for number, (grad, version) in self._copied.items()
+            if self.parameters[number].grad is not grad or grad._version != version
         ]
-
-    def _copy(self, number: int, parameter: Tensor) -> None:
-        """A step calls it for each gradient."""
-        if self._is_open:
-            self.pieces[number].copy_(parameter.grad)  # type: ignore[arg-type]
-
-    def came(self) -> list[int]:
-        """How often each gradient was copied to its place."""
-        return [piece._version for piece in self.pieces]
+        for number in again:
+            del self._copied[number]
+        return bool(again)
 
     def fill(self, tail: Tensor | None, *, summed: bool) -> None:
         """``flat`` holds all of this rank's gradients: zeros where it has none. ``summed``: they are not divided."""
         if self.flat is None:
-            self._start(self._shared())
-        pieces, grads = [], []
-        for parameter, piece, came in zip(self.parameters, self.pieces, self.came(), strict=True):
-            grad = parameter.grad
-            if grad is None:
-                piece.zero_()
-            elif not came and grad.data_ptr() != piece.data_ptr():
-                if grad.is_sparse:
-                    parameter.grad = grad = grad.to_dense()
-                pieces.append(piece)
-                grads.append(grad)
-        if pieces:
-            torch._foreach_copy_(pieces, grads)
+            shared = self._shared()
+            self._place(*(self._new() if shared is None else (shared, self._parts(shared))))
+        if not self.is_full:
+            self._fill_up()
         flat = self.flat
         assert flat is not None
         if tail is not None:
@@ -98,22 +102,46 @@ class Bucket:
         if self._divisor != 1 and not summed:
             flat /= self._divisor
 
-    def _start(self, flat: Tensor | None = None) -> None:
-        """``flat``: with the gradients in it; None for a new one."""
-        self.flat = self._free() if flat is None else flat
-        parts = list(_unflatten_dense_tensors(self.flat, self.parameters))
-        for number, start in self._odd:
-            one = self.parameters[number]
-            parts[number] = self.flat.as_strided(one.shape, self._strides[number] or one.stride(), start)
-        # Views of the storage, but not of a tensor: detach_() works, and each counts what is written to it alone.
+    def _fill_up(self) -> None:
+        pieces, grads = [], []
+        for number, (parameter, piece) in enumerate(zip(self.parameters, self.pieces, strict=True)):
+            grad = parameter.grad
+            if grad is None:
+                piece.zero_()
+            elif number not in self._copied and grad.data_ptr() != piece.data_ptr():
+                if grad.is_sparse:
+                    parameter.grad = grad = grad.to_dense()
+                pieces.append(piece)
+                grads.append(grad)
+        if pieces:
+            torch._foreach_copy_(pieces, grads)
+
+    def _place(self, flat: Tensor, parts: Sequence[Tensor]) -> None:
+        self.flat = flat
+        # Views of the storage, but not of a tensor: detach_() works. New ones in each backward, as gradients are.
         self.pieces = [part.data for part in parts]
 
-    def _free(self) -> Tensor:
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """Of ``flat``, a view for each parameter."""
+        parts = list(_unflatten_dense_tensors(flat, self.parameters))
+        for number, start in self._odd:
+            one = self.parameters[number]
+            parts[number] = flat.as_strided(one.shape, self._strides[number] or one.stride(), start)
+        return parts
+
+    def _new(self) -> Memory:
+        flat = torch.empty(self.elements, dtype=self.dtype, device=self.device)
+        return flat, self._parts(flat)
+
+    def _free(self) -> Memory:
         """Memory of no gradient: that of the last backward, where none is left; new memory costs a fault a page."""
         last, self._last = self._last, None
-        if last is not None and torch._C._storage_Use_Count(last.untyped_storage()._cdata) == _OURS_ALONE:
-            return last
-        return torch.empty(self.elements, dtype=self.dtype, device=self.device)
+        if last is not None:
+            flat, parts = last
+            ours = len(parts) + _OURS_ALONE
+            if torch._C._storage_Use_Count(flat.untyped_storage()._cdata) == ours:
+                return last
+        return self._new()
 
     def _shared(self) -> Tensor | None:
         """The storage in which gradients lie one after the other, with room for the tail, and nothing else."""
@@ -136,7 +164,7 @@ class Bucket:
         """Nobody else writes to ``flat`` any more: a later backward may have it. CUDA keeps memory itself."""
         self.sent.wait()
         if self.device.type == "cpu":
-            self._last = self.flat
+            self._last = self._memory
 
     def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
         """The gradients become the means; those of which ``used`` says that no rank had one stay None.
@@ -160,8 +188,9 @@ class Bucket:
 
     def clear(self) -> None:
         """As before it was filled."""
-        self.flat = self.sent = None
-        self.pieces, self._is_open = [], False
+        self.flat = self.sent = self._memory = None
+        self.pieces = []
+        self._copied.clear()
 
 
 class Layout:

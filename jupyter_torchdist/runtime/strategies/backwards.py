@@ -166,9 +166,13 @@ def _scaled(losses: Sequence[torch.Tensor], factors: Sequence[Weight], grads: An
         return grads
     given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
     return [
-        torch.ones_like(loss) * factor if grad is None else grad * factor
+        _filled(loss, factor) if grad is None else grad * factor
         for loss, grad, factor in zip(losses, given, factors, strict=True)
     ]
+
+
+def _filled(loss: torch.Tensor, factor: Weight) -> torch.Tensor:
+    return torch.full_like(loss, factor) if isinstance(factor, float) else torch.ones_like(loss) * factor
 
 
 @torch.no_grad()

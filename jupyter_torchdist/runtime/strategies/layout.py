@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -221,12 +222,12 @@ class Layout:
         self.parameters = [parameter for bucket in self.buckets for parameter in bucket.parameters]
 
     def tail(self, numbers: Sequence[float]) -> Tensor | None:
-        """What follows the last bucket, filled up with zeros."""
+        """What is copied to the end of the last bucket: ``numbers``, filled up with zeros."""
         if not self.counted:
             return None
         last = self.buckets[-1]
-        values = [*numbers, *[0.0] * (last.tail - len(numbers))]
-        return torch.tensor(values, dtype=last.dtype, device=last.device)
+        values = array("d", [*numbers, *[0.0] * (last.tail - len(numbers))])
+        return torch.frombuffer(values, dtype=torch.float64)
 
     def told(self) -> list[float]:
         """The sums (means, where gradients were averaged) of the ranks' tails."""

@@ -23,12 +23,12 @@ from tests.benchmarks.stage import STAMP, Stage
 from tests.benchmarks.watching import (
     Usage,
     Watched,
-    begin,
+    Watching,
     browser_gives_way,
     browser_page,
     settle,
     until_seen,
-    watched,
+    watching,
 )
 from tests.browser.frontend import Jupyter, Notebook, jupyter
 
@@ -239,8 +239,9 @@ def printing() -> Iterator[Row]:
         plain: list[float] = []
         used: list[tuple[float, float]] = []
         for _ in range(PAINTS):
-            print_lines(scene, notebook, 2)
-            frozen.append(watched(scene.page))
+            with watching(scene.page) as watch:
+                print_lines(scene, notebook, 2)
+            frozen.append(seen_in(watch))
 
         def under_a_view() -> None:
             took, shares = print_lines(scene, notebook, 2, way.given())
@@ -266,7 +267,6 @@ def print_lines(
 ) -> tuple[float, tuple[float, float]]:
     """Seconds of the slower rank's loop; CPU seconds of kernel and server until then. ``meanwhile`` is in force."""
     focus(notebook, cell)
-    begin(scene.page)
     usages = [Usage(pid) for pid in (scene.kernel, scene.server.process.pid)]
     scene.page.keyboard.press("Control+Enter")
     with meanwhile or contextlib.nullcontext():
@@ -302,11 +302,11 @@ def full_view(door: str) -> Iterator[Row]:
         print(f"    all curves read after {caught_up:.0f} s more", flush=True)
         view.get_by_role("tab", name="Logs").click()
         time.sleep(1)
-        begin(scene.page)
-        scene.signal("print")
-        scene.wait_for_all("printed", RANKS)
-        time.sleep(1)
-        yield never_frozen(f"{RANKS * LINES:,} lines in 20 s into an open view, fed by the {door}", watched(scene.page))
+        with watching(scene.page) as watch:
+            scene.signal("print")
+            scene.wait_for_all("printed", RANKS)
+            time.sleep(1)
+        yield never_frozen(f"{RANKS * LINES:,} lines in 20 s into an open view, fed by the {door}", seen_in(watch))
         yield from searches(notebook, view, f"that the browser holds, fed by the {door}")
         yield from live(scene, view, door)
         scene.signal("stop")
@@ -337,14 +337,14 @@ def live(scene: Scene, view: Locator, door: str) -> Iterator[Row]:
     for tab in ("Logs", "Curves"):
         click(view.get_by_role("tab", name=tab))
         time.sleep(1)
-        begin(page)
-        usages = Usage(scene.kernel), Usage(scene.server.process.pid)
-        for part in (view.get_by_label("rank 3"), view.get_by_label("All: all ranks")) if tab == "Logs" else ():
-            click(part)
-            time.sleep(LIVE / 4)
-        time.sleep(LIVE / 2 if tab == "Logs" else LIVE)
-        kernel_share, server_share = (usage.share for usage in usages)
-        seen.append(watched(page))
+        with watching(page) as watch:
+            usages = Usage(scene.kernel), Usage(scene.server.process.pid)
+            for part in (view.get_by_label("rank 3"), view.get_by_label("All: all ranks")) if tab == "Logs" else ():
+                click(part)
+                time.sleep(LIVE / 4)
+            time.sleep(LIVE / 2 if tab == "Logs" else LIVE)
+            kernel_share, server_share = (usage.share for usage in usages)
+        seen.append(seen_in(watch))
         kernel, server = max(kernel, kernel_share), max(server, server_share)
         shares.append(f"{tab}: kernel {kernel_share:.1f} %, server {server_share:.1f} %")
     about = f"50 updates/s of {RANKS} ranks ({CURVES} curves of {POINTS:,} points each), fed by the {door}"
@@ -383,8 +383,13 @@ def click(element: Locator) -> None:
     element.evaluate("element => element.click()")
 
 
+def seen_in(watch: Watching) -> Watched:
+    assert watch.seen is not None
+    return watch.seen
+
+
 def never_frozen(when: str, *stretches: Watched) -> Row:
-    """No task over 50 ms, of anybody's."""
-    tasks = [task for stretch in stretches for task in stretch.tasks]
+    """No task of more than 50 ms of the processor's time, of anybody's."""
+    tasks = [task for stretch in stretches for task in stretch.long]
     worst = max(stretches, key=lambda stretch: stretch.longest)
     return Row("browser", f"{when}: tasks over 50 ms", len(tasks), "tasks", 0, note=worst.words())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from playwright.sync_api import Page, sync_playwright
@@ -17,8 +19,8 @@ from tests.browser.frontend import find_browser
 
 PROBE = """
 window.bench = {
-  tasks: [], scripts: [], gaps: [], last: 0,
-  clear() { this.tasks.length = this.scripts.length = this.gaps.length = this.last = 0; },
+  scripts: [], gaps: [], last: 0,
+  clear() { this.scripts.length = this.gaps.length = this.last = 0; },
   /** Milliseconds from the latest `event` to the frame in which `seen()` is on the screen. */
   arm(event, seen) {
     let begun = Infinity;
@@ -39,8 +41,6 @@ window.bench = {
     });
   }
 };
-new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(task => task.duration)))
-  .observe({ type: 'longtask' });
 new PerformanceObserver(list => {
   for (const frame of list.getEntries()) {
     const scripts = frame.scripts.filter(script => script.duration > 10);
@@ -61,20 +61,29 @@ requestAnimationFrame(sample);
 """
 
 
+LONG = 50.0
+"""Milliseconds: a longer task delays what the user does (https://www.w3.org/TR/longtasks-1/)."""
+
+
 @dataclass(frozen=True)
 class Watched:
     """A stretch of a page's life. Milliseconds."""
 
-    tasks: tuple[float, ...]
-    """Tasks longer than 50 ms, as the browser tells them."""
+    tasks: tuple[tuple[float, float], ...]
+    """Of each task of a page's main thread: its processor time, and how long it was by the clock."""
     scripts: tuple[str, ...]
     """What ran in frames that took longer than 50 ms, the longest first."""
     gaps: tuple[float, ...]
     """Between two frames."""
 
     @property
+    def long(self) -> list[float]:
+        """Tasks of more than 50 ms of the processor's time, the longest first."""
+        return sorted((busy for busy, _ in self.tasks if busy > LONG), reverse=True)
+
+    @property
     def longest(self) -> float:
-        return max(self.tasks, default=0.0)
+        return max((busy for busy, _ in self.tasks), default=0.0)
 
     def words(self) -> str:
         """For the note of a row."""
@@ -82,8 +91,10 @@ class Watched:
         said = (
             f"longest distance between two frames {gap:.0f} ms, {1000 * len(self.gaps) / sum(self.gaps):.0f} a second"
         )
-        if self.tasks:
-            said += f"; over 50 ms: {', '.join(f'{task:.0f}' for task in sorted(self.tasks, reverse=True)[:8])}"
+        waited = sorted((clock for _, clock in self.tasks if clock > LONG), reverse=True)
+        said += f"; the longest task {self.longest:.0f} ms"
+        if waited:
+            said += f"; over 50 ms by the clock: {', '.join(f'{clock:.0f}' for clock in waited[:8])}"
         if self.scripts:
             said += f"; in the longest: {self.scripts[0]}"
         return said
@@ -190,18 +201,53 @@ def _move(pid: int, group: Path) -> None:
         (group / "cgroup.procs").write_text(str(pid))
 
 
-def begin(page: Page) -> None:
-    """Forget what was before."""
+@dataclass
+class Watching:
+    """``seen`` is there when the stretch has ended."""
+
+    seen: Watched | None = None
+
+
+@contextmanager
+def watching(page: Page) -> Iterator[Watching]:
+    """Watch the page within the block.
+
+    Tasks come from the browser's own trace, with the processor's time of each: where ranks compute on all cores of this
+    machine, a task also waits for a core, as it does not where the browser is on another.
+    """
+    browser = page.context.browser
+    assert browser is not None
+    events: list[dict[str, Any]] = []
+    complete = threading.Event()
+    line = browser.new_browser_cdp_session()
+    line.on("Tracing.dataCollected", lambda part: events.extend(part["value"]))
+    line.on("Tracing.tracingComplete", lambda _: complete.set())
+    config = {"includedCategories": ["toplevel"], "excludedCategories": ["*"]}
+    line.send("Tracing.start", {"transferMode": "ReportEvents", "traceConfig": config})
     page.evaluate("() => bench.clear()")
-
-
-def watched(page: Page) -> Watched:
-    """What was since ``begin``."""
+    watch = Watching()
+    yield watch
     page.wait_for_timeout(100)  # observers are told a little later
-    found = page.evaluate("() => ({ tasks: bench.tasks, scripts: bench.scripts, gaps: bench.gaps })")
+    found = page.evaluate("() => ({ scripts: bench.scripts, gaps: bench.gaps })")
+    line.send("Tracing.end")
+    while not complete.is_set():
+        page.wait_for_timeout(20)
+    line.detach()
     frames = sorted(found["scripts"], key=lambda frame: frame["ms"], reverse=True)
     scripts = tuple(f"{frame['ms']:.0f} ms ({frame['layout']:.0f} of layout): {frame['what']}" for frame in frames)
-    return Watched(tuple(found["tasks"]), scripts, tuple(found["gaps"]))
+    watch.seen = Watched(tuple(_tasks(events)), scripts, tuple(found["gaps"]))
+
+
+def _tasks(events: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+    """Of all pages' main threads, from a trace (the Trace Event Format: microseconds)."""
+    mains = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
+    }
+    for event in events:
+        if event["name"] == "ThreadControllerImpl::RunTask" and (event["pid"], event["tid"]) in mains:
+            yield event.get("tdur", 0) / 1000, event.get("dur", 0) / 1000
 
 
 def until_seen(page: Page, event: str, seen: str, act: Callable[[], object]) -> float:

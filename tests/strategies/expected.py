@@ -69,6 +69,7 @@ APART: dict[tuple[str, str], Expectation] = {
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),
     ("new_head", "fsdp"): Refused("2.weight, 2.bias came into the Sequential after it had been divided"),
     ("parameter_outside", "fsdp"): Refused("used outside of the forward of the module it belongs to"),
+    ("penalty_before", "fsdp"): Refused("parameters as they were before the model's first call"),
     ("per_sample_gradients", "fsdp"): Refused("functional_call of Sequential, whose parameters fsdp has sharded"),
     ("sparse_embedding", "fsdp"): Refused("SparseAdam cannot train parameters that fsdp or tp has sharded"),
 }

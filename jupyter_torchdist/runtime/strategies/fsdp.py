@@ -8,6 +8,7 @@ objects stay. Every option of Hugging Face's page on FSDP is here by its name
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
@@ -323,9 +324,17 @@ def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
 
 def explain(error: BaseException) -> StrategyError | None:
     """What torch says when a sharded model is used other than by calling it, in words; None for another error."""
-    if isinstance(error, StrategyError) or not any(words in str(error) for words in _OF_SHARDS):
+    if isinstance(error, StrategyError):
         return None
     first = next(iter(str(error).splitlines()), "")
+    if _OF_PLAIN_ONES.search(first):
+        return StrategyError(
+            "this backward needs parameters as they were before the model's first call, in which they were sharded "
+            f"({type(error).__name__}: {first:.160})",
+            "compute what the loss takes from parameters (a penalty) after model(x), or use --strategy ddp",
+        )
+    if not any(words in str(error) for words in _OF_SHARDS):
+        return None
     return StrategyError(
         "a parameter sharded by fsdp or tp was used outside of the forward of the module it belongs to, where this "
         f"operation knows its shards alone ({type(error).__name__}: {first:.160})",
@@ -334,6 +343,8 @@ def explain(error: BaseException) -> StrategyError | None:
     )
 
 
+_OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
+"""Their values are gone: what autograd kept of them has no elements."""
 _OF_SHARDS = ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0")
 
 

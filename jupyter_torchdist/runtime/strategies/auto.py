@@ -155,6 +155,7 @@ class Automatic:
     def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self._steps.finish()
+        self._gathered.keep_writes()
         self.abandon()
         if self._sharded:
             statedicts.whole_values(names or {})
@@ -194,6 +195,9 @@ class Automatic:
     # -------------------------------------------------------------------------------------------------------- forwards
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if self._sharded:
+            with self._loops.aside():
+                self._gathered.keep_writes()
         if not torch.is_grad_enabled():
             return original(module, *args, **kwargs)
         replaceable = not (self._functional and self._sharded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import socket
@@ -10,24 +9,8 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
+from .nvml import Nvml
 from .plan import Gpu, Inventory
-
-_UUID_LENGTH = 96
-_NAME_LENGTH = 96
-_MAX_PROCESSES = 256
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
-
-
-class _Process(ctypes.Structure):
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("memory", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    ]
 
 
 def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
@@ -70,65 +53,10 @@ def visible(found: tuple[Gpu, ...], cuda_visible_devices: str | None) -> tuple[G
 def gpus() -> tuple[Gpu, ...]:
     """GPUs (or MIG instances, where a GPU is divided) in NVML's order; empty without a driver."""
     try:
-        nvml = ctypes.CDLL(os.environ.get("TORCHDIST_NVML", "libnvidia-ml.so.1"))
+        with Nvml() as nvml:
+            return nvml.gpus()
     except OSError:
         return ()
-    if nvml.nvmlInit_v2() != 0:
-        return ()
-    try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        found: list[Gpu] = []
-        for index in range(count.value):
-            handle = ctypes.c_void_p()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-                found += [_gpu(nvml, part, index) for part in _mig_parts(nvml, handle) or [handle]]
-        return tuple(found)
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _mig_parts(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> list[ctypes.c_void_p]:
-    current, pending = ctypes.c_uint(), ctypes.c_uint()
-    query = getattr(nvml, "nvmlDeviceGetMigMode", None)  # drivers before 450 have none
-    if query is None or query(handle, ctypes.byref(current), ctypes.byref(pending)) != 0 or not current.value:
-        return []
-    count = ctypes.c_uint()
-    if nvml.nvmlDeviceGetMaxMigDeviceCount(handle, ctypes.byref(count)) != 0:
-        return []
-    parts = []
-    for index in range(count.value):
-        part = ctypes.c_void_p()
-        if nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index, ctypes.byref(part)) == 0:
-            parts.append(part)
-    return parts
-
-
-def _gpu(nvml: ctypes.CDLL, handle: ctypes.c_void_p, index: int) -> Gpu:
-    uuid = ctypes.create_string_buffer(_UUID_LENGTH)
-    name = ctypes.create_string_buffer(_NAME_LENGTH)
-    memory = _Memory()
-    nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_LENGTH)
-    nvml.nvmlDeviceGetName(handle, name, _NAME_LENGTH)
-    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return Gpu(
-        uuid=uuid.value.decode(),
-        index=index,
-        name=name.value.decode(),
-        memory=memory.total,
-        memory_used=memory.used,
-        pids=_processes(nvml, handle),
-    )
-
-
-def _processes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[int, ...]:
-    count = ctypes.c_uint(_MAX_PROCESSES)
-    entries = (_Process * _MAX_PROCESSES)()
-    query = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-    if query is None or query(handle, ctypes.byref(count), entries) != 0:
-        return ()
-    return tuple(entries[index].pid for index in range(count.value))
 
 
 def _cores() -> int:

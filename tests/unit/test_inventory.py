@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,33 +13,7 @@ import pytest
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.inventory import local_inventory, visible
 from jupyter_torchdist.protocol.plan import Gpu, Inventory
-
-NVML = r"""
-#include <string.h>
-#include <stdio.h>
-typedef struct { unsigned long long total, free, used; } memory_t;
-typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; } process_t;
-
-int nvmlInit_v2(void) { return INIT; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = COUNT; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(long)(100 + i); return i == BROKEN ? 15 : 0; }
-int nvmlDeviceGetUUID(void *h, char *s, unsigned n) {
-  long i = (long)h; snprintf(s, n, i >= 1000 ? "MIG-%ld" : "GPU-%ld", i); return 0; }
-int nvmlDeviceGetName(void *h, char *s, unsigned n) { snprintf(s, n, "NVIDIA Test %ld", (long)h); return 0; }
-int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 80ULL << 30; m->used = 3ULL << 30; return 0; }
-#ifdef MIG
-int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) { *now = *later = (long)h == MIG; return 0; }
-int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = 7; return 0; }
-int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **part) {
-  *part = (void *)((long)h * 10 + i); return i < 2 ? 0 : 6; }
-#endif
-#ifdef PROCESSES
-int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) {
-  if ((long)h != 101) { *n = 0; return 0; }
-  p[0].pid = 4711; p[1].pid = 4712; *n = 2; return PROCESSES; }
-#endif
-"""
+from tests.nvml import compiled
 
 Ask = Callable[..., Inventory]
 
@@ -48,16 +21,9 @@ Ask = Callable[..., Inventory]
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     """The inventory of a machine whose NVML is compiled so; asked in a process of its own, as libraries stay."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
 
     def ask(cuda_visible_devices: str | None = None, **defines: int) -> Inventory:
-        source, library = tmp_path / "nvml.c", tmp_path / "nvml.so"
-        source.write_text(NVML)
-        words = [f"-D{name}={value}" for name, value in {"INIT": 0, "COUNT": 3, "BROKEN": -1, **defines}.items()]
-        subprocess.run([compiler, "-shared", "-fPIC", "-w", *words, "-o", library, source], check=True)
-        environ = {**os.environ, "TORCHDIST_NVML": str(library)}
+        environ = {**os.environ, "TORCHDIST_NVML": str(compiled(tmp_path, **defines))}
         environ.pop("CUDA_VISIBLE_DEVICES", None)
         if cuda_visible_devices is not None:
             environ["CUDA_VISIBLE_DEVICES"] = cuda_visible_devices

@@ -1,0 +1,59 @@
+"""A library that answers as NVIDIA's NVML does, through the same C interface: three GPUs, or what a test defines."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SOURCE = r"""
+#include <string.h>
+#include <stdio.h>
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; } process_t;
+typedef struct { unsigned gpu, memory; } utilization_t;
+
+int nvmlInit_v2(void) { return INIT; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *n) { *n = COUNT; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **h) { *h = (void *)(long)(100 + i); return i == BROKEN ? 15 : 0; }
+int nvmlDeviceGetUUID(void *h, char *s, unsigned n) {
+  long i = (long)h; snprintf(s, n, i >= 1000 ? "MIG-%ld" : "GPU-%ld", i); return 0; }
+int nvmlDeviceGetHandleByUUID(const char *s, void **h) {
+  long i = 0;
+  if (sscanf(s, "GPU-%ld", &i) != 1 && sscanf(s, "MIG-%ld", &i) != 1) return 6;
+  *h = (void *)i; return i < 1000 && i >= 100 + COUNT ? 6 : i == 100 + BROKEN ? 15 : 0; }
+int nvmlDeviceGetName(void *h, char *s, unsigned n) { snprintf(s, n, "NVIDIA Test %ld", (long)h); return 0; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 80ULL << 30; m->used = 3ULL << 30; return 0; }
+#ifdef USE
+int nvmlDeviceGetUtilizationRates(void *h, utilization_t *u) {
+  u->gpu = USE; u->memory = 55; return (long)h >= 1000 ? 3 : 0; }
+#endif
+#ifdef MIG
+int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) { *now = *later = (long)h == MIG; return 0; }
+int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { *n = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **part) {
+  *part = (void *)((long)h * 10 + i); return i < 2 ? 0 : 6; }
+#endif
+#ifdef PROCESSES
+int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) {
+  if ((long)h != 101) { *n = 0; return 0; }
+  p[0].pid = PID; p[0].memory = HELD; p[1].pid = 4712; p[1].memory = ~0ULL; *n = 2; return PROCESSES; }
+#endif
+"""
+
+GPUS = {"INIT": 0, "COUNT": 3, "BROKEN": -1, "PID": 4711, "HELD": 2 << 30}
+
+
+def compiled(directory: Path, **defines: int) -> Path:
+    """The library, in ``directory``; a process that has loaded one keeps it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source, library = directory / "nvml.c", directory / "nvml.so"
+    source.write_text(_SOURCE)
+    words = [f"-D{name}={value}" for name, value in {**GPUS, **defines}.items()]
+    subprocess.run([compiler, "-shared", "-fPIC", "-w", *words, "-o", library, source], check=True)
+    return library

@@ -20,6 +20,7 @@ from .driver.zygote import serve
 from .protocol import codec
 from .protocol.bundle import Manifest
 from .protocol.events import ErrorRecord, Event
+from .protocol.gauges import Gauges
 from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
 from .protocol.plan import NodePlan, Plan
@@ -28,6 +29,7 @@ from .protocol.spec import JobSpec, Options
 from .runtime import execution
 from .store import jobdir, journal, liveness
 from .store.blobs import BlobStore
+from .store.files import publish_json
 
 NODE = "node0"
 
@@ -190,6 +192,15 @@ class FakeJob:
         self.tell("job.ended", state=state, reason=reason, first_failure=first_failure)
         self.close()
         journal.publish_summary(self.paths, journal.state(self.paths))
+        return self
+
+    def takes(self, **gauges: Gauges) -> FakeJob:
+        """What the agents saw of the ranks: ``rank0``, ``rank1``…"""
+        told = {int(rank.removeprefix("rank")): taken for rank, taken in gauges.items()}
+        for node in self.plan.nodes:
+            self.paths.node(node.name).root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            words = {str(rank): told[rank].to_json() for rank in node.ranks if rank in told}
+            publish_json(self.paths.node(node.name).gauges, words)
         return self
 
     def close(self) -> None:

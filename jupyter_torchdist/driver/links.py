@@ -11,11 +11,12 @@ from typing import Any
 
 from ..launch.base import Connector
 from ..protocol.channel import Channel
-from ..protocol.errors import ChannelError, LaunchError
+from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.frames import CHUNK
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId
+from ..store.files import publish
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 10.0
@@ -240,6 +241,14 @@ class Link:
                 view, offset = view[written:], offset + written
         finally:
             os.close(fd)
+
+    def on_whole(self, name: str, data: bytes) -> None:
+        """The node's gauges, as they are now. Nothing depends on them: a full disk keeps those of before."""
+        gauges = self._paths.node(self.node.name).gauges
+        if name != f"nodes/{self.node.name}/{gauges.name}":
+            raise ChannelError(f"{self.node.name} sent a file that is not replaced")
+        with contextlib.suppress(StoreError):
+            publish(gauges, data)
 
     def signal(self, number: int) -> None:
         self.send({"type": "signal", "job": self._plan.job, "signal": number})

@@ -276,6 +276,8 @@ class Driver:
             link.on_bytes(message["file"], message["offset"], body)
             if message["file"].endswith(".events"):
                 self._read_events(link, message["file"])
+        elif kind == "whole":
+            link.on_whole(message["file"], body)
         elif kind == "missing":
             link.on_missing(message["blobs"])
         elif kind == "stored":

@@ -181,9 +181,9 @@ class NodePaths:
     root: Path
 
     @property
-    def status(self) -> Path:
-        """Latest values (offsets, samples), replaced by rename; written by the agent."""
-        return self.root / "status.json"
+    def gauges(self) -> Path:
+        """What the node's ranks take (``Gauges`` by rank): the latest values, replaced by rename by the agent."""
+        return self.root / "gauges.json"
 
     @property
     def agent_events(self) -> Path:

@@ -88,6 +88,10 @@ class Plan:
                 return node
         raise KeyError(rank)
 
+    def gpu_of_rank(self) -> dict[int, str]:
+        """The GPU of each rank that has one."""
+        return {rank: gpu for node in self.nodes for rank, gpu in zip(node.ranks, node.gpus, strict=False)}
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

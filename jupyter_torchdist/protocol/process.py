@@ -59,7 +59,15 @@ def _read(path: str) -> bytes:
 
 def stat_fields(pid: int) -> list[str]:
     """Fields of ``/proc/PID/stat`` from the state (field 3 of proc(5)) on. Raises ``OSError`` when it is gone."""
-    return _read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].decode("ascii", "replace").split()
+    return parse_stat(_read(f"/proc/{pid}/stat"))
+
+
+def parse_stat(line: bytes) -> list[str]:
+    """The fields after the name, which may hold blanks and parentheses. Raises ``OSError`` where there is none."""
+    _, closed, rest = line.rpartition(b")")
+    if not closed:
+        raise OSError("no line of /proc/PID/stat")  # as it reads for a process that goes at this moment
+    return rest.decode("ascii", "replace").split()
 
 
 def session_of(pid: int) -> int:

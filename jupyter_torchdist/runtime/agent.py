@@ -31,6 +31,7 @@ from ..protocol.process import ProcessId, job_token_of, processes_of_job, sessio
 from . import warm
 from .assignment import Assignment
 from .changes import Changes
+from .gauges import GaugeWatch
 from .nodejob import NodeJob
 from .orphans import Orphans
 from .replica import Incoming, prepare, replica, replica_blobs, trust_replica, write_private
@@ -94,6 +95,7 @@ class Agent:
         self._changes = Changes()
         if self._changes.fd >= 0:
             self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
+        self._gauges = GaugeWatch()
         self._idle_since = time.monotonic()
         self._pool = warm.WarmPool(
             directory / "zygote.log", self._register, self._unregister, self._on_forked, self._on_fork_failed
@@ -115,6 +117,7 @@ class Agent:
         finally:
             self._pool.close()
             self._changes.close()
+            self._gauges.close()
 
     def _tick(self, now: float) -> float:
         if now - self._changed > SETTLED_SECONDS and all(self._told_of(job) for job in self._jobs.values()):
@@ -154,6 +157,7 @@ class Agent:
             if job.poll(now, partial(self._strays, job)):
                 self._changed = now
             self._ship(name, job, now)
+        self._gauges.turn(self._jobs, now)
         self._pool.flush()
         self._drop_silent(now)
         self._care_for_orphans(now)

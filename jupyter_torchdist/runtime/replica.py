@@ -83,5 +83,16 @@ def write_private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def publish_private(path: Path, data: bytes) -> None:
+    """The same by rename: readers find all of it or what was there before. Raises ``OSError``, and leaves nothing."""
+    aside = path.with_suffix(".tmp")
+    try:
+        write_private(aside, data)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)

@@ -59,9 +59,13 @@ class Shipment:
     _chunk: int = _FIRST
     _listed: dict[Path, tuple[int, list[str]]] = field(default_factory=dict)
     """By directory: when it last changed, and what was in it."""
+    _gauges: tuple[int, int] = (0, 0)
+    """Which of its versions the driver has: time and inode."""
 
     def pump(self) -> bool:
         """Tell or send what is new; whether the driver has everything there is now."""
+        if not self.shared:
+            self._send_gauges()  # first: a flood of lines need not hold them up
         for name, size in self._files():
             known = self.offsets.get(name, -1 if self.shared else 0)
             if size == known or (known > size and not self.shared):
@@ -73,6 +77,18 @@ class Shipment:
             if not self._send(name, known, size):
                 return False
         return self.channel.pending == 0
+
+    def _send_gauges(self) -> None:
+        """The one file that is replaced, not appended to: sent whole, and only its latest version."""
+        path = self.paths.node(self.node).gauges
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(path)
+            version = status.st_mtime_ns, status.st_ino
+            if version != self._gauges and self.channel.pending <= _BACKLOG:
+                name = f"nodes/{self.node}/{path.name}"
+                with open(path, "rb") as file:
+                    self.channel.send({"type": "whole", "job": self.paths.job, "file": name}, file.read(CHUNK))
+                self._gauges = version
 
     def _send(self, name: str, offset: int, size: int) -> bool:
         with open(self.paths.root / name, "rb") as file:
@@ -115,4 +131,5 @@ class Shipment:
     def _wanted(self, name: str) -> bool:
         if self.shared:
             return name.endswith(".events")
-        return not name.startswith(".") and not name.endswith(".tmp")
+        replaced = name == self.paths.node(self.node).gauges.name
+        return not (name.startswith(".") or name.endswith(".tmp") or replaced)

@@ -24,13 +24,14 @@ from jupyter_torchdist.client.world import world_here
 from jupyter_torchdist.driver.run import Driver
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.channel import Channel
+from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.inventory import local_inventory
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan
 from jupyter_torchdist.protocol.process import job_token, processes_of_job
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState
-from jupyter_torchdist.store import journal
+from jupyter_torchdist.store import gauges, journal
 from jupyter_torchdist.store.blobs import BlobStore
 from jupyter_torchdist.store.jobdir import create_job
 from tests.leaks import wait_until
@@ -156,6 +157,31 @@ def test_ranks_of_two_nodes_meet_and_their_files_come_here(nodes: TwoNodes, tmp_
         text = paths.node(f"node{rank // 2}").out(rank).read_text()
         assert text == f"rank {rank} local {rank % 2} sum 6.0\n"
     assert paths.result(0).exists()
+
+
+def test_what_the_ranks_of_both_nodes_take_comes_here(nodes: TwoNodes, tmp_path: Path) -> None:
+    paths, stop = JobPaths(tmp_path / "home" / "jobs" / JOB), tmp_path / "stop"
+    seen: list[dict[int, Gauges]] = []
+
+    def look() -> bool:
+        seen.append(gauges.read(paths))
+        return len(seen[-1]) == 4 and all(one.cpu is not None for one in seen[-1].values())
+
+    def end() -> None:
+        wait_until(look, 60.0)
+        stop.touch()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    wait = "import os, time\nwhile not os.path.exists(stop):\n    time.sleep(0.02)\n"
+    drive(wait, nodes, tmp_path, names={"stop": str(stop)})
+    thread.join()
+    assert state_of(paths).state == "succeeded"
+    assert seen[-1].keys() == {0, 1, 2, 3}
+    for node in ("node0", "node1"):
+        assert paths.node(node).gauges.read_bytes().startswith(b"{")
+        assert not list(paths.node(node).root.glob("*.tmp"))
+    assert all((one.memory_peak or 0) > 1_000_000 for one in gauges.read(paths).values())
 
 
 def test_the_failing_rank_of_the_other_node_is_blamed(nodes: TwoNodes, tmp_path: Path) -> None:

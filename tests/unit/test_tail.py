@@ -15,6 +15,7 @@ from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.frames import CHUNK
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.runtime.eventfile import EventFile
+from jupyter_torchdist.runtime.replica import publish_private
 from jupyter_torchdist.runtime.tail import EventTail, Shipment
 
 
@@ -93,7 +94,9 @@ class Driver:
             name = header["file"]
             assert header["job"] == "j"
             self.order.append(name)
-            if header["type"] == "grown":
+            if header["type"] == "whole":
+                self.files[name] = body
+            elif header["type"] == "grown":
                 self.sizes[name] = header["size"]
             else:
                 assert header["offset"] == len(self.files.get(name, b""))
@@ -220,3 +223,41 @@ def test_files_that_come_and_go_are_seen_at_every_look(paths: JobPaths, driver: 
     assert shipment.pump()
     driver.take()
     assert driver.files["nodes/node0/rank-00004.out"] == b"xy"
+
+
+def test_the_gauges_are_replaced_not_appended_to(paths: JobPaths, driver: Driver) -> None:
+    shipment = Shipment(driver.agent, paths, "node0", shared=False)
+    path, name = paths.node("node0").gauges, "nodes/node0/gauges.json"
+    for data in (b'{"0": {"cpu": 100}}', b'{"0": {"cpu": 99}}', b'{"0": {"cpu": 98}}'):
+        publish_private(path, data)
+        assert shipment.pump()
+        driver.take()
+        assert driver.files == {name: data}
+        assert shipment.pump()
+    driver.take()
+    assert driver.order == [name] * 3  # once each
+    path.unlink()
+    assert shipment.pump()
+
+
+def test_a_flood_of_lines_holds_up_no_gauges(paths: JobPaths, driver: Driver) -> None:
+    with open(paths.node("node0").out(0), "wb") as file:
+        file.truncate(3 * CHUNK)
+    shipment = Shipment(driver.agent, paths, "node0", shared=False)
+    for data in (b"old", b"new"):
+        publish_private(paths.node("node0").gauges, data)
+        assert not shipment.pump()
+    while not shipment.pump():
+        driver.agent.flush()
+        driver.take()
+    driver.take()
+    assert driver.order[0] == "nodes/node0/gauges.json"
+    assert driver.files["nodes/node0/gauges.json"] == b"new"
+    assert len(driver.files["nodes/node0/rank-00000.out"]) == 3 * CHUNK
+
+
+def test_on_the_same_disk_the_gauges_are_there_already(paths: JobPaths, driver: Driver) -> None:
+    publish_private(paths.node("node0").gauges, b"{}")
+    assert Shipment(driver.agent, paths, "node0", shared=True).pump()
+    driver.take()
+    assert driver.order == []

@@ -1,0 +1,176 @@
+"""What ranks take of the processor and of memory, with their children: read from ``/proc``, for next to nothing.
+
+What is dear is done seldom: finding children takes a look at every process of the machine, and what a child has of its
+own a walk through its page tables. Each of the two gets ``SHARE`` of a core, however large machine and job are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ..protocol.process import ProcessId, stat_fields
+
+SHARE = 0.002
+"""Of one core."""
+
+LOOK_SECONDS = 2.0
+"""About how long it is from one look to the next."""
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+Key = tuple[int, int]
+"""A process: pid and start ticks."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """One rank's. ``cpu`` is in per cent of a core since the last look, None at the first; ``memory`` in bytes."""
+
+    cpu: float | None
+    memory: int
+    pids: frozenset[int]
+    """The rank and its children."""
+
+
+class Loads:
+    """Looks at ranks again and again. Keeps what the last look counted."""
+
+    def __init__(self) -> None:
+        self._ticks: dict[Key, int] = {}
+        self._looked = 0.0
+        self._search, self._walks = Seldom(), Seldom()
+        self._owners: dict[Key, Key] = {}
+        self._own: dict[Key, tuple[float, int]] = {}
+        """What a child has of its own in bytes, and when that was asked."""
+
+    def look(self, ranks: Collection[ProcessId], now: float) -> dict[ProcessId, Load]:
+        """The load of each rank that is alive; ``now`` is in seconds, on any clock that does not go back."""
+        leaders = {_key(rank) for rank in ranks}
+        owners = self._owners_of(leaders, now)
+        before, self._ticks = self._ticks, {key: ticks for key in owners if (ticks := _ticks(key)) is not None}
+        passed, self._looked = now - self._looked, now
+        self._ask_children([key for key in self._ticks if key not in leaders], now)
+        families: dict[Key, list[Key]] = {}
+        for key in self._ticks:
+            families.setdefault(owners[key], []).append(key)
+        alive = [rank for rank in ranks if _key(rank) in self._ticks]
+        return {rank: self._load(_key(rank), families[_key(rank)], before, passed) for rank in alive}
+
+    def _load(self, leader: Key, family: list[Key], before: dict[Key, int], passed: float) -> Load:
+        """A process counts from its second look on: a child that was found late may have run for long before.
+
+        What a child does between the last look and its end is not counted.
+        """
+        ticks = sum(self._ticks[key] - before[key] for key in family if key in before)
+        cpu = 100 * ticks / _TICKS / passed if leader in before and passed > 0 else None
+        memory = _memory(leader[0]) + sum(self._own[key][1] for key in family if key in self._own)
+        return Load(cpu, memory, frozenset(pid for pid, _ in family))
+
+    def _owners_of(self, leaders: set[Key], now: float) -> dict[Key, Key]:
+        """The leader of each process known to be of one of these ranks."""
+        if self._search.due(now):
+            with self._search.spending(now):
+                self._owners = _owners(leaders)
+        kept = {key: leader for key, leader in self._owners.items() if leader in leaders}
+        return {**kept, **{leader: leader for leader in leaders}}
+
+    def _ask_children(self, children: list[Key], now: float) -> None:
+        """What some of them have of their own, those first that were not asked for longest."""
+        self._own = {key: self._own[key] for key in children if key in self._own}
+        if not children or not self._walks.due(now):
+            return
+        with self._walks.spending(now):
+            until = time.thread_time() + SHARE * LOOK_SECONDS
+            for key in sorted(children, key=lambda key: self._own.get(key, (0.0, 0))[0]):
+                self._own[key] = now, _private(key[0])
+                if time.thread_time() >= until:
+                    break
+
+
+class Seldom:
+    """When something dear may be done again: it gets ``SHARE`` of a core."""
+
+    def __init__(self) -> None:
+        self._again = float("-inf")
+
+    def due(self, now: float) -> bool:
+        return now >= self._again
+
+    @contextlib.contextmanager
+    def spending(self, now: float) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        self._again = now + (time.thread_time() - began) / SHARE
+
+
+def _key(rank: ProcessId) -> Key:
+    return rank.pid, rank.ticks
+
+
+def _owners(leaders: set[Key]) -> dict[Key, Key]:
+    """The leader of each process of this machine that is in a leader's session, or descends from one that is."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                fields = stat_fields(int(entry))
+                found[int(entry)] = int(fields[1]), int(fields[3]), int(fields[19])
+    by_pid = {pid: (pid, start) for pid, start in leaders}
+    owned = [((pid, start), _leader(pid, found, by_pid)) for pid, (_, _, start) in found.items()]
+    return {key: leader for key, leader in owned if leader is not None}
+
+
+def _leader(pid: int, found: dict[int, tuple[int, int, int]], leaders: dict[int, Key]) -> Key | None:
+    for _ in range(len(found)):  # what changes while it is read could be a ring
+        if pid in leaders or pid not in found:
+            return leaders.get(pid)
+        parent, session, _ = found[pid]
+        if session in leaders:
+            return leaders[session]
+        pid = parent
+    return None
+
+
+def _ticks(key: Key) -> int | None:
+    """How long a process has computed, in clock ticks; None when it is gone or a zombie."""
+    try:
+        fields = stat_fields(key[0])
+        return int(fields[11]) + int(fields[12]) if fields[0] not in "ZX" and int(fields[19]) == key[1] else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _memory(pid: int) -> int:
+    """Bytes of a rank: its anonymous pages and its shared memory, which the kernel has counted already.
+
+    Not the resident size, in which the libraries that all ranks map are counted once for each; and not the proportional
+    one (Pss), for which the kernel walks through all page tables, and keeps the rank from mapping memory meanwhile.
+    What a rank has of its warm process and never wrote to is among it, as it would be in a process of its own.
+    """
+    return sum(_lines(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")))
+
+
+def _private(pid: int) -> int:
+    """Bytes of a child that no other process maps.
+
+    A forked DataLoader worker has its rank's whole data set among its anonymous pages, and batches on their way are
+    mapped by both: the sum would count them with each worker. What only the child has is known from its page tables.
+    """
+    return sum(_lines(f"/proc/{pid}/smaps_rollup", (b"Private_Dirty:",)))
+
+
+def _lines(path: str, names: tuple[bytes, ...]) -> Iterator[int]:
+    """Bytes that stand in lines of these names; none when the process is gone."""
+    try:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+    except OSError:
+        return
+    for line in lines:
+        if line.startswith(names):
+            with contextlib.suppress(ValueError, IndexError):
+                yield int(line.split()[1]) * 1024

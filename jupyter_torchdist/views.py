@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from .protocol.bundle import Captured, Manifest
 from .protocol.errors import TorchDistError
 from .protocol.events import ErrorRecord
+from .protocol.gauges import Gauges
 from .protocol.memory import MemoryPlan
 from .protocol.plan import Inventory, Plan
 from .protocol.spec import JobSpec
-from .protocol.state import JobState, RankState, Waiting
+from .protocol.state import RANK_ENDS, JobState, RankState, Waiting
 from .protocol.strategy import DIMENSIONS, StrategyPlan
 
 
@@ -197,20 +198,41 @@ def jobs_table(states: Sequence[Row], now: float) -> str:
     return table(("JOB", "NAME", "STATE", "RANKS", "STARTED", "TOOK", "CELL"), rows)
 
 
-def ranks_table(state: JobState) -> str:
-    """One line a rank."""
-    rows = [
-        (str(number), rank.host, str(rank.pid or ""), rank_line(state, rank), ", ".join(rank.results))
-        for number, rank in sorted(state.ranks.items())
-    ]
-    return table(("RANK", "HOST", "PID", "STATE", "RESULTS"), rows)
+def ranks_table(state: JobState, gauges: Mapping[int, Gauges] | None = None) -> str:
+    """One line a rank; its memory, and that of its GPU, where that is known of any."""
+    told = [(rank, (gauges or {}).get(number, Gauges())) for number, rank in sorted(state.ranks.items())]
+    columns = {
+        "RANK": [str(rank.rank) for rank, _ in told],
+        "HOST": [rank.host for rank, _ in told],
+        "PID": [str(rank.pid or "") for rank, _ in told],
+        "MEMORY": [memory(state, rank, taken.memory, taken.memory_peak) for rank, taken in told],
+        "GPU MEMORY": [memory(state, rank, taken.gpu_memory, taken.gpu_memory_peak) for rank, taken in told],
+        "STATE": [rank_line(state, rank) for rank, _ in told],
+        "RESULTS": [", ".join(rank.results) for rank, _ in told],
+    }
+    shown = {name: cells for name, cells in columns.items() if "MEMORY" not in name or any(cells)}
+    return table(tuple(shown), zip(*shown.values(), strict=True))
 
 
-def job_page(state: JobState, spec: JobSpec | None, plan: Plan | None, manifest: Manifest | None, now: float) -> str:
+def memory(state: JobState, rank: RankState, now: int | None, peak: int | None) -> str:
+    """``1.2 GB``; of a rank that has ended ``peak 1.5 GB``; empty where nothing is known."""
+    if rank.state in RANK_ENDS or state.final:
+        return f"peak {size(peak)}" if peak is not None else ""
+    return size(now) if now is not None else ""
+
+
+def job_page(
+    state: JobState,
+    spec: JobSpec | None,
+    plan: Plan | None,
+    manifest: Manifest | None,
+    now: float,
+    gauges: Mapping[int, Gauges] | None = None,
+) -> str:
     """Everything about one job: state, ranks, notes, error, receipt and plan, each where it is known."""
     parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
     if state.ranks:
-        parts.append(ranks_table(state))
+        parts.append(ranks_table(state, gauges))
     if state.notes:
         parts.append("\n".join(f"note: {note}" for note in state.notes))
     parts += lost_lines(state)

@@ -21,6 +21,7 @@ from typing import Any
 from jupyter_torchdist.protocol import feed, state
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
+from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
@@ -28,7 +29,7 @@ from jupyter_torchdist.protocol.strategy import StrategyPlan
 
 TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "protocol.ts"
 
-RECORDS = (ErrorRecord, Waiting, RankState, JobState, Options, JobSpec, NodePlan, StrategyPlan, Plan, Captured)
+RECORDS = (ErrorRecord, Waiting, RankState, JobState, Gauges, Options, JobSpec, NodePlan, StrategyPlan, Plan, Captured)
 CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES", "BEAT")}
 
 _HEAD = """\

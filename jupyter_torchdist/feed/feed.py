@@ -16,6 +16,7 @@ from ..protocol.errors import TorchDistError, UserError
 from ..protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
 from ..protocol.paths import Home, JobPaths
 from ..store import jobdir, liveness, presence
+from ..store.gauges import GaugeFiles
 from . import curves, history, segments, status
 from .cancel import cancel
 from .captured import captured
@@ -71,6 +72,7 @@ class Feed:
         self._may_cancel = may_cancel
         self._spec, self._plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
         self._curves = CurveIndex.of(paths)
+        self._gauges = GaugeFiles(paths)
         self._closed = self._opened = False
         self._start({})
 
@@ -180,6 +182,7 @@ class Feed:
             return gone
         self._logs.update({name: log for name, log in segments.find(self._paths).items() if name not in self._logs})
         self._curves.look()
+        self._gauges.look()
         if now - self._marked >= presence.PERIOD and not self._states.state.final:
             self._marked = now
             presence.mark(self._paths)
@@ -237,7 +240,7 @@ class Feed:
         if now - self._told < STATUS_PERIOD:
             return []
         self._told = now
-        found = status.of(self._effective or self._states.state.state, self._curves)
+        found = status.of(self._effective or self._states.state.state, self._curves, self._gauges.latest)
         if found == self._status:
             return []
         self._status = found

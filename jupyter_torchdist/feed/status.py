@@ -1,9 +1,11 @@
-"""What changes many times a second: progress, steps, last values."""
+"""What changes many times a second: progress, steps, last values; and what ranks take."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ..protocol.gauges import Gauges
 from .bins import number
 from .curveindex import CurveIndex, RankCurves
 
@@ -11,7 +13,7 @@ VALUES = 2000
 """Last values of all ranks in one message; with many ranks each has its first curves only."""
 
 
-def of(effective: str, index: CurveIndex) -> dict[str, Any]:
+def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> dict[str, Any]:
     """The ``status`` message. ``curves.note`` is a sentence where some curves are left out, else empty."""
     with index.lock:
         each = max(1, VALUES // max(1, len(index.ranks)))
@@ -21,6 +23,7 @@ def of(effective: str, index: CurveIndex) -> dict[str, Any]:
             "progress": progress(index),
             "ranks": ranks,
             "curves": {"version": index.version, "names": list(index.names.kept), "note": index.names.note},
+            "gauges": {str(rank): taken.to_json() for rank, taken in sorted(gauges.items())},
         }
 
 

@@ -15,7 +15,8 @@ lines      segments, in order of time; a ``start`` beyond the last ``end`` of th
            line whose end is not written yet comes after 0.25 s; that file's next segment goes on with it
 status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, total (null: unknown)} or null,
            ranks {rank: {step, last {curve: value}}}, curves {version, names, note}: what curves there are; ``version``
-           grows with every new point; ``note`` is a sentence where curves are left out, else empty
+           grows with every new point; ``note`` is a sentence where curves are left out, else empty;
+           gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at
 answer     id, and what was asked for, or error (a sentence)
 gone       reason: the job's files are no more; the last message
 =========  ================================================================================================

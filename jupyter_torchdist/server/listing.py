@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import TypedDict
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.paths import Home, JobPaths
 from ..protocol.state import JobState, fold
-from ..store import catalog, journal, liveness
+from ..store import catalog, gauges, jobdir, journal, liveness
 from ..store.cache import JobSummary
 from .glance import Glance, Progress
 
@@ -39,6 +40,8 @@ class Row(TypedDict):
     spark: list[float]
     gpus: list[str]
     """The UUIDs of those the plan has."""
+    gpu_memory: list[int] | None
+    """Bytes in use on them, and all that they have; None where nothing is known, and after its end."""
     rerun_of: str
     """The job that was run again as this one; empty for one of its own."""
     damaged: bool
@@ -108,6 +111,8 @@ class Going:
         self._paths, self._row = paths, row_of(summary)
         self._state, self._offset = journal.asked_for(paths), 0
         self._glance = Glance(paths)
+        self._gauges = gauges.GaugeFiles(paths)
+        self._plan_gpus: dict[int, str] = {}
 
     def row(self) -> tuple[Row | None, bool]:
         """How it is now (None: removed), and whether that is final."""
@@ -121,7 +126,18 @@ class Going:
         row["reason"] = state.reason or row["reason"]
         if not state.final:
             row["progress"], row["spark"] = self._glance.look()
+            row["gpu_memory"] = self._gpu_memory()
         return row, state.final
+
+    def _gpu_memory(self) -> list[int] | None:
+        if not self._row["gpus"]:
+            return None
+        if not self._plan_gpus:
+            with contextlib.suppress(JobNotFound, StoreError):
+                self._plan_gpus = jobdir.read_plan(self._paths).gpu_of_rank()
+        self._gauges.look()
+        found = gauges.of_gpus(self._gauges.latest, self._plan_gpus)
+        return None if found is None else list(found)
 
     def _now(self) -> JobState:
         events, self._offset = journal.read(self._paths, self._offset)
@@ -147,6 +163,7 @@ def row_of(summary: JobSummary) -> Row:
         "progress": None,
         "spark": [],
         "gpus": list(summary.gpus),
+        "gpu_memory": None,
         "rerun_of": summary.rerun_of,
         "damaged": bool(summary.damage),
     }

@@ -17,7 +17,7 @@ from ..client.submit import Request, prepare
 from ..protocol import codec
 from ..protocol.errors import UserError
 from ..protocol.inventory import local_inventory
-from ..store import catalog, logs
+from ..store import catalog, gauges, logs
 from . import agents, ansi, defaults, doctor
 
 CANCEL_SECONDS = 10.0
@@ -50,11 +50,13 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[str]:
 
 def _show(arguments: argparse.Namespace) -> Iterator[str]:
     job = attach(arguments.job)
+    taken = gauges.read(job.paths)
     if arguments.json:
         words: dict[str, Any] = {"spec": job.spec.to_json(), "plan": job.plan.to_json(), "state": job.state.to_json()}
+        words["gauges"] = {str(rank): one.to_json() for rank, one in taken.items()}
         yield codec.dumps({**words, "manifest": job.manifest.to_json()}) + "\n"
     else:
-        yield views.job_page(job.state, job.spec, job.plan, job.manifest, time.time()) + "\n"
+        yield views.job_page(job.state, job.spec, job.plan, job.manifest, time.time(), taken) + "\n"
 
 
 def _logs(arguments: argparse.Namespace) -> Iterator[str]:

@@ -101,6 +101,23 @@ export interface JobState {
   seq: number;
 }
 
+/** What one rank took when its node's agent last looked. Sizes in bytes; null is not known. */
+export interface Gauges {
+  /** Of the rank and its children, in per cent of one core. */
+  cpu: number | null;
+  /** Of the rank and its children, without what it has in common with other ranks: files that are mapped. */
+  memory: number | null;
+  /** The most of the looks so far. */
+  memory_peak: number | null;
+  /** Per cent of the time in which its GPU computed, for whomever. */
+  gpu: number | null;
+  gpu_memory: number | null;
+  gpu_memory_peak: number | null;
+  gpu_total: number | null;
+  /** `gpu_memory` is that of all processes on the GPU: NVML does not tell which of it is the rank's. */
+  gpu_shared: boolean;
+}
+
 /** One field an option; the defaults are what happens without any. */
 export interface Options {
   gpus: number | null;

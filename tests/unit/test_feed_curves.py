@@ -244,7 +244,7 @@ def test_the_status_tells_steps_last_values_and_progress(job: FakeJob) -> None:
         {"t": 1, "k": "progress", "id": 0, "desc": "epochs", "n": 1, "total": 3},
         {"t": 1, "k": "progress", "id": 1, "desc": "batches", "n": 5, "total": 10},
     )
-    told = status.of("running", index_of(job))
+    told = status.of("running", index_of(job), {})
     assert told["progress"] == {"desc": "epochs", "n": 1, "total": 3}
     assert told["ranks"]["1"]["step"] == 7
     assert told["ranks"]["1"]["last"]["loss"] == 2.0
@@ -256,7 +256,7 @@ def test_the_last_values_of_a_long_file_are_there_at_once(job: FakeJob) -> None:
     job.rank(0).records(*(log({"loss": step}, step) for step in range(20_000)))
     index = CurveIndex.of(job.paths)
     index.look()
-    assert status.of("running", index)["ranks"]["0"] == {"step": 19_999, "last": {"loss": 19_999}}
+    assert status.of("running", index, {})["ranks"]["0"] == {"step": 19_999, "last": {"loss": 19_999}}
 
 
 def test_no_call_takes_long(job: FakeJob) -> None:

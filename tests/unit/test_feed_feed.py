@@ -21,6 +21,7 @@ from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.errors import JobNotFound
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
+from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options, parse_options
@@ -196,6 +197,20 @@ def test_not_too_often_and_never_too_much(job: FakeJob) -> None:
     sizes = {name: log.size() for name, log in view.feed._logs.items()}
     ends = {part["file"]: part["end"] for message in view.of("lines") for part in message["segments"]}
     assert ends == sizes
+
+
+def test_what_ranks_take_is_told_when_it_changes(job: FakeJob) -> None:
+    view = View(job).open().poll()
+    assert view.of("status")[-1]["gauges"] == {}
+    job.takes(rank0=Gauges(97, 1_250_000_000, 1_250_000_000))
+    view.poll()
+    assert view.of("status")[-1]["gauges"] == {"0": Gauges(97, 1_250_000_000, 1_250_000_000).to_json()}
+    told = len(view.of("status"))
+    job.takes(rank0=Gauges(97, 1_250_000_000, 1_250_000_000))
+    view.poll()
+    assert len(view.of("status")) == told
+    job.ended()
+    assert View(job).open().poll().of("status")[-1]["gauges"]["0"]["memory_peak"] == 1_250_000_000
 
 
 def test_a_deleted_job_says_so_and_ends(job: FakeJob) -> None:

@@ -10,6 +10,7 @@ from jupyter_torchdist import views
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
+from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, fold
@@ -81,6 +82,17 @@ def test_who_waits_is_said_and_for_whom() -> None:
     assert "\nranks 0-2 wait in" in views.job_page(state, None, None, None, 112.0)
     state.ranks[3] = replace(state.ranks[3], counted=0.0)
     assert views.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17, for 12.0 s"]
+
+
+def test_memory_of_ranks_where_it_is_known() -> None:
+    taken = {0: Gauges(97, 1_250_000_000, 2_000_000_000)}
+    assert "MEMORY" not in views.ranks_table(job())
+    running = views.ranks_table(job(), taken).split("\n")
+    assert running[0].split() == ["RANK", "HOST", "PID", "MEMORY", "STATE", "RESULTS"]
+    assert "  1.25 GB  running" in running[1]
+    ended = views.ranks_table(job("succeeded", ended=104.0), {1: Gauges(gpu_memory=5, gpu_memory_peak=12_000_000_000)})
+    assert "GPU MEMORY" in ended and "peak 12 GB" in ended.split("\n")[2]
+    assert "1.25 GB" in views.job_page(job(), None, None, None, 101.0, taken)
 
 
 def test_a_rank_that_has_ended_waits_no_more() -> None:

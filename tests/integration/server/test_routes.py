@@ -86,6 +86,7 @@ async def test_rows(jp_fetch: Fetch) -> None:
         "progress": None,
         "spark": [],
         "gpus": [],
+        "gpu_memory": None,
         "damaged": False,
     }
 

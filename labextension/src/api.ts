@@ -25,6 +25,8 @@ export interface JobSummary {
   /** The latest values of the job's first curve. */
   spark: number[];
   gpus: string[];
+  /** Bytes in use on them, and all that they have; null where nothing is known, or after its end. */
+  gpu_memory: [number, number] | null;
   /** The job that was run again as this one; empty for one of its own. */
   rerun_of: string;
   /** Its files cannot be read; `reason` says what is wrong. */

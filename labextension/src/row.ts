@@ -5,7 +5,7 @@ import type { JobSummary } from './api';
 import type { Action } from './commands';
 import { isFinal, jobTitle, notebookName } from './joblist';
 import { button, make, setAttribute, setText } from './view/dom';
-import { duration, ranks, startedAt, stateWord, ticking } from './view/format';
+import { duration, ranks, sizeOf, startedAt, stateWord, ticking } from './view/format';
 import { stateIcon, tone } from './view/icons';
 import { trans } from './view/translate';
 
@@ -52,6 +52,7 @@ export class JobRow {
       job.damaged ? trans('damaged') : stateWord(job.effective),
       ranks(job.world_size),
       isFinal(job) ? duration(passed) : ticking(passed),
+      job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '',
       notebookName(job)
     ].filter(Boolean);
     setText(this.facts, parts.join(' · '));

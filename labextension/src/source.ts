@@ -1,5 +1,7 @@
 /** Where a view gets its job from: the server's WebSocket or a widget's comm. See protocol/feed.py for the words. */
 
+import type { Gauges } from './protocol';
+
 export interface SourceHandlers {
   /** The transport is up (again): the session says `open`. */
   connected(): void;
@@ -53,6 +55,8 @@ export interface Status {
   progress: Progress | null;
   ranks: Record<string, { step: number | null; last: Record<string, number> }>;
   curves: { version: number; names: string[]; note: string };
+  /** By rank. A server that runs on after an update says none. */
+  gauges?: Record<string, Gauges>;
 }
 
 /** Messages of the feed; the values of `spec`, `plan`, `state`, `events` are typed in protocol.ts. */

@@ -1,5 +1,5 @@
 import { afterEach, describe, expect, it } from 'vitest';
-import { ago, duration, elapsed, number, size, spans, startedAt, ticking, where } from '../src/view/format';
+import { ago, duration, elapsed, number, size, spans, sizeOf, startedAt, ticking, where } from '../src/view/format';
 import { translateWith, plural, trans } from '../src/view/translate';
 import { aRank, aState, NOW } from './played';
 
@@ -26,6 +26,13 @@ describe('the wording of views.py', () => {
     [999_600, '1 MB'],
     [5.25e15, '5250 TB']
   ])('size(%d) is %s', (bytes, text) => expect(size(bytes)).toBe(text));
+
+  it.each([
+    [12e9, 80e9, '12 of 80 GB'],
+    [3.25e9, 85.9e9, '3.25 of 85.9 GB'],
+    [900e6, 80e9, '900 MB of 80 GB'],
+    [0, 80e9, '0 B of 80 GB']
+  ])('sizeOf(%d, %d) is %s', (part, whole, text) => expect(sizeOf(part, whole)).toBe(text));
 
   it('ago counts in the largest unit, and a clock set back reads as now', () => {
     expect([3, 59, 3700, 200_000].map(passed => ago(NOW - passed, NOW))).toEqual([

@@ -87,6 +87,22 @@ test('jobs of one name are told apart', () => {
   expect(items[1]).toMatch(/^Cell In\[9\] \(again\) · failed · \d\d:\d\d:\d\d · train\.ipynb · c$/);
 });
 
+test('the memory of the GPUs stands in the row while the job runs', async () => {
+  const facts = () => rows()[0]!.querySelector('.td-row-facts')!.textContent;
+  const held = { submitted: 1010, gpus: ['GPU-1'], gpu_memory: [12e9, 80e9] };
+  tell({ type: 'changes', now: 1101, jobs: [aSummary('a', held)], gone: [] });
+  await until(() => facts()!.includes('GPU 12 of 80 GB'), 'the memory');
+  expect(rows()[0]!.querySelector('.td-row-open')!.getAttribute('aria-label')).toContain('GPU 12 of 80 GB');
+  expect(rows()[1]!.textContent).not.toContain('GB');
+  tell({
+    type: 'changes',
+    now: 1102,
+    jobs: [aSummary('a', { ...held, effective: 'succeeded', ended: 1102 })],
+    gone: []
+  });
+  await until(() => !facts()!.includes('GB'), 'its end');
+});
+
 test('changes, ends and jobs that go', async () => {
   const seen: ListChange[] = [];
   list.onChange(change => seen.push(change), life.signal);

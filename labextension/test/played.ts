@@ -147,6 +147,7 @@ export function status(more: Partial<Status> = {}): Record<string, unknown> {
     progress: null,
     ranks: {},
     curves: { version: 0, names: [], note: '' },
+    gauges: {},
     ...more
   };
 }

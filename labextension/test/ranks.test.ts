@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { lines, lossName, RanksTab, rowsOf, straggler } from '../src/view/ranks';
-import type { RankState } from '../src/protocol';
-import { aRank, anError, aState, find, hello, played, status } from './played';
+import type { Gauges, RankState } from '../src/protocol';
+import { aRank, anError, aState, find, hello, NOW, PLAN, played, status } from './played';
 
 let ended: AbortController;
 let root: HTMLElement;
@@ -43,7 +43,11 @@ describe('the grid', () => {
       'GPU-b',
       '11',
       '0.125',
-      '10.0 s'
+      '10.0 s',
+      '',
+      '',
+      '',
+      ''
     ]);
     expect(root.querySelectorAll('tbody .td-state svg')).toHaveLength(2);
     expect(find(root, 'thead', 'loss')).toBeTruthy();
@@ -99,6 +103,69 @@ describe('the grid', () => {
   it('says that there are none', async () => {
     await tab([]);
     expect(root.textContent).toContain('No rank has started yet.');
+  });
+});
+
+describe('what ranks take', () => {
+  const GB = 1e9;
+  const gauges = (more: Partial<Gauges> = {}): Gauges => ({
+    cpu: 97,
+    memory: 1.25 * GB,
+    memory_peak: 2.5 * GB,
+    gpu: null,
+    gpu_memory: null,
+    gpu_memory_peak: null,
+    gpu_total: null,
+    gpu_shared: false,
+    ...more
+  });
+
+  async function take(ranks: RankState[], told: Record<string, Gauges>, state = {}, plan = {}): Promise<void> {
+    const first = hello(aState(ranks, state), { plan: { ...PLAN, ...plan } });
+    const { session } = await played(ended.signal, first, status({ gauges: told }));
+    new RanksTab(root, session, ended.signal, () => {}).show();
+  }
+
+  const shown = () => [...root.querySelectorAll('thead th')].filter(cell => !cell.hasAttribute('hidden')).length;
+  const last = (row: Element) => cells(row).slice(8);
+  const onCpus = { nodes: [{ ...PLAN.nodes[0]!, gpus: [] }] };
+
+  it('stands beside each rank, and is empty where nobody looked', async () => {
+    await take([aRank(0), aRank(1)], { '0': gauges() }, {}, onCpus);
+    expect(last(rows()[0]!)).toEqual(['97 %', '1.25 GB', '', '']);
+    expect(last(rows()[1]!)).toEqual(['', '', '', '']);
+    expect(shown()).toBe(10);
+    expect([...rows()[0]!.children].filter(cell => !cell.hasAttribute('hidden'))).toHaveLength(10);
+    expect(find(root, '.td-sort', 'Memory').title).toContain('children');
+  });
+
+  it('has the GPU where there is one, and says whose memory it is', async () => {
+    const own = gauges({ gpu: 88, gpu_memory: 12 * GB, gpu_memory_peak: 14 * GB, gpu_total: 80 * GB });
+    await take([aRank(0), aRank(1)], { '0': own, '1': { ...own, gpu: null, gpu_memory: 5e8, gpu_shared: true } });
+    expect(shown()).toBe(12);
+    expect(last(rows()[0]!)).toEqual(['97 %', '1.25 GB', '88 %', '12 of 80 GB']);
+    expect(last(rows()[1]!)).toEqual(['97 %', '1.25 GB', '', '500 MB of 80 GB']);
+    expect(rows()[0]!.lastElementChild!.hasAttribute('title')).toBe(false);
+    expect(rows()[1]!.lastElementChild!.getAttribute('title')).toContain('all processes');
+  });
+
+  it('is the most that was seen once a rank or its job has ended', async () => {
+    const own = gauges({ gpu: 88, gpu_memory: 12 * GB, gpu_memory_peak: 14 * GB, gpu_total: 80 * GB });
+    await take([aRank(0, { state: 'done', ended: NOW + 9 }), aRank(1)], { '0': own, '1': own });
+    expect(last(rows()[0]!)).toEqual(['', 'peak 2.5 GB', '', 'peak 14 of 80 GB']);
+    expect(last(rows()[1]!)[1]).toBe('1.25 GB');
+    root.replaceChildren();
+    await take([aRank(0)], { '0': own }, { state: 'lost', ended: NOW + 9 });
+    expect(last(rows()[0]!)).toEqual(['', 'peak 2.5 GB', '', 'peak 14 of 80 GB']);
+  });
+
+  it('sorts as numbers, unknown ones last', async () => {
+    const told = { '0': gauges({ memory: 9e8 }), '1': gauges({ memory: 2 * GB }), '2': gauges({ memory: 1.5 * GB }) };
+    await take([aRank(0), aRank(1), aRank(2), aRank(3)], told);
+    const sorter = find(root, '.td-sort', 'Memory');
+    sorter.click();
+    sorter.click();
+    expect(rows().map(row => cells(row)[0])).toEqual(['rank 1', 'rank 2', 'rank 0', 'rank 3']);
   });
 });
 

@@ -133,6 +133,7 @@ export function aSummary(job: string, more: Record<string, unknown> = {}): Recor
     progress: null,
     spark: [],
     gpus: [],
+    gpu_memory: null,
     rerun_of: '',
     damaged: false,
     ...more

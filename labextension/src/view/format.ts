@@ -15,6 +15,13 @@ export function size(bytes: number): string {
   throw new RangeError(`${bytes} bytes`);
 }
 
+/** A part of the whole in its unit: `12 of 80 GB`, `900 MB of 80 GB`. */
+export function sizeOf(part: number, whole: number): string {
+  const [one, all] = [size(part), size(whole)];
+  const [value, unit] = one.split(' ');
+  return trans('%1 of %2', all.endsWith(` ${unit}`) ? value! : one, all);
+}
+
 /** Seconds for people: `0.05 s`, `12.3 s`, `4 min 05 s`, `3 h 07 min`, `2 d 04 h`. */
 export function duration(seconds: number): string {
   const value = Math.max(seconds, 0);

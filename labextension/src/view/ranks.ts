@@ -1,8 +1,10 @@
 /** A grid of the ranks: how each stands, where, how far; the straggler marked. */
 import type { Plan, RankState } from '../protocol';
 import type { JobSession } from '../session';
+import { isFinal } from '../state';
 import { make, setAttribute, setText } from './dom';
 import { duration, grouped, number, rankLine, ranksOf, spans, standing, stateWord, ticking } from './format';
+import { gpuMemoryWords, memoryWords, percent, taken, type Taken } from './gauges';
 import { stateIcon, tone } from './icons';
 import { plural, trans } from './translate';
 
@@ -16,7 +18,25 @@ const LEAST_BEHIND = 3;
 /** Between two drawings; a rank's step changes faster than anyone reads. */
 const PERIOD = 250;
 
-type Column = 'rank' | 'state' | 'host' | 'pid' | 'gpu' | 'step' | 'loss' | 'time';
+type Column =
+  | 'rank'
+  | 'state'
+  | 'host'
+  | 'pid'
+  | 'gpu'
+  | 'step'
+  | 'loss'
+  | 'time'
+  | 'cpu'
+  | 'memory'
+  | 'gpuUse'
+  | 'gpuMemory';
+
+/** Shown where the job has GPUs; the last of all. */
+const OF_GPUS: readonly Column[] = ['gpuUse', 'gpuMemory'];
+
+/** Columns after rank and state. */
+const PLAIN = 10;
 
 export interface Row {
   rank: RankState;
@@ -30,6 +50,7 @@ export interface Row {
   /** Seconds since it began, to its end or now. */
   time: number;
   straggler: boolean;
+  taken: Taken;
 }
 
 /** A line of the grid: one rank, or several of the same state. */
@@ -44,6 +65,7 @@ export class RanksTab {
   private readonly open = new Set<string>();
   private sort: { by: Column; down: boolean } = { by: 'rank', down: false };
   private visible = false;
+  private gpus = false;
   private timer: ReturnType<typeof setTimeout> | null = null;
 
   constructor(
@@ -86,10 +108,14 @@ export class RanksTab {
       ['gpu', trans('GPU')],
       ['step', trans('Step')],
       ['loss', this.lossHeader],
-      ['time', trans('Time')]
+      ['time', trans('Time')],
+      ['cpu', trans('CPU')],
+      ['memory', trans('Memory')],
+      ['gpuUse', trans('GPU use')],
+      ['gpuMemory', trans('GPU memory')]
     ];
     const cells = names.map(([column, name]) => {
-      const sorter = make('button.td-sort', { type: 'button' }, name);
+      const sorter = make('button.td-sort', { type: 'button', title: measured(column) }, name);
       sorter.addEventListener('click', () => this.sortBy(column), { signal: this.signal });
       const cell = make('th', { scope: 'col', 'aria-sort': column === 'rank' ? 'ascending' : null }, sorter);
       this.sorters.set(column, cell);
@@ -112,6 +138,8 @@ export class RanksTab {
     const loss = lossName(session.status?.curves.names ?? []);
     setText(this.lossHeader, loss || trans('Last value'));
     const rows = rowsOf(session, loss).sort(order(this.sort.by, this.sort.down));
+    this.gpus = rows.some(row => row.gpu || row.taken.gpuTotal !== null);
+    OF_GPUS.forEach(column => this.sorters.get(column)!.toggleAttribute('hidden', !this.gpus));
     const seen = new Set<string>();
     const elements: HTMLTableRowElement[] = [];
     const put = (key: string, fill: (element: HTMLTableRowElement) => void) => {
@@ -123,13 +151,13 @@ export class RanksTab {
     };
     for (const line of lines(rows)) {
       if ('row' in line) {
-        put(`r${line.row.rank.rank}`, element => fillRow(element, line.row, 'alone'));
+        put(`r${line.row.rank.rank}`, element => this.fillRow(element, line.row, 'alone'));
         continue;
       }
       const open = this.open.has(line.group);
       put(`g${line.group}`, element => fillGroup(element, line.group, line.rows, open));
       for (const row of open ? line.rows : []) {
-        put(`r${row.rank.rank}`, element => fillRow(element, row, 'inside'));
+        put(`r${row.rank.rank}`, element => this.fillRow(element, row, 'inside'));
       }
     }
     for (const key of this.drawn.keys()) {
@@ -139,6 +167,11 @@ export class RanksTab {
       }
     }
     place(this.body, elements.length ? elements : [nothing()]);
+  }
+
+  private fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'inside'): void {
+    fillRow(element, row, depth);
+    [...element.cells].slice(-OF_GPUS.length).forEach(cell => cell.toggleAttribute('hidden', !this.gpus));
   }
 
   private click(event: Event): void {
@@ -175,7 +208,8 @@ export function rowsOf(session: Pick<JobSession, 'state' | 'status' | 'hello' | 
     step: status?.ranks[rank.rank]?.step ?? null,
     loss: status?.ranks[rank.rank]?.last[loss] ?? null,
     time: rank.started ? Math.max((rank.ended || state.ended || now) - rank.started, 0) : 0,
-    straggler: rank.rank === behind
+    straggler: rank.rank === behind,
+    taken: taken(status?.gauges?.[rank.rank], live.includes(rank) && !isFinal(state))
   }));
 }
 
@@ -241,8 +275,32 @@ const KEYS: Record<Column, (row: Row) => number | string | null> = {
   gpu: row => row.gpu,
   step: row => row.step,
   loss: row => (row.loss === null || Number.isNaN(Number(row.loss)) ? null : Number(row.loss)),
-  time: row => row.time
+  time: row => row.time,
+  cpu: row => row.taken.cpu,
+  memory: row => row.taken.memory,
+  gpuUse: row => row.taken.gpu,
+  gpuMemory: row => row.taken.gpuMemory
 };
+
+/** What a column holds, where its name does not say it. */
+function measured(column: Column): string | null {
+  switch (column) {
+    case 'cpu':
+      return trans('Of the rank and its children, in per cent of one core, over about two seconds');
+    case 'memory':
+      return trans(
+        'Of the rank and its children, without mapped files; after its end the most that was seen, looked at every two seconds'
+      );
+    case 'gpuUse':
+      return trans('Part of the time in which its GPU computed, for this rank or another process, as NVML says');
+    case 'gpuMemory':
+      return trans(
+        'That the rank holds on its GPU, of all that the GPU has, as NVML says; after its end the most that was seen'
+      );
+    default:
+      return null;
+  }
+}
 
 function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'inside'): void {
   const { rank } = row;
@@ -250,7 +308,7 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
     const name = trans('rank %1', rank.rank);
     const link = make('button.td-link', { type: 'button', 'aria-label': trans('Log of rank %1', rank.rank) }, name);
     const state = make('td.td-rank-state', {}, make('span.td-state'), make('span.td-behind'));
-    const plain = Array.from({ length: 6 }, () => make('td'));
+    const plain = Array.from({ length: PLAIN }, () => make('td'));
     element.append(make('th', { scope: 'row' }, link), state, ...plain);
   }
   setAttribute(element, 'class', depth === 'inside' ? 'td-rank td-inside' : 'td-rank');
@@ -264,9 +322,16 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
     row.gpu,
     step,
     number(row.loss),
-    rank.started ? time : ''
+    rank.started ? time : '',
+    percent(row.taken.cpu),
+    memoryWords(row.taken),
+    percent(row.taken.gpu),
+    gpuMemoryWords(row.taken)
   ];
   texts.forEach((text, index) => setText(element.cells[index + 2]!, text));
+  const shared = row.taken.shared && row.taken.gpuMemory !== null;
+  const whose = trans('Of all processes on this GPU: NVML does not say which part is this rank’s');
+  setAttribute(element.cells[PLAIN + 1]!, 'title', shared ? whose : null);
 }
 
 function fillState(element: Element, state: string, words: string): void {
@@ -285,7 +350,7 @@ function fillGroup(element: HTMLTableRowElement, group: string, rows: Row[], ope
     element.append(
       make('th', { scope: 'row' }, toggle),
       make('td', {}, make('span.td-state')),
-      make('td', { colspan: 6 })
+      make('td', { colspan: PLAIN })
     );
     element.className = 'td-rank td-group';
   }
@@ -299,7 +364,7 @@ function fillGroup(element: HTMLTableRowElement, group: string, rows: Row[], ope
 }
 
 function nothing(): HTMLTableRowElement {
-  return make('tr', {}, make('td.td-empty', { colspan: 8 }, trans('No rank has started yet.')));
+  return make('tr', {}, make('td.td-empty', { colspan: PLAIN + 2 }, trans('No rank has started yet.')));
 }
 
 /** Brings the children of `body` into this order, and moves only those that stand elsewhere. */

@@ -27,6 +27,7 @@ export class JobRow {
       make('span.td-row-head', {}, this.title, ' ', this.when),
       this.spark,
       this.facts,
+      this.gpu,
       this.bar
     );
     this.element = make('li.td-row', { 'data-job': job }, this.open, this.actions);
@@ -52,15 +53,20 @@ export class JobRow {
       job.damaged ? trans('damaged') : stateWord(job.effective),
       ranks(job.world_size),
       isFinal(job) ? duration(passed) : ticking(passed),
-      job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '',
       notebookName(job)
     ].filter(Boolean);
     setText(this.facts, parts.join(' · '));
+    const gpu = job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '';
+    setText(this.gpu, gpu);
     const { progress } = job;
     const done = progress?.total ? `, ${progress.desc} ${Math.round((100 * progress.n) / progress.total)} %` : '';
     // What can be read stands in it as it can be read.
     const began = when ? trans(', started %1', when) : '';
-    setAttribute(this.open, 'aria-label', trans('Open %1: %2', jobTitle(job), parts.join(', ') + done + began));
+    setAttribute(
+      this.open,
+      'aria-label',
+      trans('Open %1: %2', jobTitle(job), [...parts, gpu].filter(Boolean).join(', ') + done + began)
+    );
   }
 
   dispose(): void {
@@ -141,6 +147,7 @@ export class JobRow {
   private readonly title = make('span.td-row-title');
   private readonly when = make('span.td-row-when');
   private readonly facts = make('span.td-row-facts');
+  private readonly gpu = make('span.td-row-facts.td-row-gpu');
   private readonly bar = make('span.td-row-bar', { hidden: true });
   private readonly fill = make('span.td-row-fill');
   private readonly actions = make('span.td-row-actions');

@@ -88,7 +88,7 @@ test('jobs of one name are told apart', () => {
 });
 
 test('the memory of the GPUs stands in the row while the job runs', async () => {
-  const facts = () => rows()[0]!.querySelector('.td-row-facts')!.textContent;
+  const facts = () => rows()[0]!.querySelector('.td-row-gpu')!.textContent;
   const held = { submitted: 1010, gpus: ['GPU-1'], gpu_memory: [12e9, 80e9] };
   tell({ type: 'changes', now: 1101, jobs: [aSummary('a', held)], gone: [] });
   await until(() => facts()!.includes('GPU 12 of 80 GB'), 'the memory');

@@ -149,6 +149,13 @@ describe('what ranks take', () => {
     expect(rows()[1]!.lastElementChild!.getAttribute('title')).toContain('all processes');
   });
 
+  it('names a GPU by what tells it apart, and in full when asked', async () => {
+    const uuid = 'GPU-2c9f0a3e-11b2-4f6e-9d1e-0123456789ab';
+    await take([aRank(0)], {}, {}, { nodes: [{ ...PLAN.nodes[0]!, gpus: [uuid] }] });
+    expect(cells(rows()[0]!)[4]).toBe('GPU-2c9f0a3e');
+    expect(rows()[0]!.children[4]!.getAttribute('title')).toBe(uuid);
+  });
+
   it('is the most that was seen once a rank or its job has ended', async () => {
     const own = gauges({ gpu: 88, gpu_memory: 12 * GB, gpu_memory_peak: 14 * GB, gpu_total: 80 * GB });
     await take([aRank(0, { state: 'done', ended: NOW + 9 }), aRank(1)], { '0': own, '1': own });

@@ -319,7 +319,7 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
   const texts = [
     rank.host,
     rank.pid ? String(rank.pid) : '',
-    row.gpu,
+    gpuName(row.gpu),
     step,
     number(row.loss),
     rank.started ? time : '',
@@ -329,9 +329,15 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
     gpuMemoryWords(row.taken)
   ];
   texts.forEach((text, index) => setText(element.cells[index + 2]!, text));
+  setAttribute(element.cells[4]!, 'title', row.gpu || null);
   const shared = row.taken.shared && row.taken.gpuMemory !== null;
   const whose = trans('Of all processes on this GPU: NVML does not say which part is this rank’s');
   setAttribute(element.cells[PLAIN + 1]!, 'title', shared ? whose : null);
+}
+
+/** As much of a UUID as tells GPUs apart, which is also what CUDA_VISIBLE_DEVICES takes: `GPU-2c9f0a3e`. */
+function gpuName(uuid: string): string {
+  return /^(?:GPU|MIG)-[0-9a-f]{8}(?=-)/.exec(uuid)?.[0] ?? uuid;
 }
 
 function fillState(element: Element, state: string, words: string): void {

@@ -90,6 +90,20 @@ class Flow:
     """Whether random numbers are drawn, once that is known."""
     may_draw: bool = True
     """False where no operation of the trial does."""
+    _silent: dict[int, list[bool]] = field(default_factory=dict)
+
+    def leaving(self, stage: int) -> set[int]:
+        """What a stage passes on to the next."""
+        return {value.number for value in self.entering[stage + 1]} if stage + 1 < len(self.entering) else set()
+
+    def silent(self, stage: int) -> list[bool]:
+        """Of each step whether nothing that it makes is received by the stage or passed on, but something still is."""
+        if stage not in self._silent:
+            leaving = self.leaving(stage)
+            crossing = leaving | {value.number for value in self.entering[stage]}
+            goes_on = bool(leaving) or stage + 1 == len(self.entering)
+            self._silent[stage] = [goes_on and crossing.isdisjoint(step.numbers) for step in self.steps]
+        return self._silent[stage]
 
 
 class _Draws(TorchDispatchMode):
@@ -271,9 +285,8 @@ class StageRun(TorchFunctionMode):
     def __init__(self, flow: Flow, stage: int, fakes: Fakes, received: dict[int, Tensor]) -> None:
         super().__init__()
         self._flow, self._stage, self._fakes, self._received = flow, stage, fakes, received
-        last = stage + 1 == len(flow.entering)
-        self._leaving = set() if last else {value.number for value in flow.entering[stage + 1]}
-        self._last = last
+        self._leaving, self._silent = flow.leaving(stage), flow.silent(stage)
+        self._last = stage + 1 == len(flow.entering)
         self._next = 0
         self._inside = False
         self.passed: dict[int, Tensor] = {}
@@ -309,23 +322,19 @@ class StageRun(TorchFunctionMode):
                 torch.overrides._push_mode(self)
 
     def _unit(self, step: Step, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        silent = self._silent[self._next - 1]
         given = tensors_in(args)
         if kwargs:
             given += tensors_in(kwargs)
         if step.stage == self._stage:
             self._check_real(given, step.name)
             outputs = original(*args, **kwargs)
-            if self._stays(step):
+            if silent:
                 return outputs
             known = {id(tensor) for tensor in given}
             return self._noted(outputs, step, [one for one in tensors_in(outputs) if id(one) not in known])
         outputs = _filled(step.template, given)
-        return outputs if self._stays(step) else self._noted(outputs, step, tensors_in(step.template))
-
-    def _stays(self, step: Step) -> bool:
-        """Whether nothing that a step makes is received or passed on, but something still is to be."""
-        alone = self._leaving.isdisjoint(step.numbers) and self._received.keys().isdisjoint(step.numbers)
-        return alone and (self._last or bool(self._leaving))
+        return outputs if silent else self._noted(outputs, step, tensors_in(step.template))
 
     def run(self, forward: Call, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs in the last stage, None in others."""

@@ -135,7 +135,14 @@ def rank_line(state: JobState, rank: RankState) -> str:
         return f"failed: {first_line(rank.error.title)}"
     if waiting := waits(state, rank):
         return f"waiting in {_for_whom(state, waiting)}"
-    return rank.why or rank.state
+    return rank.why or _rank_word(state, rank)
+
+
+def _rank_word(state: JobState, rank: RankState) -> str:
+    """A rank that was interrupted says by what, where the job's end says it: ``cancelled``, ``timed out``."""
+    end = state.reason if state.state == "stopping" else state.state
+    word = end if rank.state == "interrupted" and end in ("cancelled", "timed_out") else rank.state
+    return _WORDS.get(word, word)
 
 
 def waits(state: JobState, rank: RankState) -> Waiting | None:

@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { aRank, aSeries, aState, event, find, frames, hello, played, status, type PlayedFeed } from './played';
 import { CurvesTab, PAGE } from '../src/view/curves';
+import { legendOf } from '../src/view/curvebar';
 import { keyRange } from '../src/view/curvecard';
 import { csvText, svgText } from '../src/view/export';
 import { readings, summary, themeOf, type Look } from '../src/view/plot';
@@ -198,6 +199,28 @@ describe('the tab', () => {
     mode.value = 'ranks';
     mode.dispatchEvent(new Event('change'));
     await vi.waitFor(() => expect(feed.asked('curves')[1]).toMatchObject({ mode: 'ranks' }), PATIENT);
+  });
+
+  it('says of the ranks in the legend how they stand', async () => {
+    const { feed } = await tab(['loss']);
+    const mode = find(root, 'select') as HTMLSelectElement;
+    mode.value = 'ranks';
+    mode.dispatchEvent(new Event('change'));
+    await vi.waitFor(() => expect(find(root, '.td-legend-item', 'rank 1').title).toBe('rank 1: running'), PATIENT);
+    feed.say(event(2, 'rank.exited', { rank: 1, state: 'lost', why: 'its host is gone' }));
+    await vi.waitFor(() => expect(find(root, '.td-legend-item', 'rank 1').title).toBe('rank 1: its host is gone'));
+    expect(find(root, '.td-legend-item', 'rank 1').querySelector('[data-tone=failed] svg')).not.toBeNull();
+  });
+
+  it('counts in the legend the ranks that share a colour', () => {
+    const ranks = Array.from({ length: 5 }, (_, rank) => aRank(rank, rank === 4 ? { state: 'lost' } : {}));
+    const lines = legendOf(aState(ranks), 'ranks', ['red', 'green']);
+    expect(lines.map(({ text, standing }) => [text, standing.words])).toEqual([
+      ['rank 0, 2…', '1 lost, 2 running'],
+      ['rank 1, 3…', '2 running']
+    ]);
+    expect(legendOf(aState(ranks), 'rank0', ['red']).map(({ text }) => text)).toEqual(['rank 0']);
+    expect(legendOf(aState(ranks), 'band', ['red'])).toEqual([]);
   });
 
   it('says why there are no points', async () => {

@@ -160,10 +160,49 @@ test('the rank that failed comes first and is chosen', async () => {
   files.say({ type: 'lines', segments: [lines('0.err', 0, 2), lines('1.err', 0, 2)] });
   await open();
   const chips = [...element.querySelectorAll('[data-rank]')].map(chip => chip.textContent);
-  expect(chips).toEqual(['✗ 1', '0', '2']);
+  expect(chips).toEqual(['1', '0', '2']);
   expect(rows()).toEqual(['[rank 1]line    0', '[rank 1]line    1']);
   click(/all ranks$/);
   expect(rows()).toHaveLength(4);
+});
+
+test('each rank says how it stands, on its button and at its lines', async () => {
+  const waiting = { operation: 'barrier', group: 'gloo:0', number: 3, since: 1, size: 0, members: null };
+  const running = { ...newRankState(0), state: 'running' };
+  hello(2, { state: 'running', ranks: { 0: { ...running, waiting }, 1: { ...running, rank: 1 } } });
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 1), lines('0.out', 1, 2)] });
+  await open();
+  const button = (rank: number): HTMLElement => element.querySelector(`button[data-rank='${rank}']`)!;
+  expect(button(0).title).toBe('rank 0: waiting in barrier #3');
+  expect(button(0).querySelector('[data-tone=waiting] svg')).not.toBeNull();
+  const row = element.querySelector('.td-log-row')!;
+  expect(row.querySelector<HTMLElement>('.td-log-who')!.title).toMatch(/^out · .*\nrank 0 now: waiting in barrier #3$/);
+  const over = { t: 3, node: null, rank: 0, seq: 9, kind: 'rank.exited', state: 'killed', why: 'was killed (SIGKILL)' };
+  files.say({ type: 'events', events: [over] });
+  await settled();
+  expect(button(0).getAttribute('aria-label')).toBe('rank 0: was killed (SIGKILL)');
+  expect(button(0).querySelectorAll('svg')).toHaveLength(1);
+  expect(button(1).querySelector('[data-tone=running]')).not.toBeNull();
+  click(/all ranks$/);
+  // The row is the same element: it was not drawn again.
+  expect(element.querySelector('.td-log-row')).toBe(row);
+  expect(row.querySelector<HTMLElement>('.td-log-who')!.title).toContain('rank 0 now: was killed (SIGKILL)');
+});
+
+test('a list of many ranks says it too', async () => {
+  const ranks = Array.from({ length: 20 }, (_, rank) => ({ ...newRankState(rank), state: 'running' }));
+  hello(20, { state: 'running', ranks: Object.fromEntries(ranks.map(rank => [rank.rank, rank])) });
+  await open();
+  const list = element.querySelector<HTMLSelectElement>('[role=group] select')!;
+  expect(list.options[3]!.textContent).toBe('rank 2: running');
+  expect(list.title).toBe('20 running');
+  files.say({ type: 'events', events: [{ t: 3, node: null, rank: 2, seq: 9, kind: 'rank.done' }] });
+  await settled();
+  expect(list.options[3]!.textContent).toBe('rank 2: done');
+  list.value = '2';
+  list.dispatchEvent(new Event('change'));
+  expect(list.title).toBe('done');
+  expect(list.previousElementSibling!.getAttribute('data-tone')).toBe('succeeded');
 });
 
 test('what all ranks say is one row, until it is shown apart', async () => {

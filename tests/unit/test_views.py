@@ -103,6 +103,14 @@ def test_a_rank_that_has_ended_waits_no_more() -> None:
     assert views.waiting_lines(state, 112.0) == ["ranks 1, 2 wait in all_reduce #17 for rank 3, for 11.0 s"]
 
 
+def test_a_rank_that_was_interrupted_says_by_what() -> None:
+    rank = replace(job().ranks[0], state="interrupted")
+    assert views.rank_line(job("cancelled"), rank) == "cancelled"
+    assert views.rank_line(job("timed_out"), rank) == "timed out"
+    assert views.rank_line(replace(job("stopping"), reason="cancelled"), rank) == "cancelled"
+    assert views.rank_line(job("failed"), rank) == "interrupted"
+
+
 def test_several_hosts_are_counted() -> None:
     state = job()
     state.ranks[1] = replace(state.ranks[1], host="other")

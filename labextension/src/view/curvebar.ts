@@ -1,5 +1,7 @@
 /** What one can say about the curves: which, how drawn, and out as a file. */
+import type { JobState } from '../protocol';
 import { button, make, setText } from './dom';
+import { drawShape, makeShape, standingOf, standingOfSome, type Standing } from './standing';
 import { trans } from './translate';
 
 export interface Settings {
@@ -11,6 +13,12 @@ export interface Settings {
   /** All plots show the same range of x. */
   linked: boolean;
   filter: string;
+}
+
+export interface LegendLine {
+  text: string;
+  colour: string;
+  standing: Standing;
 }
 
 export class CurveBar {
@@ -51,8 +59,8 @@ export class CurveBar {
     setText(this.said, text);
   }
 
-  /** Names with their colours; empty: no legend. */
-  explain(lines: { text: string; colour: string }[]): void {
+  /** Names with their colours, and how those stand that are named; empty: no legend. */
+  explain(lines: LegendLine[]): void {
     const key = JSON.stringify(lines);
     if (key === this.explained) {
       return;
@@ -60,7 +68,19 @@ export class CurveBar {
     this.explained = key;
     this.legend.hidden = lines.length === 0;
     this.legend.replaceChildren(
-      ...lines.map(({ text, colour }) => make('span.td-legend-item', {}, swatch(colour), text))
+      ...lines.map(({ text, colour, standing }) => {
+        const shape = makeShape();
+        drawShape(shape, standing);
+        const spoken = make('span.td-spoken', {}, `: ${standing.words}`);
+        return make(
+          'span.td-legend-item',
+          { title: `${text}: ${standing.words}` },
+          swatch(colour),
+          text,
+          spoken,
+          shape
+        );
+      })
     );
   }
 
@@ -102,6 +122,20 @@ export class CurveBar {
     field.addEventListener('input', change, { signal: this.signal });
     return make('label.td-label', {}, make('span', {}, trans('smoothing')), field, shown);
   }
+}
+
+/** Which colour is whose, where ranks have lines of their own. More ranks than colours share them. */
+export function legendOf(state: JobState, mode: Settings['mode'], colours: readonly string[]): LegendLine[] {
+  const count = { band: 0, rank0: Math.min(state.world_size, 1), ranks: state.world_size }[mode];
+  return colours.slice(0, count).map((colour, rank) => {
+    const ranks = Array.from(
+      { length: Math.ceil((count - rank) / colours.length) },
+      (_, i) => rank + i * colours.length
+    );
+    const shared = count > colours.length;
+    const text = shared ? trans('rank %1, %2…', rank, rank + colours.length) : trans('rank %1', rank);
+    return { text, colour, standing: ranks.length > 1 ? standingOfSome(state, ranks) : standingOf(state, rank) };
+  });
 }
 
 export function swatch(colour: string): HTMLElement {

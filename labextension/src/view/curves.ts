@@ -1,8 +1,8 @@
 /** All curves of a job as small plots: drawn when they are seen, over several frames, fresh twice a second. */
-import type { JobSession } from '../session';
+import type { Change, JobSession } from '../session';
 import type { Answers, Series } from '../source';
 import { isFinal } from '../state';
-import { CurveBar, type Settings } from './curvebar';
+import { CurveBar, legendOf, type Settings } from './curvebar';
 import { CurveCard, type Range } from './curvecard';
 import { batches } from './curveload';
 import { button, make, setText } from './dom';
@@ -63,7 +63,7 @@ export class CurvesTab {
     element.append(this.page);
     this.observer = this.observeCards(element);
     this.observePage();
-    session.onChange(changes => changes.has('status') && this.update(), signal);
+    session.onChange(changes => this.told(changes), signal);
     signal.addEventListener('abort', () => this.end(), { once: true });
   }
 
@@ -130,6 +130,15 @@ export class CurvesTab {
       this.wake(0);
     } else {
       card.sleep();
+    }
+  }
+
+  private told(changes: Set<Change>): void {
+    if (changes.has('status')) {
+      this.update();
+    }
+    if (changes.has('state') && this.visible) {
+      this.explain();
     }
   }
 
@@ -360,7 +369,7 @@ export class CurvesTab {
         break;
       }
     }
-    this.explain(look.theme);
+    this.explain();
     if (this.waiting.size > 0) {
       this.frame = requestAnimationFrame(() => this.paint());
     }
@@ -373,14 +382,8 @@ export class CurvesTab {
     return { log, time: x === 'time', theme: this.theme, width, height: 0, together: linked ? this.together : null };
   }
 
-  private explain(theme: Theme): void {
-    const count = this.bar.settings.mode === 'ranks' ? this.session.state.world_size : 0;
-    const lines = Array.from({ length: Math.min(count, theme.curves.length) }, (_, rank) => ({
-      text:
-        count > theme.curves.length ? trans('rank %1, %2…', rank, rank + theme.curves.length) : trans('rank %1', rank),
-      colour: theme.curves[rank]!
-    }));
-    this.bar.explain(lines);
+  private explain(): void {
+    this.bar.explain(legendOf(this.session.state, this.bar.settings.mode, this.theme?.curves ?? []));
   }
 
   /** All values of these curves in the range shown, as the feed has them. */

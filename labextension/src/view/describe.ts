@@ -3,7 +3,8 @@ import type { JobState, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import type { Status } from '../source';
 import { awaited, failures, isFinal } from '../state';
-import { collective, errorTitle, ranksOf, standing, theRanks, ticking } from './format';
+import { collective, errorTitle, ranksOf, theRanks, ticking } from './format';
+import { waitingTogether } from './standing';
 import { plural, trans } from './translate';
 
 /** What a job is called that runs another one again. */
@@ -44,26 +45,15 @@ export function others(state: JobState, first: number): string {
 
 /** `ranks 0-2 wait in all_reduce #17 for rank 3, for 12 s`: one sentence for each collective. */
 export function waitingLines(state: JobState, now: number): string[] {
-  const groups = new Map<string, RankState[]>();
-  for (const rank of ranksOf(state).filter(rank => standing(state, rank) === 'waiting')) {
-    const { group, number, operation } = rank.waiting!;
-    const key = `${group} ${number} ${operation}`;
-    groups.set(key, [...(groups.get(key) ?? []), rank]);
-  }
-  return [...groups.values()].map(ranks => waitingLine(state, ranks, now));
-}
-
-function waitingLine(state: JobState, ranks: RankState[], now: number): string {
-  const since = Math.min(...ranks.map(rank => rank.waiting!.since));
-  const waiting = { ...ranks[0]!.waiting!, since };
-  const whom = awaited(state, waiting);
-  const who = theRanks(ranks.map(rank => rank.rank));
-  const [what, time] = [collective(waiting), ticking(now - since)];
-  if (whom.length === 0) {
-    return plural('%2 waits in %3, for %4', '%2 wait in %3, for %4', ranks.length, who, what, time);
-  }
-  const many = '%2 wait in %3 for %4, for %5';
-  return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, what, theRanks(whom), time);
+  return waitingTogether(state).map(({ ranks, waiting }) => {
+    const [who, what, time] = [theRanks(ranks), collective(waiting), ticking(now - waiting.since)];
+    const whom = theRanks(awaited(state, waiting));
+    if (!whom) {
+      return plural('%2 waits in %3, for %4', '%2 wait in %3, for %4', ranks.length, who, what, time);
+    }
+    const many = '%2 wait in %3 for %4, for %5';
+    return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, what, whom, time);
+  });
 }
 
 /** What the reader should know beside the state: notes of capture and driver, lines that a full disk did not take. */

@@ -85,8 +85,8 @@ export class Failure {
     }
     const rows = more.slice(0, MANY).map(rank => {
       const show = () => this.toLog(rank.rank);
-      const label = trans('rank %1', rank.rank);
-      return make('li', {}, button('button.td-link', label, show, this.signal), ` ${firstLine(failureTitle(rank))}`);
+      const link = button('button.td-link', trans('rank %1', rank.rank), show, this.signal);
+      return make('li', {}, stateIcon(rank.state), ' ', link, ` ${firstLine(failureTitle(rank))}`);
     });
     return make('details.td-failure-others', {}, make('summary', {}, rest), make('ul', {}, ...rows));
   }

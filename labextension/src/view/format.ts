@@ -1,6 +1,5 @@
 /** Numbers, times and states as words, in the wording of views.py. Pure. */
 import type { ErrorRecord, JobState, NodePlan, RankState, Waiting } from '../protocol';
-import { awaited } from '../state';
 import { plural, trans } from './translate';
 
 /** Bytes for people: `512 B`, `1.5 kB`, `256 MB` (powers of ten, three digits). */
@@ -183,32 +182,16 @@ export function stateWord(state: string): string {
   }
 }
 
-/** How one rank stands, in a few words. */
-export function rankLine(state: JobState, rank: RankState): string {
-  if (rank.error) {
-    return trans('failed: %1', firstLine(errorTitle(rank.error)));
-  }
-  if (rank.waiting && standing(state, rank) === 'waiting') {
-    const whom = awaited(state, rank.waiting);
-    return whom.length > 0
-      ? trans('waiting in %1 for %2', collective(rank.waiting), theRanks(whom))
-      : trans('waiting in %1', collective(rank.waiting));
-  }
-  return rank.why || stateWord(rank.state);
-}
-
-/** The state of a rank, `waiting` while it waits in a collective. One that has ended may have done so until then. */
-export function standing(state: JobState, rank: RankState): string {
-  return rank.waiting && rank.state === 'running' && state.ended === 0 ? 'waiting' : rank.state;
-}
-
 /** `all_reduce #17`. */
 export function collective(waiting: Waiting): string {
   return `${waiting.operation} #${waiting.number}`;
 }
 
-/** `rank 3`, `ranks 0-6`. */
+/** `rank 3`, `ranks 0-6`; nothing of none. */
 export function theRanks(numbers: readonly number[]): string {
+  if (numbers.length === 0) {
+    return '';
+  }
   return numbers.length === 1 ? trans('rank %1', numbers[0]) : trans('ranks %1', spans(numbers));
 }
 

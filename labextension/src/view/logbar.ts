@@ -1,17 +1,13 @@
 /** What stands above the lines: whose, which, what is searched for. */
 import type { JobState } from '../protocol';
-import { failures } from '../state';
 import { button, make, setAttribute, setText } from './dom';
+import { RankBar } from './rankbar';
 import { plural, trans } from './translate';
 
-/** With more ranks than this there is a list instead of a button each. */
-const BUTTONS = 16;
 /** Milliseconds after the last key before a search begins. */
 const TYPING_MS = 50;
 
 export interface LogChoice {
-  /** Null: all. */
-  ranks: ReadonlySet<number> | null;
   stream: string | null;
   text: string;
   regex: boolean;
@@ -39,7 +35,6 @@ type Toggle = 'regex' | 'case' | 'only' | 'apart';
 export class LogBar {
   readonly element = make('div.td-logs-bar', { role: 'group', 'aria-label': trans('which lines are shown') });
   readonly choice: LogChoice = {
-    ranks: null,
     stream: null,
     text: '',
     regex: false,
@@ -47,29 +42,27 @@ export class LogBar {
     only: false,
     apart: false
   };
-  /** Once the reader chose a rank, no failure chooses another. */
-  chosen = false;
 
-  private readonly ranks = make('span.td-logs-group', { role: 'group', 'aria-label': trans('ranks') });
+  private readonly rankBar: RankBar;
   private readonly box = make('input', { type: 'search', spellcheck: 'false', autocomplete: 'off' });
   private readonly hits = make('span.td-logs-said', { role: 'status' });
   private readonly said = make('span.td-logs-said', { role: 'status' });
   private readonly followButton: HTMLButtonElement;
   private readonly olderButton: HTMLButtonElement;
   private readonly files = make('select', { 'aria-label': trans('download a whole file'), hidden: '' });
-  private drawnRanks = '';
   private drawnFiles = '';
 
   constructor(
     private readonly actions: LogBarActions,
     private readonly signal: AbortSignal
   ) {
+    this.rankBar = new RankBar(() => actions.filter(), signal);
     this.followButton = this.button(trans('Follow'), trans('keep the newest line in sight'), () =>
       actions.follow(this.followButton.getAttribute('aria-pressed') !== 'true')
     );
     this.olderButton = this.button(trans('Older'), trans('load older lines'), () => actions.older());
     this.element.append(
-      this.ranks,
+      this.rankBar.element,
       this.streams(),
       this.searchGroup(),
       make(
@@ -86,31 +79,19 @@ export class LogBar {
     this.files.addEventListener('change', () => this.download(), { signal });
   }
 
-  /** The ranks' buttons, those that failed first. */
+  /** Null: all. */
+  get ranks(): ReadonlySet<number> | null {
+    return this.rankBar.ranks;
+  }
+
+  /** The ranks and how they stand. */
   update(state: JobState): void {
-    const failed = failures(state).map(rank => rank.rank);
-    const others = Array.from({ length: state.world_size }, (_, rank) => rank).filter(rank => !failed.includes(rank));
-    const first = failed[0];
-    if (first !== undefined && !this.chosen && this.choice.ranks === null) {
-      this.choice.ranks = new Set([first]);
-      this.actions.filter();
-    }
-    const drawn = JSON.stringify([failed, state.world_size]);
-    if (drawn !== this.drawnRanks) {
-      this.drawnRanks = drawn;
-      const order = [...failed, ...others];
-      const parts = order.length > BUTTONS ? [this.rankList(order, failed)] : this.rankButtons(order, failed);
-      this.ranks.replaceChildren(...(order.length > 1 ? parts : []));
-    }
-    this.press();
+    this.rankBar.update(state);
   }
 
   /** Chooses one rank, or all. */
   pickRank(rank: number | null): void {
-    this.chosen = true;
-    this.choice.ranks = rank === null ? null : new Set([rank]);
-    this.press();
-    this.actions.filter();
+    this.rankBar.pick(rank);
   }
 
   focusSearch(): void {
@@ -229,61 +210,6 @@ export class LogBar {
     // The visible word is part of the name: whoever speaks to the page says what stands there.
     const name = /\p{L}{3}/u.test(words) ? `${words}: ${label}` : label;
     return button('button', words, click, this.signal, { 'aria-label': name, title: label });
-  }
-
-  private rankButtons(order: number[], failed: number[]): HTMLElement[] {
-    const all = this.button(trans('All'), trans('all ranks'), () => this.pickRank(null));
-    const buttons = order.map(rank => {
-      const bad = failed.includes(rank);
-      const label = bad ? trans('rank %1, failed', rank) : trans('rank %1', rank);
-      const one = this.button(bad ? `✗ ${rank}` : `${rank}`, label, event => this.pick(rank, event));
-      setAttribute(one, 'data-rank', rank);
-      setAttribute(one, 'data-failed', bad && 'true');
-      return one;
-    });
-    return [...buttons.slice(0, failed.length), all, ...buttons.slice(failed.length)];
-  }
-
-  /** With Ctrl, ⌘ or Shift a rank comes to the others or leaves them. */
-  private pick(rank: number, event: MouseEvent): void {
-    const { ranks } = this.choice;
-    if (!ranks || !(event.ctrlKey || event.metaKey || event.shiftKey)) {
-      this.pickRank(rank);
-      return;
-    }
-    const next = new Set(ranks);
-    if (!next.delete(rank)) {
-      next.add(rank);
-    }
-    this.chosen = true;
-    this.choice.ranks = next.size > 0 ? next : null;
-    this.press();
-    this.actions.filter();
-  }
-
-  private rankList(order: number[], failed: number[]): HTMLElement {
-    const options = order.map(rank =>
-      make('option', { value: rank }, failed.includes(rank) ? trans('✗ rank %1, failed', rank) : trans('rank %1', rank))
-    );
-    const all = make('option', { value: '' }, trans('all ranks'));
-    const list = make('select', { 'aria-label': trans('rank') });
-    list.append(...options.slice(0, failed.length), all, ...options.slice(failed.length));
-    const change = (): void => this.pickRank(list.value === '' ? null : Number(list.value));
-    list.addEventListener('change', change, { signal: this.signal });
-    return list;
-  }
-
-  private press(): void {
-    const { ranks } = this.choice;
-    for (const element of this.ranks.querySelectorAll('button')) {
-      const rank = element.dataset['rank'];
-      const on = rank === undefined ? ranks === null : (ranks?.has(Number(rank)) ?? false);
-      setAttribute(element, 'aria-pressed', String(on));
-    }
-    const list = this.ranks.querySelector('select');
-    if (list) {
-      list.value = ranks ? String([...ranks][0]) : '';
-    }
   }
 
   private download(): void {

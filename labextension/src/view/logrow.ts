@@ -8,6 +8,7 @@ import { button, make, setAttribute } from './dom';
 import { size } from './format';
 import type { LogListSource } from './loglist';
 import type { LogSearch } from './logsearch';
+import { standingOf, standingOfAll } from './standing';
 import { trans } from './translate';
 
 export interface LogRowActions {
@@ -16,7 +17,7 @@ export interface LogRowActions {
 }
 
 /** An element and what it shows: what has not changed is not drawn again. */
-type Row = HTMLElement & { looks?: string; line?: string };
+type Row = HTMLElement & { looks?: string; line?: string; standing?: string };
 
 let drawers = 0;
 
@@ -76,6 +77,7 @@ export class LogRowDrawer implements LogListSource {
       element.looks = looks;
       element.line = text;
     }
+    this.title(element, row);
     setAttribute(element, 'aria-rowindex', index + 1);
     setAttribute(element, 'aria-selected', String(this.selection.has(index)));
     element.classList.toggle('td-log-active', row === this.selection.active);
@@ -86,8 +88,6 @@ export class LogRowDrawer implements LogListSource {
     const { logs } = this.session;
     const { stream } = logs.fileOf(row);
     const isGap = logs.rows.kind[row] === GAP;
-    const time = logs.rows.time[row]!;
-    const title = [stream, time > 0 ? new Date(time * 1000).toLocaleTimeString() : ''].filter(Boolean).join(' · ');
     const cell = make('div.td-log-text', { role: 'gridcell' });
     if (isGap) {
       const words = trans('%1 passed over here', size(logs.rows.bytes[row]!));
@@ -99,10 +99,26 @@ export class LogRowDrawer implements LogListSource {
       this.line(cell, row, text, current);
     }
     const attributes = { role: 'row', id: this.idOf(row), 'data-stream': stream, 'data-row': row };
-    const who = make('div.td-log-who', { role: 'gridcell', title }, this.who(row));
+    const who = make('div.td-log-who', { role: 'gridcell' }, this.who(row));
     const element = make('div.td-log-row', attributes, who, cell);
     element.classList.toggle('td-log-gap', isGap);
     return element;
+  }
+
+  /** Stream and time, and how the rank stands now: that changes without the row being drawn again. */
+  private title(element: Row, row: number): void {
+    const { logs, state } = this.session;
+    const { rank, stream } = logs.fileOf(row);
+    const ofAll = this.view.isOfAll(row);
+    const { words } = ofAll ? standingOfAll(state) : standingOf(state, rank);
+    if (element.standing === words) {
+      return;
+    }
+    element.standing = words;
+    const time = logs.rows.time[row]!;
+    const where = [stream, time > 0 ? new Date(time * 1000).toLocaleTimeString() : ''].filter(Boolean).join(' · ');
+    const now = ofAll ? trans('the ranks now: %1', words) : trans('rank %1 now: %2', rank, words);
+    setAttribute(element.firstElementChild!, 'title', `${where}\n${now}`);
   }
 
   private line(cell: HTMLElement, row: number, text: string, current: boolean): void {

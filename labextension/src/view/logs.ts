@@ -121,7 +121,8 @@ export class LogsTab {
   }
 
   private filterOf(): LogFilter {
-    const { ranks, stream, apart, only } = this.bar.choice;
+    const { ranks } = this.bar;
+    const { stream, apart, only } = this.bar.choice;
     this.alike = this.session.state.world_size;
     return { ranks, stream, pattern: only && this.search ? this.search.pattern : null, alike: apart ? 0 : this.alike };
   }
@@ -161,7 +162,8 @@ export class LogsTab {
 
   private emptyWords(): string {
     if (this.session.logs.length > 0) {
-      const { ranks, stream, only } = this.bar.choice;
+      const { ranks } = this.bar;
+      const { stream, only } = this.bar.choice;
       const all = ranks === null && stream === null;
       if (!only || !this.search.pattern) {
         return trans('These ranks and streams have printed nothing yet.');
@@ -318,7 +320,8 @@ export class LogsTab {
   // --- searching ---
 
   private files(): string[] {
-    const { ranks, stream } = this.bar.choice;
+    const { ranks } = this.bar;
+    const { stream } = this.bar.choice;
     return this.session.logs.files
       .filter(file => (!ranks || ranks.has(file.rank)) && (stream === null || stream === file.stream))
       .map(file => file.name);

@@ -3,9 +3,9 @@ import type { Plan, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import { isFinal } from '../state';
 import { make, setAttribute, setText } from './dom';
-import { duration, grouped, number, rankLine, ranksOf, spans, standing, stateWord, ticking } from './format';
+import { duration, grouped, number, ranksOf, spans, stateWord, ticking } from './format';
 import { gpuMemoryWords, memoryWords, percent, taken, type Taken } from './gauges';
-import { stateIcon, tone } from './icons';
+import { drawShape, standingOf, type Standing } from './standing';
 import { plural, trans } from './translate';
 
 /** Above so many ranks those of one state stand in one line. */
@@ -40,10 +40,7 @@ const PLAIN = 10;
 
 export interface Row {
   rank: RankState;
-  /** As its state, but `waiting` while it waits in a collective. */
-  standing: string;
-  /** How it stands, in a few words. */
-  words: () => string;
+  standing: Standing;
   gpu: string;
   step: number | null;
   loss: number | null;
@@ -202,8 +199,7 @@ export function rowsOf(session: Pick<JobSession, 'state' | 'status' | 'hello' | 
   const behind = straggler(live.map(rank => [rank.rank, status?.ranks[rank.rank]?.step ?? null]));
   return ranks.map(rank => ({
     rank,
-    standing: standing(state, rank),
-    words: () => rankLine(state, rank),
+    standing: standingOf(state, rank.rank),
     gpu: gpus.get(rank.rank) ?? '',
     step: status?.ranks[rank.rank]?.step ?? null,
     loss: status?.ranks[rank.rank]?.last[loss] ?? null,
@@ -243,11 +239,11 @@ export function lines(rows: Row[]): Line[] {
     if (notable && alone.length < FOLD) {
       alone.push({ row });
     } else {
-      const members = groups.get(row.standing);
+      const members = groups.get(row.standing.state);
       if (members) {
         members.push(row);
       } else {
-        groups.set(row.standing, [row]);
+        groups.set(row.standing.state, [row]);
       }
     }
   }
@@ -269,7 +265,7 @@ function order(by: Column, down: boolean): (one: Row, other: Row) => number {
 
 const KEYS: Record<Column, (row: Row) => number | string | null> = {
   rank: row => row.rank.rank,
-  state: row => row.words(),
+  state: row => row.standing.words,
   host: row => row.rank.host,
   pid: row => row.rank.pid,
   gpu: row => row.gpu,
@@ -307,12 +303,12 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
   if (element.cells.length === 0) {
     const name = trans('rank %1', rank.rank);
     const link = make('button.td-link', { type: 'button', 'aria-label': trans('Log of rank %1', rank.rank) }, name);
-    const state = make('td.td-rank-state', {}, make('span.td-state'), make('span.td-behind'));
+    const state = make('td.td-rank-state', {}, make('span.td-state', {}, make('span')), make('span.td-behind'));
     const plain = Array.from({ length: PLAIN }, () => make('td'));
     element.append(make('th', { scope: 'row' }, link), state, ...plain);
   }
   setAttribute(element, 'class', depth === 'inside' ? 'td-rank td-inside' : 'td-rank');
-  fillState(element.cells[1]!.firstElementChild!, row.standing, row.words());
+  fillStanding(element.cells[1]!.firstElementChild!, row.standing);
   setText(element.cells[1]!.lastElementChild!, row.straggler ? trans('⚑ behind the others') : '');
   const time = rank.ended ? duration(row.time) : ticking(row.time);
   const step = row.step === null ? '' : grouped(Number(row.step));
@@ -340,14 +336,10 @@ function gpuName(uuid: string): string {
   return /^(?:GPU|MIG)-[0-9a-f]{8}(?=-)/.exec(uuid)?.[0] ?? uuid;
 }
 
-function fillState(element: Element, state: string, words: string): void {
-  if (element.getAttribute('data-state') !== state) {
-    setAttribute(element, 'data-state', state);
-    setAttribute(element, 'data-tone', tone(state));
-    element.replaceChildren(stateIcon(state), make('span'));
-  }
-  setText(element.lastElementChild!, words);
-  setAttribute(element, 'title', words);
+function fillStanding(element: Element, standing: Standing): void {
+  drawShape(element, standing);
+  setText(element.lastElementChild!, standing.words);
+  setAttribute(element, 'title', standing.words);
 }
 
 function fillGroup(element: HTMLTableRowElement, group: string, rows: Row[], open: boolean): void {
@@ -355,7 +347,7 @@ function fillGroup(element: HTMLTableRowElement, group: string, rows: Row[], ope
     const toggle = make('button.td-link', { type: 'button' });
     element.append(
       make('th', { scope: 'row' }, toggle),
-      make('td', {}, make('span.td-state')),
+      make('td', {}, make('span.td-state', {}, make('span'))),
       make('td', { colspan: PLAIN })
     );
     element.className = 'td-rank td-group';
@@ -364,7 +356,7 @@ function fillGroup(element: HTMLTableRowElement, group: string, rows: Row[], ope
   const toggle = element.cells[0]!.firstElementChild!;
   setText(toggle, `${open ? '▾' : '▸'} ${plural('%1 rank', '%1 ranks', rows.length)}`);
   setAttribute(toggle, 'aria-expanded', String(open));
-  fillState(element.cells[1]!.firstElementChild!, group, stateWord(group));
+  fillStanding(element.cells[1]!.firstElementChild!, { state: group, words: stateWord(group) });
   const text = spans(numbers);
   setText(element.cells[2]!, text.length > 120 ? text.slice(0, 119) + '…' : text);
 }

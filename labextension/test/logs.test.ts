@@ -1,8 +1,9 @@
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import type { LineQueue } from '../src/linequeue';
 import { JobSession } from '../src/session';
 import type { FromFeed, JobSource, Segment, SourceHandlers, ToFeed } from '../src/source';
 import { newJobState, newRankState } from '../src/state';
+import { fitting } from '../src/view/logcolumns';
 import { STANDS } from '../src/view/loglist';
 import { LogsTab } from '../src/view/logs';
 
@@ -205,12 +206,12 @@ test('a list of many ranks says it too', async () => {
   expect(list.previousElementSibling!.getAttribute('data-tone')).toBe('succeeded');
 });
 
-test('what all ranks say is one row, until it is shown apart', async () => {
+test('what all ranks say is one row, until it is not folded', async () => {
   hello(2);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 1), lines('1.out', 0, 1)] });
   await open();
   expect(rows()).toEqual(['[all 2 ranks]line    0']);
-  click(/^Apart/);
+  click(/^Fold alike/);
   expect(rows()).toEqual(['[rank 0]line    0', '[rank 1]line    0']);
 });
 
@@ -331,4 +332,111 @@ test('a hidden tab draws nothing, and is right when it is shown again', async ()
   expect(rows()).toEqual([]);
   tab.show();
   expect(rows()).toHaveLength(3);
+});
+
+describe('side by side', () => {
+  const columns = (): string[] => [...element.querySelectorAll('.td-log-head')].map(head => head.textContent!);
+  const texts = (column: number): string[] =>
+    [...element.querySelectorAll('.td-log-column')[column]!.querySelectorAll('.td-log-text')].map(
+      cell => cell.textContent!
+    );
+  const pressed = (): string[] =>
+    [...element.querySelectorAll<HTMLElement>('[data-rank][aria-pressed=true]')].map(one => one.dataset['rank']!);
+
+  async function eightRanks(): Promise<void> {
+    const ranks = Array.from({ length: 8 }, (_, rank) => ({ ...newRankState(rank), state: 'running' }));
+    ranks[5]!.state = 'failed';
+    hello(8, { state: 'running', ranks: Object.fromEntries(ranks.map(rank => [rank.rank, rank])) });
+    for (let rank = 0; rank < 8; rank++) {
+      files.say({ type: 'lines', segments: [lines(`${rank}.out`, 0, rank + 1)] });
+    }
+    await open();
+    click(/^Side by side/);
+  }
+
+  test('a column for each of some ranks, what failed first, and back', async () => {
+    await eightRanks();
+    expect(columns()).toEqual(['rank 5: failed', 'rank 0: running', 'rank 1: running', 'rank 2: running']);
+    expect(texts(0)).toEqual(['line    0', 'line    1', 'line    2', 'line    3', 'line    4', 'line    5']);
+    expect(texts(1)).toEqual(['line    0']);
+    expect(element.querySelector('[aria-label=ranks] [role=status]')!.textContent).toBe('4 of 8 ranks: 5, 0, 1, 2');
+    expect(element.querySelector<HTMLElement>('.td-logs-frame > .td-logs-scroll')!.hidden).toBe(true);
+    expect(element.querySelector('[role=grid][aria-label="lines of rank 5"]')).not.toBeNull();
+    click(/^Side by side/);
+    expect(columns()).toEqual([]);
+    expect(rows()[0]).toBe('[rank 5]line    0');
+    expect(session.logs['views' as never]).toHaveProperty('size', 1);
+  });
+
+  test('the ranks are chosen by their buttons', async () => {
+    await eightRanks();
+    expect(pressed()).toEqual(['5', '0', '1', '2']);
+    click(/^rank 7/);
+    expect(pressed()).toEqual(['5', '0', '1', '7']);
+    expect(columns().at(-1)).toBe('rank 7: running');
+    click(/^rank 0/);
+    click(/^rank 1/);
+    click(/^rank 5/);
+    click(/^rank 7/); // the last one stays
+    expect(columns()).toEqual(['rank 7: running']);
+    click(/all ranks$/);
+    expect(columns()).toHaveLength(4);
+  });
+
+  test('new lines come to the column of their rank, whose head says how it stands', async () => {
+    await eightRanks();
+    files.say({ type: 'lines', segments: [lines('0.out', 1, 3)] });
+    const over = { t: 3, node: null, rank: 0, seq: 9, kind: 'rank.exited', state: 'killed', why: 'was killed' };
+    files.say({ type: 'events', events: [over] });
+    await settled();
+    expect(texts(1)).toEqual(['line    0', 'line    1', 'line    2']);
+    expect(texts(2)).toHaveLength(2);
+    expect(columns()[1]).toBe('rank 0: was killed');
+  });
+
+  test('they scroll together by time, and follow together', async () => {
+    hello(2);
+    // Rank 1 says each line ten seconds after rank 0 does.
+    const late = { ...lines('1.out', 0, 1), t: 11 };
+    files.say({ type: 'lines', segments: [late] });
+    for (let line = 0; line < 300; line++) {
+      files.say({ type: 'lines', segments: [{ ...lines('0.out', line, line + 1), t: line + 1 }] });
+      files.say({ type: 'lines', segments: [{ ...lines('1.out', line + 1, line + 2), t: line + 12 }] });
+    }
+    await open();
+    click(/^Side by side/);
+    await settled();
+    const scrollers = [...element.querySelectorAll<HTMLElement>('.td-log-column .td-logs-scroll')];
+    expect(texts(0).at(-1)).toBe('line  299');
+    scrollers[0]!.scrollTop = 100 * 19;
+    scrollers[0]!.dispatchEvent(new Event('scroll'));
+    expect(texts(0).slice(6, 8)).toEqual(['line  100', 'line  101']);
+    expect(texts(1).slice(6, 8)).toEqual(['line   90', 'line   91']);
+    expect(element.querySelector('[aria-label^=Follow]')!.getAttribute('aria-pressed')).toBe('false');
+    scrollers[1]!.dispatchEvent(new KeyboardEvent('keydown', { key: 'End', bubbles: true }));
+    expect(texts(0).at(-1)).toBe('line  299');
+    expect(texts(1).at(-1)).toBe('line  300');
+    expect(element.querySelector('[aria-label^=Follow]')!.getAttribute('aria-pressed')).toBe('true');
+  });
+
+  test('a search goes to the column of its hit, and a selected column is copied', async () => {
+    const written: string[] = [];
+    vi.stubGlobal('navigator', { clipboard: { writeText: async (text: string) => void written.push(text) } });
+    await eightRanks();
+    type('5');
+    await settled();
+    expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 of 1');
+    expect(element.querySelector('.td-log-column .td-hit-current')!.closest('[aria-label^="rank 5"]')).not.toBeNull();
+    const second = element.querySelectorAll<HTMLElement>('.td-log-column .td-logs-scroll')[3]!;
+    second.dispatchEvent(new KeyboardEvent('keydown', { key: 'a', ctrlKey: true, bubbles: true }));
+    expect(element.querySelectorAll('[aria-selected=true]')).toHaveLength(3);
+    click(/^Copy/);
+    await settled();
+    expect(written).toEqual(['line    0\nline    1\nline    2']);
+    vi.unstubAllGlobals();
+  });
+
+  test('as many columns as there is room for', () => {
+    expect([0, 300, 700, 800, 5000].map(fitting)).toEqual([4, 2, 2, 3, 4]);
+  });
 });

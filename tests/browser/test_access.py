@@ -163,7 +163,7 @@ def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: 
             expect(view).to_contain_text(words)
             is_shown(view, "Logs")
         running, failed_view, _ = views
-        running.get_by_role("button", name="Apart").click()
+        running.get_by_role("button", name="Fold alike").click()
         check_log(page, theme, places[0])
         running.get_by_role("button", name="Cancel").click()
         page.locator(".td-row").first.hover()

@@ -14,8 +14,10 @@ export interface LogChoice {
   case: boolean;
   /** Only lines that the search finds. */
   only: boolean;
-  /** Lines that are alike on all ranks, each for itself. */
-  apart: boolean;
+  /** Lines that are alike on all ranks are shown once. */
+  fold: boolean;
+  /** A column for each rank. */
+  beside: boolean;
 }
 
 export interface LogBarActions {
@@ -30,7 +32,7 @@ export interface LogBarActions {
   leave(): void;
 }
 
-type Toggle = 'regex' | 'case' | 'only' | 'apart';
+type Toggle = 'regex' | 'case' | 'only' | 'fold' | 'beside';
 
 export class LogBar {
   readonly element = make('div.td-logs-bar', { role: 'group', 'aria-label': trans('which lines are shown') });
@@ -40,7 +42,8 @@ export class LogBar {
     regex: false,
     case: false,
     only: false,
-    apart: false
+    fold: true,
+    beside: false
   };
 
   private readonly rankBar: RankBar;
@@ -48,6 +51,8 @@ export class LogBar {
   private readonly hits = make('span.td-logs-said', { role: 'status' });
   private readonly said = make('span.td-logs-said', { role: 'status' });
   private readonly followButton: HTMLButtonElement;
+  private readonly foldButton: HTMLButtonElement;
+  private readonly besideButton: HTMLButtonElement;
   private readonly olderButton: HTMLButtonElement;
   private readonly files = make('select', { 'aria-label': trans('download a whole file'), hidden: '' });
   private drawnFiles = '';
@@ -60,6 +65,12 @@ export class LogBar {
     this.followButton = this.button(trans('Follow'), trans('keep the newest line in sight'), () =>
       actions.follow(this.followButton.getAttribute('aria-pressed') !== 'true')
     );
+    this.foldButton = this.toggle(
+      'fold',
+      trans('Fold alike'),
+      trans('show lines that all ranks print alike only once')
+    );
+    this.besideButton = this.toggle('beside', trans('Side by side'), trans('a column of lines for each rank'));
     this.olderButton = this.button(trans('Older'), trans('load older lines'), () => actions.older());
     this.element.append(
       this.rankBar.element,
@@ -69,7 +80,8 @@ export class LogBar {
         'span.td-logs-group',
         {},
         this.followButton,
-        this.toggle('apart', trans('Apart'), trans('show lines that are the same on all ranks for each rank')),
+        this.foldButton,
+        this.besideButton,
         this.olderButton,
         this.button(trans('Copy'), trans('copy the selected lines, or all that are shown'), () => actions.copy()),
         actions.download && this.files
@@ -87,6 +99,12 @@ export class LogBar {
   /** The ranks and how they stand. */
   update(state: JobState): void {
     this.rankBar.update(state);
+    this.foldButton.hidden = this.besideButton.hidden = state.world_size < 2;
+  }
+
+  /** How many ranks there is room for side by side. Whether other ones are shown then. */
+  setRoom(count: number): boolean {
+    return this.rankBar.setRoom(count);
   }
 
   /** Chooses one rank, or all. */
@@ -200,10 +218,21 @@ export class LogBar {
     const element = this.button(words, label, () => {
       this.choice[name] = !this.choice[name];
       setAttribute(element, 'aria-pressed', String(this.choice[name]));
-      (name === 'apart' ? this.actions.filter : this.actions.search).call(this.actions);
+      this.toggled(name);
     });
-    setAttribute(element, 'aria-pressed', 'false');
+    setAttribute(element, 'aria-pressed', String(this.choice[name]));
     return element;
+  }
+
+  private toggled(name: Toggle): void {
+    if (name === 'beside') {
+      this.foldButton.disabled = this.choice.beside;
+      this.rankBar.setBeside(this.choice.beside);
+    } else if (name === 'fold') {
+      this.actions.filter();
+    } else {
+      this.actions.search();
+    }
   }
 
   private button(words: string, label: string, click: (event: MouseEvent) => void): HTMLButtonElement {

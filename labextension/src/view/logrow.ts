@@ -5,7 +5,7 @@ import type { LogView } from '../logview';
 import type { JobSession } from '../session';
 import { draw, SHOWN_CHARACTERS, shownText } from './ansi';
 import { button, make, setAttribute } from './dom';
-import { size } from './format';
+import { clock, size } from './format';
 import type { LogListSource } from './loglist';
 import type { LogSearch } from './logsearch';
 import { standingOf, standingOfAll } from './standing';
@@ -19,6 +19,16 @@ export interface LogRowActions {
 /** An element and what it shows: what has not changed is not drawn again. */
 type Row = HTMLElement & { looks?: string; line?: string; standing?: string };
 
+/** What stands in front of a row. */
+export type Who = (session: JobSession, view: LogView, row: number) => string;
+
+/** Who wrote it: `[rank 3]`, `[all 8 ranks]`. */
+export const byRank: Who = (session, view, row) =>
+  view.isOfAll(row) ? trans('[all %1 ranks]', view.ranks) : trans('[rank %1]', session.logs.fileOf(row).rank);
+
+/** When it was written, for rows that are all of one rank. */
+export const byTime: Who = ({ logs }, _, row) => clock(logs.rows.time[row]!);
+
 let drawers = 0;
 
 export class LogRowDrawer implements LogListSource {
@@ -29,6 +39,7 @@ export class LogRowDrawer implements LogListSource {
     private readonly view: LogView,
     private readonly search: LogSearch,
     private readonly selection: LogSelection,
+    private readonly who: Who,
     private readonly actions: LogRowActions,
     private readonly signal: AbortSignal
   ) {}
@@ -45,22 +56,16 @@ export class LogRowDrawer implements LogListSource {
     return `${this.id}-${row}`;
   }
 
-  /** Who wrote it: `[rank 3]`, `[all 8 ranks]`. */
-  who(row: number): string {
-    return this.view.isOfAll(row)
-      ? trans('[all %1 ranks]', this.view.ranks)
-      : trans('[rank %1]', this.session.logs.fileOf(row).rank);
-  }
-
   /** For the clipboard: as it is shown, and who wrote each line where that is not the same for all. */
   textOf(from: number, to: number): string {
     const { logs } = this.session;
     const rows = [...this.view.rows.view().slice(from, to + 1)];
-    const several = new Set(rows.map(row => this.who(row))).size > 1;
+    const who = (row: number): string => byRank(this.session, this.view, row);
+    const several = new Set(rows.map(who)).size > 1;
     const lines = rows.map(row => {
       const gap = logs.rows.kind[row] === GAP;
       const text = gap ? trans('… %1 passed over', size(logs.rows.bytes[row]!)) : shownText(logs.text(row));
-      return several ? `${this.who(row)} ${text}` : text;
+      return several ? `${who(row)} ${text}` : text;
     });
     return lines.join('\n');
   }
@@ -70,10 +75,11 @@ export class LogRowDrawer implements LogListSource {
     const { logs } = this.session;
     const text = logs.text(row);
     const current = this.search.current === row;
-    const looks = [logs.rows.kind[row], logs.rows.bytes[row], this.who(row), this.search.pattern?.key, current].join();
+    const who = this.who(this.session, this.view, row);
+    const looks = [logs.rows.kind[row], logs.rows.bytes[row], who, this.search.pattern?.key, current].join();
     let element = before;
     if (!element || element.looks !== looks || element.line !== text) {
-      element = this.newRow(row, text, current);
+      element = this.newRow(row, text, current, who);
       element.looks = looks;
       element.line = text;
     }
@@ -84,7 +90,7 @@ export class LogRowDrawer implements LogListSource {
     return element;
   }
 
-  private newRow(row: number, text: string, current: boolean): Row {
+  private newRow(row: number, text: string, current: boolean, words: string): Row {
     const { logs } = this.session;
     const { stream } = logs.fileOf(row);
     const isGap = logs.rows.kind[row] === GAP;
@@ -99,7 +105,7 @@ export class LogRowDrawer implements LogListSource {
       this.line(cell, row, text, current);
     }
     const attributes = { role: 'row', id: this.idOf(row), 'data-stream': stream, 'data-row': row };
-    const who = make('div.td-log-who', { role: 'gridcell' }, this.who(row));
+    const who = make('div.td-log-who', { role: 'gridcell' }, words);
     const element = make('div.td-log-row', attributes, who, cell);
     element.classList.toggle('td-log-gap', isGap);
     return element;

@@ -2,11 +2,12 @@
 import type { LogFilter, LogView } from '../logview';
 import type { Change, JobSession } from '../session';
 import { shownText } from './ansi';
-import { copy, make, setAttribute, setText } from './dom';
+import { copy, make, setText } from './dom';
 import { LogBar } from './logbar';
-import { LogList } from './loglist';
+import { fitting, LogColumns } from './logcolumns';
 import { LogLoader } from './logload';
-import { LogRowDrawer, LogSelection } from './logrow';
+import { LogPane } from './logpane';
+import { byRank } from './logrow';
 import { LogSearch } from './logsearch';
 import { plural, trans } from './translate';
 
@@ -17,26 +18,26 @@ export interface LogsOptions {
 
 export class LogsTab {
   private readonly root = make('div.td-logs', { 'data-lm-suppress-shortcuts': 'true' });
+  // No live region: what is printed would be read aloud without an end. Counts and results are told instead.
+  private readonly frame = make('div.td-logs-frame', { role: 'log', 'aria-live': 'off', 'aria-label': trans('log') });
   private readonly empty = make('div.td-logs-empty');
   private readonly bar: LogBar;
-  private readonly list: LogList;
+  /** The lines of all chosen ranks, whether they are shown here or side by side. */
   private readonly view: LogView;
+  private readonly pane: LogPane;
+  private readonly columns: LogColumns;
   private readonly search: LogSearch;
-  private edits = -1;
   private readonly loader: LogLoader;
-  private readonly selection: LogSelection;
-  private readonly rows: LogRowDrawer;
+  private active = false;
+  private edits = -1;
   /** How many ranks there were when lines alike were folded. */
   private alike = 0;
   private filtered = false;
-  /** The row at the upper edge, by which the place is kept when rows come in front of it. */
-  private firstKey = -1;
-  private firstHidden = 0;
 
   constructor(
     readonly element: HTMLElement,
     private readonly session: JobSession,
-    private readonly signal: AbortSignal,
+    signal: AbortSignal,
     options: LogsOptions = {}
   ) {
     this.bar = new LogBar(
@@ -48,7 +49,7 @@ export class LogsTab {
         copy: () => void this.copyLines(),
         older: () => void this.loadOlder(),
         download: options.download ?? null,
-        leave: () => this.list.scroller.focus()
+        leave: () => this.panes[0]!.list.scroller.focus()
       },
       signal
     );
@@ -60,28 +61,35 @@ export class LogsTab {
       () => this.draw(),
       signal
     );
-    this.selection = new LogSelection(this.view);
     this.search = new LogSearch(session, this.view, () => this.drawHits(), signal);
     const actions = {
       loadGap: (row: number) => void this.loader.gap(row),
-      copy: (text: string) => void this.copyText(text, 1)
+      copy: (text: string) => void this.copyText(text, 1),
+      moved: () => this.moved(),
+      older: () => void this.loadOlder(),
+      search: () => this.bar.focusSearch()
     };
-    this.rows = new LogRowDrawer(session, this.view, this.search, this.selection, actions, signal);
-    this.list = new LogList(this.rows, () => this.scrolled(), signal);
-    this.build();
+    this.pane = new LogPane(session, this.view, this.search, trans('lines of the log'), byRank, actions, signal);
+    this.columns = new LogColumns(session, this.search, actions, signal);
+    this.frame.append(this.pane.list.scroller, this.columns.element, this.empty);
+    this.root.append(this.bar.element, this.frame);
+    this.element.append(this.root);
+    this.watchWidth(signal);
     session.onChange(changes => this.change(changes), signal);
   }
 
   show(): void {
-    this.list.active = true;
-    this.list.measure();
+    this.active = true;
+    this.fit();
+    this.showPanes();
     this.bar.update(this.session.state);
-    this.bar.setFollow(this.list.follows);
     this.draw();
   }
 
   hide(): void {
-    this.list.active = false;
+    this.active = false;
+    this.pane.hide();
+    this.columns.hide();
   }
 
   /** Shows the lines of one rank, at their end. */
@@ -90,31 +98,51 @@ export class LogsTab {
     this.follow(true);
   }
 
-  private build(): void {
-    const { scroller } = this.list;
-    // No live region: what is printed would be read aloud without an end. Counts and results are told instead.
-    const frame = make('div.td-logs-frame', { role: 'log', 'aria-live': 'off', 'aria-label': trans('log') });
-    setAttribute(scroller, 'role', 'grid');
-    setAttribute(scroller, 'tabindex', 0);
-    setAttribute(scroller, 'aria-label', trans('lines of the log'));
-    setAttribute(scroller, 'aria-multiselectable', 'true');
-    scroller.addEventListener('keydown', event => this.key(event), { signal: this.signal });
-    scroller.addEventListener('click', event => this.click(event), { signal: this.signal });
-    scroller.addEventListener('copy', event => this.copyEvent(event), { signal: this.signal });
-    frame.append(scroller, this.empty);
-    this.root.append(this.bar.element, frame);
-    this.element.append(this.root);
+  private get sideBySide(): boolean {
+    return this.bar.choice.beside;
+  }
+
+  /** What is on the screen: one list, or one for each rank. */
+  private get panes(): LogPane[] {
+    return this.sideBySide ? this.columns.panes : [this.pane];
+  }
+
+  private get follows(): boolean {
+    return this.panes.every(pane => pane.list.follows);
+  }
+
+  private showPanes(): void {
+    if (this.active) {
+      this[this.sideBySide ? 'columns' : 'pane'].show();
+      this[this.sideBySide ? 'pane' : 'columns'].hide();
+    }
+  }
+
+  private watchWidth(signal: AbortSignal): void {
+    if (typeof ResizeObserver !== 'undefined') {
+      const sizes = new ResizeObserver(() => this.fit());
+      sizes.observe(this.frame);
+      signal.addEventListener('abort', () => sizes.disconnect(), { once: true });
+    }
+  }
+
+  /** As many columns as there is room for. */
+  private fit(): void {
+    const room = fitting(this.frame.clientWidth);
+    if (this.active && this.bar.setRoom(room)) {
+      this.filter();
+    }
   }
 
   private change(changes: Set<Change>): void {
-    if (changes.has('state') && this.list.active) {
+    if (changes.has('state') && this.active) {
       this.bar.update(this.session.state);
     }
     if (changes.has('state') || changes.has('lines')) {
       const { world_size } = this.session.state;
-      if (world_size !== this.alike && !this.bar.choice.apart) {
+      if (world_size !== this.alike && this.bar.choice.fold) {
         this.filter();
-      } else if (this.list.active) {
+      } else if (this.active) {
         this.draw();
       }
     }
@@ -122,41 +150,45 @@ export class LogsTab {
 
   private filterOf(): LogFilter {
     const { ranks } = this.bar;
-    const { stream, apart, only } = this.bar.choice;
+    const { stream, fold, only } = this.bar.choice;
     this.alike = this.session.state.world_size;
-    return { ranks, stream, pattern: only && this.search ? this.search.pattern : null, alike: apart ? 0 : this.alike };
+    const alike = fold && !this.sideBySide ? this.alike : 0;
+    return { ranks, stream, pattern: only && this.search ? this.search.pattern : null, alike };
   }
 
   private filter(): void {
     if (!this.view) {
       return;
     }
-    this.view.choose(this.filterOf());
+    const filter = this.filterOf();
+    this.view.choose(filter);
+    this.columns.choose(this.sideBySide ? [...(this.bar.ranks ?? [])] : [], filter);
+    this.pane.list.scroller.hidden = this.sideBySide;
+    this.showPanes();
     this.draw();
   }
 
   // --- drawing ---
 
-  /** Brings list, search and bar to what the store holds now. */
+  /** Brings lists, search and bar to what the store holds now. */
   private draw(): void {
     if (this.edits !== this.view.edits) {
       this.edits = this.view.edits;
       this.search.again(this.files());
-      this.keepPlace();
     } else {
       this.search.appended();
     }
     const { logs } = this.session;
-    logs.reading = !this.list.follows;
-    this.list.scroller.hidden = this.view.length === 0;
+    logs.reading = !this.follows;
+    this.bar.setFollow(this.follows);
     setText(this.empty, this.view.length > 0 ? '' : this.emptyWords());
-    setAttribute(this.list.scroller, 'aria-rowcount', this.view.length);
     this.bar.setOlder(this.olderFiles().length > 0, this.loader.busy);
     this.bar.setFiles(logs.files.map(file => file.name).sort((a, b) => a.localeCompare(b, 'en', { numeric: true })));
     this.drawHits();
-    if (this.list.active) {
-      this.list.update();
-      this.remember();
+    if (this.sideBySide) {
+      this.columns.draw();
+    } else {
+      this.pane.draw();
     }
   }
 
@@ -177,138 +209,28 @@ export class LogsTab {
       : trans('Nothing was printed yet.');
   }
 
-  private remember(): void {
-    const { index, hidden } = this.list.anchor;
-    this.firstKey = index < this.view.length ? this.view.rows.at(index) : -1;
-    this.firstHidden = hidden;
-  }
-
-  private keepPlace(): void {
-    if (this.list.follows || this.firstKey < 0) {
-      return;
-    }
-    const index = this.view.rows.indexOf(this.firstKey);
-    if (index >= 0) {
-      this.list.anchorAt(index, this.firstHidden);
-    }
-  }
-
   // --- moving ---
 
-  private scrolled(): void {
-    this.bar.setFollow(this.list.follows);
-    this.session.logs.reading = !this.list.follows;
-    this.remember();
-    if (this.list.isAtTop && !this.list.follows) {
-      void this.loadOlder();
-    }
+  private moved(): void {
+    this.bar.setFollow(this.follows);
+    this.session.logs.reading = !this.follows;
   }
 
   private follow(on: boolean): void {
-    this.list.follows = on;
-    this.bar.setFollow(on);
+    this.panes.forEach(pane => (pane.list.follows = on));
     this.draw();
   }
 
-  private key(event: KeyboardEvent): void {
-    const modified = event.ctrlKey || event.metaKey || event.altKey;
-    if (modified && event.key.toLowerCase() === 'a' && !event.altKey) {
-      this.select(0, this.view.length - 1);
-    } else if (modified) {
-      return;
-    } else if (event.key === '/') {
-      this.bar.focusSearch();
-    } else if (event.key === 'Escape') {
-      this.selection.clear();
-      this.draw();
-    } else if (event.key === 'Enter') {
-      this.openRow();
-    } else if (!this.moveBy(event)) {
-      return;
-    }
-    event.preventDefault();
-    event.stopPropagation();
+  private goToRow(row: number): boolean {
+    return this.panes.some(pane => pane.goToRow(row));
   }
 
-  private moveBy(event: KeyboardEvent): boolean {
-    const last = this.view.length - 1;
-    const from = this.activeIndex();
-    const to = {
-      ArrowUp: from - 1,
-      ArrowDown: from + 1,
-      PageUp: from - this.list.page,
-      PageDown: from + this.list.page,
-      Home: 0,
-      End: last
-    }[event.key];
-    if (to === undefined || last < 0) {
-      return false;
-    }
-    this.goTo(Math.max(0, Math.min(to, last)), event.shiftKey);
-    if (to <= from && this.list.isAtTop) {
-      void this.loadOlder();
-    }
-    return true;
-  }
-
-  private activeIndex(): number {
-    const index = this.selection.activeIndex;
-    return index >= 0 ? index : this.list.follows ? this.view.length - 1 : this.list.anchor.index;
-  }
-
-  private goTo(index: number, extend = false, middle = false): void {
-    this.selection.move(index, extend);
-    this.list.follows = index === this.view.length - 1;
-    setAttribute(this.list.scroller, 'aria-activedescendant', this.rows.idOf(this.view.rows.at(index)));
-    this.list.reveal(index, middle);
-    this.bar.setFollow(this.list.follows);
-    this.remember();
-  }
-
-  /** What a click does with the button or the link of a row. */
-  private openRow(): void {
-    const { active } = this.selection;
-    const element = active === null ? null : this.list.scroller.querySelector(`#${this.rows.idOf(active)}`);
-    element?.querySelector<HTMLElement>('button, a')?.click();
-  }
-
-  // --- selecting and copying ---
-
-  private click(event: MouseEvent): void {
-    const target = event.target as Element;
-    const row = target.closest<HTMLElement>('.td-log-row')?.dataset['row'];
-    // A click into text may be the end of a selection of characters: rows are selected by their names.
-    if (row === undefined || target.closest('a, button') || !(event.shiftKey || target.closest('.td-log-who'))) {
-      return;
-    }
-    const index = this.view.rows.indexOf(Number(row));
-    if (index >= 0) {
-      window.getSelection()?.removeAllRanges();
-      this.goTo(index, event.shiftKey);
-    }
-  }
-
-  private select(from: number, to: number): void {
-    if (to >= from) {
-      this.selection.move(from, false);
-      this.selection.move(to, true);
-      this.draw();
-    }
-  }
-
-  private copyEvent(event: ClipboardEvent): void {
-    const { range } = this.selection;
-    const characters = window.getSelection();
-    if (range && (!characters || characters.isCollapsed) && event.clipboardData) {
-      event.clipboardData.setData('text/plain', this.rows.textOf(...range));
-      event.preventDefault();
-    }
-  }
+  // --- copying ---
 
   private async copyLines(): Promise<void> {
-    const { range } = this.selection;
-    const [from, to] = range && range[0] < range[1] ? range : [0, this.view.length - 1];
-    await this.copyText(this.rows.textOf(from, to), to - from + 1);
+    const pane = this.panes.find(pane => pane.selected) ?? this.pane;
+    const [from, to] = pane.selected ?? [0, this.view.length - 1];
+    await this.copyText(pane.rows.textOf(from, to), to - from + 1);
   }
 
   private async copyText(text: string, lines: number): Promise<void> {
@@ -348,8 +270,7 @@ export class LogsTab {
     this.search.step(by);
     const hit = this.search.current;
     if (typeof hit === 'number') {
-      this.goTo(this.view.rows.indexOf(hit), false, true);
-      this.list.follows = false;
+      this.goToRow(hit);
     } else if (hit) {
       void this.jump(hit.file, hit.start);
     }
@@ -360,11 +281,8 @@ export class LogsTab {
   private async jump(file: string, offset: number): Promise<void> {
     await this.loader.around(file, offset);
     const row = this.session.logs.find(file, offset);
-    const index = row < 0 ? -1 : this.view.rows.indexOf(row);
-    if (index >= 0) {
-      this.list.follows = false;
+    if (row >= 0 && this.goToRow(row)) {
       this.search.choose(row);
-      this.goTo(index, false, true);
       this.draw();
     }
   }
@@ -379,7 +297,7 @@ export class LogsTab {
   private async loadOlder(): Promise<void> {
     const files = this.olderFiles();
     if (files.length > 0) {
-      this.list.follows = false;
+      this.panes.forEach(pane => (pane.list.follows = false));
       this.bar.setFollow(false);
       await this.loader.older(files);
     }

@@ -8,16 +8,23 @@ import { trans } from './translate';
 /** With more ranks than this there is a list instead of a button each. */
 const BUTTONS = 16;
 
+/** Ranks side by side. */
+const MOST = 4;
+
 /** Characters of an entry of the list. */
 const ENTRY = 80;
 
 export class RankBar {
   readonly element = make('span.td-logs-group', { role: 'group', 'aria-label': trans('ranks') });
-  /** Null: all. */
-  ranks: ReadonlySet<number> | null = null;
 
+  /** Null: all. */
+  private choice: ReadonlySet<number> | null = null;
   /** Once the reader chose a rank, no failure chooses another. */
   private chosen = false;
+  /** While ranks are side by side: what was chosen before. */
+  private before: { choice: ReadonlySet<number> | null } | null = null;
+  /** How many ranks there is room for side by side. */
+  private room = MOST;
   private state: JobState | null = null;
   private order: number[] = [];
   private drawn = '';
@@ -26,6 +33,7 @@ export class RankBar {
   /** In place of the buttons, with the shape of the chosen rank. */
   private list: HTMLSelectElement | null = null;
   private readonly shape = makeShape();
+  private readonly note = make('span.td-logs-said', { role: 'status' });
 
   /** `changed` is called when other ranks are chosen. */
   constructor(
@@ -33,13 +41,18 @@ export class RankBar {
     private readonly signal: AbortSignal
   ) {}
 
+  /** Whose lines are shown; null: those of all. Side by side they are in the order of the columns. */
+  get ranks(): ReadonlySet<number> | null {
+    return this.before ? new Set([...this.choice!].slice(0, this.room)) : this.choice;
+  }
+
   /** Those that failed come first, and the first of them is chosen. */
   update(state: JobState): void {
     this.state = state;
     const failed = failures(state).map(rank => rank.rank);
     const first = failed[0];
-    if (first !== undefined && !this.chosen && this.ranks === null) {
-      this.ranks = new Set([first]);
+    if (first !== undefined && !this.chosen && this.choice === null) {
+      this.choice = new Set([first]);
       this.changed();
     }
     const drawn = JSON.stringify([failed, state.world_size]);
@@ -50,22 +63,54 @@ export class RankBar {
     this.draw();
   }
 
-  /** Chooses one rank, or all. */
+  /** Chooses one rank, or all. Side by side a rank comes to the others, or the first ones are chosen again. */
   pick(rank: number | null): void {
-    this.choose(rank === null ? null : new Set([rank]));
+    if (this.before) {
+      this.choose(rank === null ? this.first(null) : this.withColumn(rank));
+    } else {
+      this.choose(rank === null ? null : new Set([rank]));
+    }
+  }
+
+  /** Ranks side by side, or what was chosen before that. */
+  setBeside(on: boolean): void {
+    const choice = on ? this.first(this.choice) : this.before!.choice;
+    this.before = on ? { choice: this.choice } : null;
+    this.choose(choice);
+  }
+
+  /** How many ranks there is room for side by side. Whether other ones are shown now. */
+  setRoom(count: number): boolean {
+    const other = this.before !== null && count !== this.room;
+    this.room = count;
+    this.draw();
+    return other;
   }
 
   private choose(ranks: ReadonlySet<number> | null): void {
     this.chosen = true;
-    this.ranks = ranks;
+    this.choice = ranks;
     this.draw();
     this.changed();
   }
 
-  /** With Ctrl, ⌘ or Shift a rank comes to the others or leaves them. */
+  /** The ranks to begin with side by side: those chosen, those that failed, the first ones. */
+  private first(chosen: ReadonlySet<number> | null): Set<number> {
+    const order = [...this.order.filter(rank => chosen?.has(rank)), ...this.order];
+    return new Set([...new Set(order)].slice(0, MOST));
+  }
+
+  /** Where there is no room for one more, it takes the last one's place. */
+  private withColumn(rank: number): ReadonlySet<number> {
+    const shown = this.ranks!;
+    return shown.has(rank) ? this.choice! : new Set([...[...shown].slice(0, this.room - 1), rank]);
+  }
+
+  /** With Ctrl, ⌘ or Shift, and side by side, a rank comes to the others or leaves them. */
   private click(rank: number, event: MouseEvent): void {
     const { ranks } = this;
-    if (!ranks || !(event.ctrlKey || event.metaKey || event.shiftKey)) {
+    const several = this.before !== null || event.ctrlKey || event.metaKey || event.shiftKey;
+    if (!ranks || !several || (this.before && !ranks.has(rank))) {
       this.pick(rank);
       return;
     }
@@ -73,7 +118,9 @@ export class RankBar {
     if (!next.delete(rank)) {
       next.add(rank);
     }
-    this.choose(next.size > 0 ? next : null);
+    if (next.size > 0 || !this.before) {
+      this.choose(next.size > 0 ? next : null);
+    }
   }
 
   // --- drawing ---
@@ -94,7 +141,7 @@ export class RankBar {
     const entries = [...this.entries.values()];
     const all = asList ? make('option', { value: '' }, trans('all ranks')) : this.all();
     const parts = [...entries.slice(0, failed.length), all, ...entries.slice(failed.length)];
-    this.element.replaceChildren(...(asList ? this.inList(parts) : parts));
+    this.element.replaceChildren(...(asList ? this.inList(parts) : parts), this.note);
   }
 
   private all(): HTMLElement {
@@ -123,6 +170,8 @@ export class RankBar {
     if (!state) {
       return;
     }
+    const some = this.before !== null && ranks!.size < state.world_size;
+    setText(this.note, some ? trans('%1 of %2 ranks: %3', ranks!.size, state.world_size, [...ranks!].join(', ')) : '');
     for (const [rank, entry] of this.entries) {
       this.tell(entry, rank, standingOf(state, rank));
     }

@@ -2,10 +2,19 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { aRank, aSeries, aState, event, find, frames, hello, played, status, type PlayedFeed } from './played';
 import { CurvesTab, PAGE } from '../src/view/curves';
 import { legendOf } from '../src/view/curvebar';
-import { keyRange } from '../src/view/curvecard';
+import { keyRange, tellSpread } from '../src/view/curvecard';
 import { csvText, svgText } from '../src/view/export';
 import { readings, summary, themeOf, type Look } from '../src/view/plot';
-import { matching, padded, picture, smoothed, unscaled } from '../src/view/series';
+import {
+  matching,
+  padded,
+  picture,
+  smoothed,
+  spreadAtEnd,
+  spreadOfRanks,
+  unscaled,
+  type Picture
+} from '../src/view/series';
 
 /** A busy machine takes its time. */
 const PATIENT = { timeout: 20_000 };
@@ -79,6 +88,54 @@ describe('points', () => {
 
   it('reads as a sentence', () => {
     expect(summary('loss', picture([aSeries('loss')], 0, false), false)).toBe('loss: 0.25 at step 2, from 0.25 to 1');
+  });
+});
+
+describe('what ranks have in common', () => {
+  const band = (low: number[], high: number[], exact = true) =>
+    picture([aSeries('loss', { y: [1, 2, 3], low, high })], 0, false, exact);
+
+  it('is one value, or from where to where', () => {
+    expect(spreadAtEnd(band([1, 2, 3], [1, 2, 3]))).toEqual({ low: 3, high: 3 });
+    expect(spreadAtEnd(band([1, 2, 2.5], [1, 2, 3.5]))).toEqual({ low: 2.5, high: 3.5 });
+    // One rank alone is at the newest step.
+    expect(spreadAtEnd(band([1, 1.5, 3], [1, 2.5, 3]))).toEqual({ low: 1.5, high: 2.5 });
+    expect(spreadAtEnd(band([NaN, NaN, NaN], [NaN, NaN, NaN]))).toBeNull();
+    expect(spreadAtEnd(band([1, 2, 2.5], [1, 2, 3.5], false))).toBeNull();
+    expect(spreadAtEnd(picture([aSeries('loss', { rank: 0 })], 0, false, true))).toBeNull();
+  });
+
+  it('is known of last values at one step', () => {
+    const ranks = (...last: [number, number][]) =>
+      Object.fromEntries(last.map(([step, loss], rank) => [String(rank), { step, last: { loss } }]));
+    expect(spreadOfRanks(ranks([3, 1], [3, 2], [3, 0.5]), 'loss')).toEqual({ low: 0.5, high: 2 });
+    expect(spreadOfRanks(ranks([3, 1], [3, 1]), 'loss')).toEqual({ low: 1, high: 1 });
+    expect(spreadOfRanks(ranks([3, 1], [4, 2]), 'loss')).toBeNull();
+    expect(spreadOfRanks(ranks([3, 1], [3, NaN]), 'loss')).toBeNull();
+    expect(spreadOfRanks(ranks([3, 1]), 'loss')).toBeNull();
+    expect(spreadOfRanks(ranks([3, 1], [3, 1]), 'lr')).toBeNull();
+  });
+
+  it('is said under the cursor', () => {
+    const said = (shown: Picture, at: number) => readings(shown, at, look)[1]!.text;
+    const shown = band([1, 2, 2.5], [1, 2, 3.5]);
+    expect(said(shown, 1)).toBe('all ranks: 2');
+    expect(said(shown, 2)).toBe('mean: 3  ≠ 2.5 … 3.5');
+    expect(said(band([1, 2, 2.5], [1, 2, 3.5], false), 2)).toBe('mean: 3  2.5 … 3.5');
+  });
+
+  it('is said beside the last value, and stays while nobody knows', () => {
+    const element = document.createElement('span');
+    tellSpread(element, { low: 2.5, high: 3.5 }, 0);
+    expect(element.textContent).toBe('≠ 2.5 … 3.5');
+    expect(element.title).toBe('The ranks differ: the last values are from 2.5 to 3.5');
+    tellSpread(element, null, 0);
+    expect(element.textContent).toBe('≠ 2.5 … 3.5');
+    tellSpread(element, { low: 1, high: 2 }, 300);
+    expect(element.textContent).toBe('≠ 1e300 … 2e300');
+    tellSpread(element, { low: 1, high: 1 }, 0);
+    expect(element.textContent).toBe('');
+    expect(element.title).toBe('');
   });
 });
 

@@ -334,6 +334,75 @@ test('a hidden tab draws nothing, and is right when it is shown again', async ()
   expect(rows()).toHaveLength(3);
 });
 
+describe('a line that not all ranks said', () => {
+  const marked = (): string[] =>
+    [...element.querySelectorAll('.td-log-differs')].map(row => row.querySelector('.td-log-text')!.textContent!);
+
+  /** What the ranks say, a line of each at a time. */
+  function say(...texts: string[][]): void {
+    const ends = texts.map(() => 0);
+    for (let line = 0; line < Math.max(...texts.map(its => its.length)); line++) {
+      texts.forEach((its, rank) => {
+        if (its[line] !== undefined) {
+          const [start, text] = [ends[rank]!, `${its[line]}\n`];
+          ends[rank] = start + text.length;
+          files.say({
+            type: 'lines',
+            segments: [{ file: `${rank}.out`, start, end: ends[rank], t: 1 + line / 9, text }]
+          });
+        }
+      });
+    }
+  }
+
+  test('is marked among lines that are alike, in words too', async () => {
+    hello(2);
+    say(['one', 'two', 'three'], ['one', 'odd', 'two', 'three']);
+    await open();
+    expect(marked()).toEqual(['odd']);
+    const row = element.querySelector('.td-log-differs')!;
+    expect(row.textContent).toBe('[rank 1]odd');
+    expect(row.querySelector<HTMLElement>('.td-log-who')!.title).toContain('Not all ranks said this');
+    expect(element.querySelector<HTMLElement>('.td-log-row .td-log-who')!.title).not.toContain('Not all');
+    click(/^Fold alike/);
+    expect(marked()).toEqual([]);
+    click(/^Fold alike/);
+    expect(marked()).toEqual(['odd']);
+    tab.focusRank(1);
+    expect(marked()).toEqual([]);
+  });
+
+  test('is marked where each says another one', async () => {
+    hello(2);
+    say(['one', 'loss 1', 'two'], ['one', 'loss 2', 'two']);
+    await open();
+    expect(marked()).toEqual(['loss 1', 'loss 2']);
+  });
+
+  test('is no mark where nothing is alike, nor where the others may say it yet', async () => {
+    hello(2, { state: 'running' });
+    say(['one', 'a'], ['one', 'b', 'c']);
+    await open();
+    expect(rows()).toHaveLength(4);
+    expect(marked()).toEqual([]);
+    files.say({
+      type: 'events',
+      events: [{ t: 3, node: null, rank: null, seq: 9, kind: 'job.ended', state: 'failed' }]
+    });
+    await settled();
+    expect(marked()).toEqual(['a', 'b', 'c']);
+  });
+
+  test('is no mark far from what is alike', async () => {
+    hello(2);
+    const steps = Array.from({ length: 10 }, (_, step) => `${step}`);
+    say(['one', ...steps.map(step => `step ${step}`), 'two'], ['one', ...steps.map(step => `other ${step}`), 'two']);
+    await open();
+    expect(rows()).toHaveLength(22);
+    expect(marked()).toEqual([]);
+  });
+});
+
 describe('side by side', () => {
   const columns = (): string[] => [...element.querySelectorAll('.td-log-head')].map(head => head.textContent!);
   const texts = (column: number): string[] =>

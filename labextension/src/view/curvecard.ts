@@ -4,7 +4,7 @@ import { button, make, save, setAttribute, setText } from './dom';
 import { pngOf, svgText } from './export';
 import { Plot, summary, type Look, type Reading } from './plot';
 import { swatch, type Settings } from './curvebar';
-import { lastValue, picture, unscaled, type Picture } from './series';
+import { lastValue, picture, spreadAtEnd, unscaled, type Picture, type Spread } from './series';
 import { plural, trans } from './translate';
 
 export type Range = [number, number] | null;
@@ -18,6 +18,9 @@ export interface CardActs {
 
 const HEIGHT = 150;
 
+/** The values of one rank differ from no other. */
+const NONE: Spread = { low: 0, high: 0 };
+
 export class CurveCard {
   readonly element: HTMLElement;
   readonly frame = make('div.td-plot', { tabindex: '0', role: 'figure' });
@@ -26,10 +29,13 @@ export class CurveCard {
   /** What the points on the screen were asked with; another one: they are old. */
   asked = '';
   private readonly value = make('span.td-curve-value');
+  private readonly differs = make('span.td-curve-differs');
   private readonly note = make('span.td-curve-note');
   private readonly tip = make('div.td-tip', { hidden: true, 'aria-hidden': 'true' });
   private readonly reset: HTMLButtonElement;
   private series: Series[] = [];
+  /** Whether each point is one step of each of several ranks. */
+  private exact = false;
   private failed = false;
   private picture: Picture | null = null;
   private plot: Plot | null = null;
@@ -42,15 +48,25 @@ export class CurveCard {
   ) {
     this.reset = button('button.td-link', trans('all of it'), () => acts.zoom(this, null), signal, { hidden: true });
     const title = make('span.td-curve-name', { title: name.slice(0, 1000) }, name.slice(0, 200));
-    const head = make('div.td-curve-head', {}, title, this.value, this.note, this.reset, this.menu(signal));
+    const head = make(
+      'div.td-curve-head',
+      {},
+      title,
+      this.value,
+      this.differs,
+      this.note,
+      this.reset,
+      this.menu(signal)
+    );
     this.element = make('div.td-curve', { role: 'listitem' }, head, this.frame, this.tip);
     setAttribute(this.frame, 'aria-label', name.slice(0, 200));
     this.frame.addEventListener('keydown', event => this.key(event), { signal });
     this.frame.addEventListener('mouseleave', () => this.hover(null, 0), { signal });
   }
 
-  take(series: Series[]): void {
+  take(series: Series[], exact: boolean): void {
     this.series = series;
+    this.exact = exact;
     this.picture = null;
     this.failed = false;
   }
@@ -60,12 +76,16 @@ export class CurveCard {
     setText(this.note, why);
   }
 
-  /** The picture again, in a chart that stays where it can. Only while the element is on the page. */
-  draw(settings: Settings, look: Look): void {
+  /**
+   * The picture again, in a chart that stays where it can. Only while the element is on the page. `last`: how far the
+   * ranks' last values are apart, where the points do not say it.
+   */
+  draw(settings: Settings, look: Look, last: Spread | null): void {
     setAttribute(this.reset, 'hidden', this.range === null);
     if (this.asked && !this.failed && this.series.every(series => series.x.length === 0)) {
       this.sleep();
       setText(this.value, '');
+      setText(this.differs, '');
       setText(this.note, this.range ? trans('no points in this range') : trans('no points yet'));
       return;
     }
@@ -73,7 +93,7 @@ export class CurveCard {
       return;
     }
     this.look = { ...look, height: HEIGHT };
-    this.picture ??= picture(this.series, settings.smoothing, settings.log);
+    this.picture ??= picture(this.series, settings.smoothing, settings.log, this.exact);
     if (this.plot?.fits(this.picture, this.look)) {
       this.plot.draw(this.picture);
       this.plot.resize(look.width, HEIGHT);
@@ -83,6 +103,8 @@ export class CurveCard {
       this.plot = new Plot(this.frame, this.picture, this.look, acts);
     }
     this.describe(this.picture, settings);
+    const spread = settings.mode === 'band' ? spreadAtEnd(this.picture) : NONE;
+    tellSpread(this.differs, spread ?? last, spread ? this.picture.power : 0);
   }
 
   /** The settings changed: the points are the same, their picture is not. */
@@ -167,6 +189,16 @@ export class CurveCard {
     if (next !== null || this.range !== null) {
       this.acts.zoom(this, next);
     }
+  }
+}
+
+/** Says by how much the ranks' last values differ. Where they cannot be compared at this moment, it stays as it was. */
+export function tellSpread(element: Element, spread: Spread | null, power: number): void {
+  if (spread) {
+    const ends = [unscaled(spread.low, power), unscaled(spread.high, power)];
+    const differ = spread.low !== spread.high;
+    setText(element, differ ? trans('≠ %1 … %2', ...ends) : '');
+    setAttribute(element, 'title', differ && trans('The ranks differ: the last values are from %1 to %2', ...ends));
   }
 }
 

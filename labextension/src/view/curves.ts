@@ -1,5 +1,5 @@
 /** All curves of a job as small plots: drawn when they are seen, over several frames, fresh twice a second. */
-import type { Change, JobSession } from '../session';
+import type { JobSession } from '../session';
 import type { Answers, Series } from '../source';
 import { isFinal } from '../state';
 import { CurveBar, legendOf, type Settings } from './curvebar';
@@ -9,7 +9,7 @@ import { button, make, setText } from './dom';
 import { saveCsv } from './export';
 import { grouped } from './format';
 import { themeOf, type Look, type Theme } from './plot';
-import { matching } from './series';
+import { matching, spreadOfRanks } from './series';
 import { trans } from './translate';
 
 /** Plots that are on the page at first, and how many more a click brings. */
@@ -63,7 +63,14 @@ export class CurvesTab {
     element.append(this.page);
     this.observer = this.observeCards(element);
     this.observePage();
-    session.onChange(changes => this.told(changes), signal);
+    session.onChange(changes => {
+      if (changes.has('status')) {
+        this.update();
+      }
+      if (changes.has('state') && this.visible) {
+        this.explain();
+      }
+    }, signal);
     signal.addEventListener('abort', () => this.end(), { once: true });
   }
 
@@ -130,15 +137,6 @@ export class CurvesTab {
       this.wake(0);
     } else {
       card.sleep();
-    }
-  }
-
-  private told(changes: Set<Change>): void {
-    if (changes.has('status')) {
-      this.update();
-    }
-    if (changes.has('state') && this.visible) {
-      this.explain();
     }
   }
 
@@ -322,7 +320,7 @@ export class CurvesTab {
     batch.forEach((card, index) => {
       card.asked = keys[index]!;
       if (answer) {
-        card.take(found.get(card.name) ?? []);
+        card.take(found.get(card.name) ?? [], answer.complete && this.session.state.world_size > 1);
         this.queue(card);
       } else {
         card.fail(why);
@@ -363,7 +361,7 @@ export class CurvesTab {
     for (const card of this.waiting) {
       this.waiting.delete(card);
       if (card.visible && card.element.isConnected) {
-        card.draw(this.bar.settings, look);
+        card.draw(this.bar.settings, look, spreadOfRanks(this.session.status?.ranks ?? {}, card.name));
       }
       if (performance.now() - begin > BUDGET) {
         break;

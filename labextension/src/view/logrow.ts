@@ -3,6 +3,7 @@ import { CUT, GAP } from '../logrows';
 import { plain } from '../logtext';
 import type { LogView } from '../logview';
 import type { JobSession } from '../session';
+import { isFinal } from '../state';
 import { draw, SHOWN_CHARACTERS, shownText } from './ansi';
 import { button, make, setAttribute } from './dom';
 import { clock, size } from './format';
@@ -25,6 +26,9 @@ export type Who = (session: JobSession, view: LogView, row: number) => string;
 /** Who wrote it: `[rank 3]`, `[all 8 ranks]`. */
 export const byRank: Who = (session, view, row) =>
   view.isOfAll(row) ? trans('[all %1 ranks]', view.ranks) : trans('[rank %1]', session.logs.fileOf(row).rank);
+
+/** Rows before and after a line that are asked whether they are alike on all ranks: more where more ranks speak. */
+const AROUND = { fewest: 8, most: 64 };
 
 /** When it was written, for rows that are all of one rank. */
 export const byTime: Who = ({ logs }, _, row) => clock(logs.rows.time[row]!);
@@ -76,14 +80,16 @@ export class LogRowDrawer implements LogListSource {
     const text = logs.text(row);
     const current = this.search.current === row;
     const who = this.who(this.session, this.view, row);
-    const looks = [logs.rows.kind[row], logs.rows.bytes[row], who, this.search.pattern?.key, current].join();
+    const differs = this.differs(index);
+    const looks = [logs.rows.kind[row], logs.rows.bytes[row], who, differs, this.search.pattern?.key, current].join();
     let element = before;
     if (!element || element.looks !== looks || element.line !== text) {
       element = this.newRow(row, text, current, who);
+      element.classList.toggle('td-log-differs', differs);
       element.looks = looks;
       element.line = text;
     }
-    this.title(element, row);
+    this.title(element, row, differs);
     setAttribute(element, 'aria-rowindex', index + 1);
     setAttribute(element, 'aria-selected', String(this.selection.has(index)));
     element.classList.toggle('td-log-active', row === this.selection.active);
@@ -112,7 +118,7 @@ export class LogRowDrawer implements LogListSource {
   }
 
   /** Stream and time, and how the rank stands now: that changes without the row being drawn again. */
-  private title(element: Row, row: number): void {
+  private title(element: Row, row: number, differs: boolean): void {
     const { logs, state } = this.session;
     const { rank, stream } = logs.fileOf(row);
     const ofAll = this.view.isOfAll(row);
@@ -124,7 +130,36 @@ export class LogRowDrawer implements LogListSource {
     const time = logs.rows.time[row]!;
     const where = [stream, time > 0 ? new Date(time * 1000).toLocaleTimeString() : ''].filter(Boolean).join(' · ');
     const now = ofAll ? trans('the ranks now: %1', words) : trans('rank %1 now: %2', rank, words);
-    setAttribute(element.firstElementChild!, 'title', `${where}\n${now}`);
+    const apart = differs ? trans('Not all ranks said this, unlike the lines around it.') : '';
+    setAttribute(element.firstElementChild!, 'title', [where, now, apart].filter(Boolean).join('\n'));
+  }
+
+  /** Whether what is around this line is alike on all ranks, and this line is not. */
+  private differs(index: number): boolean {
+    const { view, session } = this;
+    const row = view.rows.at(index);
+    if (!view.folds || view.isOfAll(row) || session.logs.rows.kind[row] === GAP || session.logs.isOpen(row)) {
+      return false;
+    }
+    const [before, after] = [this.alikeFrom(index, -1), this.alikeFrom(index, 1)];
+    // At the end of a log that goes on the others may say it yet.
+    const over = after === 'end' && isFinal(session.state);
+    return (before === 'alike' && (after === 'alike' || over)) || (before === 'end' && after === 'alike');
+  }
+
+  /** What comes first in this direction: a line that is alike on all ranks, the end of the log, or neither for long. */
+  private alikeFrom(index: number, step: 1 | -1): 'alike' | 'end' | 'neither' {
+    const { rows, ranks } = this.view;
+    const near = Math.min(Math.max(AROUND.fewest, 2 * ranks), AROUND.most);
+    for (let at = index + step; Math.abs(at - index) <= near; at += step) {
+      if (at < 0 || at >= rows.length) {
+        return 'end';
+      }
+      if (this.view.isOfAll(rows.at(at))) {
+        return 'alike';
+      }
+    }
+    return 'neither';
   }
 
   private line(cell: HTMLElement, row: number, text: string, current: boolean): void {

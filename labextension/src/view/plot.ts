@@ -98,8 +98,11 @@ export function readings(picture: Picture, at: number, look: Pick<Look, 'time' |
     }
     const [low, high] = [line.low[place] ?? line.y[place], line.high[place] ?? line.y[place]];
     const smooth = line.smooth ? ` (≈ ${say(line.smooth[place])})` : '';
-    const band = low !== high && picture.lines.length === 1 ? `  ${say(low)} … ${say(high)}` : '';
-    const text = `${lineName(line)}: ${say(line.y[place])}${smooth}${band}`;
+    const alone = picture.lines.length === 1;
+    const ofRanks = picture.exact && line.rank === null;
+    const name = ofRanks && low === high ? trans('all ranks') : lineName(line);
+    const band = alone && low !== high ? `  ${ofRanks ? '≠ ' : ''}${say(low)} … ${say(high)}` : '';
+    const text = `${name}: ${say(line.y[place])}${smooth}${band}`;
     found.push({ text, colour: colourOf(line, index, look.theme) });
   });
   if (picture.lines.length > READINGS) {

@@ -1,5 +1,5 @@
 /** The points of a curve on their way to the screen: gaps, smoothing, one x for all series, ranges. Pure. */
-import type { Series } from '../source';
+import type { Series, Status } from '../source';
 import { number } from './format';
 
 /** Null is a gap; undefined: this series has no point at this x. */
@@ -22,6 +22,14 @@ export interface Picture {
   power: number;
   /** Values that are no finite number; they are gaps. */
   holes: number;
+  /** Whether low and high of a point are those of the ranks at one step, not of several steps. */
+  exact: boolean;
+}
+
+/** The least and the greatest value of the ranks. */
+export interface Spread {
+  low: number;
+  high: number;
 }
 
 /** NaN and the infinities are gaps; a canvas knows none of them. */
@@ -31,7 +39,7 @@ function finite(value: unknown): number | null {
 }
 
 /** The series of one curve, `smoothing` from 0 (none) to 1 (excluded), on a log axis without values at or below 0. */
-export function picture(all: readonly Series[], smoothing: number, log: boolean): Picture {
+export function picture(all: readonly Series[], smoothing: number, log: boolean, exact = false): Picture {
   const sorted = all.map(ordered);
   const power = commonPower(sorted);
   const x = union(sorted.map(series => series.x));
@@ -57,7 +65,7 @@ export function picture(all: readonly Series[], smoothing: number, log: boolean)
       smooth: smoothing > 0 ? smoothed(y, smoothing) : null
     };
   });
-  return { x, lines, power, holes };
+  return { x, lines, power, holes, exact };
 }
 
 /** In order of x, without points whose x is no finite number. */
@@ -143,6 +151,36 @@ export function lastValue(line: Line): number | null {
     }
   }
   return null;
+}
+
+/** Points at the end that are looked at: in the newest not every rank may have a value yet. */
+const NEWEST = 3;
+
+/** How far the ranks are from each other at the end of their mean; null: nobody knows. */
+export function spreadAtEnd({ lines, exact }: Picture): Spread | null {
+  const line = lines[0];
+  if (!exact || !line || line.rank !== null) {
+    return null;
+  }
+  const pairs = line.low.map((low, at) => [low, line.high[at]]).filter(pair => pair.every(isNumber));
+  const newest = (pairs as [number, number][]).slice(-NEWEST).reverse();
+  const [low, high] = newest.find(([low, high]) => low !== high) ?? newest[0] ?? [];
+  return low === undefined ? null : { low, high: high! };
+}
+
+/** As far as the feed tells of the ranks' last values: only those of one step can be compared. */
+export function spreadOfRanks(ranks: Status['ranks'], name: string): Spread | null {
+  const last = Object.values(ranks).filter(rank => name in rank.last);
+  const values = last.map(rank => Number(rank.last[name])).filter(value => Number.isFinite(value));
+  if (last.length < 2 || values.length < last.length || last.some(rank => rank.step !== last[0]!.step)) {
+    return null;
+  }
+  const [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
+  return { low, high };
+}
+
+function isNumber(value: number | null | undefined): value is number {
+  return value !== null && value !== undefined;
 }
 
 /** The place in `values` nearest to `at` that holds a point; null: none within the screen's reach (`reach` places). */

@@ -67,11 +67,6 @@ export class LogView {
     return this.shown.filter.alike;
   }
 
-  /** Whether lines alike are folded. */
-  get folds(): boolean {
-    return this.shown.folds;
-  }
-
   /** Whether the row stands for the same line of every rank. */
   isOfAll(row: number): boolean {
     return this.shown.isOfAll(row);
@@ -142,10 +137,6 @@ class Choice {
     this.state = new Uint8Array(store.rows.capacity);
     this.shownBy = new Uint32Array(store.rows.capacity);
     this.alike = new SameLines(store, filter.ranks || filter.alike < 2 ? 0 : filter.alike);
-  }
-
-  get folds(): boolean {
-    return this.alike.ranks > 1;
   }
 
   isOfAll(row: number): boolean {

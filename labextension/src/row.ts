@@ -24,9 +24,9 @@ export class JobRow {
     this.bar.append(this.fill);
     this.open.append(
       this.icon,
-      make('span.td-row-head', {}, this.title, ' ', this.when),
+      this.title,
       this.spark,
-      this.facts,
+      make('span.td-row-more', {}, this.facts, ' ', this.when),
       this.gpu,
       this.bar
     );
@@ -80,7 +80,7 @@ export class JobRow {
     setAttribute(
       this.open,
       'title',
-      [job.reason, job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
+      [jobTitle(job), job.reason, job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
     );
     this.icon.replaceChildren(stateIcon(job.effective));
   }

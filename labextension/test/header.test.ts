@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Header, progressText } from '../src/view/header';
-import { aRank, aState, event, find, frames, hello, played, type PlayedFeed, status } from './played';
+import { PLAN, aRank, aState, event, find, frames, hello, played, type PlayedFeed, status } from './played';
 
 let ended: AbortController;
 let root: HTMLElement;
@@ -27,13 +27,19 @@ async function header(...messages: Record<string, unknown>[]): Promise<PlayedFee
 const running = aState([aRank(0), aRank(1)]);
 
 describe('what it says', () => {
-  it('names state, place and backend, the state with a shape', async () => {
+  it('names state, place and strategy, the state with a shape', async () => {
     await header(hello(running));
     expect(find(root, '.td-state').textContent).toBe('running');
     expect(root.querySelector('.td-state svg')).not.toBeNull();
     expect(find(root, '.td-facts').textContent).toContain('2 ranks on box');
-    expect(find(root, '.td-how').textContent).toBe('gloo');
+    expect(find(root, '.td-where').title).toBe('box\nbackend: gloo');
+    expect(find(root, '.td-how').textContent).toBe('');
     expect(find(root, '[role=heading]').textContent).toBe('night run');
+  });
+
+  it('names the strategy, and no backend beside it', async () => {
+    await header(hello(running, { plan: { ...PLAN, strategy: { ...PLAN.strategy, name: 'fsdp' } } }));
+    expect(find(root, '.td-facts').textContent).toMatch(/^2 ranks on boxfsdp/);
   });
 
   it('says who waits in a collective and for whom, until it goes on', async () => {

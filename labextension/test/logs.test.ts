@@ -225,9 +225,9 @@ test('a search finds what is held, then the rest, and goes there', async () => {
   click(/regular expression/);
   await settled();
   expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('21 hits');
-  click(/previous hit/);
+  click(/older hit/);
   expect(element.querySelector('.td-hit-current')!.textContent).toBe('7');
-  click(/next hit/);
+  click(/newer hit/);
   await settled();
   expect(session.logs.holds('0.out', 70)).toBe(true);
   expect(rows()).toContain('[rank 0]line    7');
@@ -238,6 +238,39 @@ test('a search finds what is held, then the rest, and goes there', async () => {
       .filter(row => row.includes('line'))
       .every(row => row.endsWith('7'))
   ).toBe(true);
+});
+
+test('Enter goes to the newest hit first, then to older ones; all in sight are marked, one more than the others', async () => {
+  hello(1);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 30)] });
+  await open();
+  const count = (): string => element.querySelector('[role=search] [role=status]')!.textContent!;
+  type('2');
+  await settled();
+  expect(count()).toBe('1 of 12, newest first');
+  expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line   29');
+  const marks = [...element.querySelectorAll('.td-hit')];
+  expect(marks.length).toBeGreaterThan(9);
+  expect(marks.filter(mark => mark.classList.contains('td-hit-current'))).toHaveLength(1);
+  type('2');
+  expect(count()).toBe('2 of 12, newest first');
+  expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line   28');
+  files.say({ type: 'lines', segments: [lines('0.out', 30, 33)] });
+  await settled();
+  expect(count()).toBe('3 of 13, newest first');
+  const back = new KeyboardEvent('keydown', { key: 'Enter', shiftKey: true });
+  element.querySelector('input')!.dispatchEvent(back);
+  expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line   29');
+});
+
+test('what stands in front of the lines is as wide for all', async () => {
+  hello(12);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 1)] });
+  await open();
+  const width = (): string => scroller().style.getPropertyValue('--td-who');
+  expect(width()).toBe(String('[all 12 ranks]'.length));
+  click(/^Fold alike/);
+  expect(width()).toBe(String('[rank 11]'.length));
 });
 
 test('what only the feed can search for is found by it, in what is held too', async () => {
@@ -251,7 +284,7 @@ test('what only the feed can search for is found by it, in what is held too', as
   expect(asked.at(-1)).toMatchObject({ what: 'search', pattern: '^(?!step)', at: null });
   expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 hit');
   expect(element.textContent).toContain('Searched for where the job is');
-  click(/previous hit/);
+  click(/older hit/);
   await settled();
   expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line    7');
   type('line');
@@ -494,7 +527,7 @@ describe('side by side', () => {
     await eightRanks();
     type('5');
     await settled();
-    expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 of 1');
+    expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 of 1, newest first');
     expect(element.querySelector('.td-log-column .td-hit-current')!.closest('[aria-label^="rank 5"]')).not.toBeNull();
     const second = element.querySelectorAll<HTMLElement>('.td-log-column .td-logs-scroll')[3]!;
     second.dispatchEvent(new KeyboardEvent('keydown', { key: 'a', ctrlKey: true, bubbles: true }));

@@ -69,6 +69,9 @@ test('the newest first, named, with what can be done now', () => {
   expect(first!.querySelector('.td-row-open')!.getAttribute('aria-label')).toMatch(
     /^Open train <b>: running, 2 ranks, .*, train.ipynb, started \d\d:\d\d:\d\d$/
   );
+  expect(first!.querySelector('.td-row-more')!.textContent).toMatch(/^running · 2 ranks · .* · train\.ipynb $/);
+  expect(first!.querySelector('.td-row-more .td-row-when')!.getAttribute('data-when')).toMatch(/^\d\d:\d\d:\d\d$/);
+  expect(first!.querySelector<HTMLElement>('.td-row-open')!.title).toContain('train <b>');
   expect(actions(first!)[0]).toBe('Cancel train <b>…');
   expect(actions(second!)).toEqual([
     'Run Cell In[9] again',

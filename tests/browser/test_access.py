@@ -165,6 +165,10 @@ def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: 
         running, failed_view, _ = views
         running.get_by_role("button", name="Fold alike").click()
         check_log(page, theme, places[0])
+        running.get_by_role("button", name="Side by side").click()
+        expect(running.get_by_role("grid", name="lines of rank")).to_have_count(2)
+        check(page, f"{theme}: side by side", places[0], least=20, colours=colours)
+        running.get_by_role("button", name="Side by side").click()
         running.get_by_role("button", name="Cancel").click()
         page.locator(".td-row").first.hover()
         # In one go, because axe looks at all of JupyterLab each time.

@@ -64,8 +64,8 @@ export class Header {
     setText(this.name, titleOf(this.session));
     setAttribute(this.name, 'title', [state.name, state.label, this.session.job].filter(Boolean).join(' · '));
     setText(this.where, hello ? where(state) : '');
-    setAttribute(this.where, 'title', hosts(state).slice(0, 32).join(', '));
-    setText(this.how, how(hello?.plan));
+    setAttribute(this.where, 'title', aboutHosts(state, hello?.plan));
+    setText(this.how, strategyOf(hello?.plan));
     this.says(effective);
     this.drawNotes(notesOf(state, hello?.notes ?? []));
     this.progress.draw(status?.progress ?? null, isFinal(state));
@@ -136,10 +136,16 @@ function saidOf(state: JobState, effective: string): string {
   }
 }
 
-/** Strategy and backend, as far as they are known. */
-export function how(plan: Partial<Plan> | null | undefined): string {
+/** What divides the cell; empty where nothing does. */
+function strategyOf(plan: Partial<Plan> | null | undefined): string {
   const strategy = plan?.strategy?.name ?? 'none'; // the plan of an earlier version has none
-  return [strategy === 'none' ? '' : strategy, plan?.backend ?? ''].filter(Boolean).join(' · ');
+  return strategy === 'none' ? '' : strategy;
+}
+
+/** On which hosts the ranks run, and by what they talk to each other. */
+function aboutHosts(state: JobState, plan: Partial<Plan> | null | undefined): string {
+  const names = hosts(state).slice(0, 32).join(', ');
+  return [names, plan?.backend ? trans('backend: %1', plan.backend) : ''].filter(Boolean).join('\n');
 }
 
 /** The job's own bar (`td.progress`). */

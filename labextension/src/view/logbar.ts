@@ -145,7 +145,7 @@ export class LogBar {
     const count = `${total.toLocaleString('en')}${more ? '+' : ''}`;
     const found =
       position > 0
-        ? trans('%1 of %2', position.toLocaleString('en'), count)
+        ? trans('%1 of %2, newest first', position.toLocaleString('en'), count)
         : plural('%2 hit', '%2 hits', total, count);
     const words = error || (this.choice.text ? found : '');
     setText(this.hits, busy && !error ? trans('%1, searching…', words) : words);
@@ -205,11 +205,11 @@ export class LogBar {
       'span.td-logs-group',
       { role: 'search' },
       this.box,
-      this.toggle('case', 'Aa', trans('heed upper and lower case')),
-      this.toggle('regex', '.*', trans('regular expression')),
+      this.toggle('case', 'Aa', trans('heed upper and lower case: Loss is not loss')),
+      this.toggle('regex', '.*', trans('search by a regular expression, such as loss: \\d+')),
       this.toggle('only', trans('Only hits'), trans('show only lines that the search finds')),
-      this.button('↑', trans('previous hit'), () => this.actions.step(1)),
-      this.button('↓', trans('next hit'), () => this.actions.step(-1)),
+      this.button('↑', trans('older hit: Enter'), () => this.actions.step(1)),
+      this.button('↓', trans('newer hit: Shift+Enter'), () => this.actions.step(-1)),
       this.hits
     );
   }

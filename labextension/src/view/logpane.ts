@@ -27,6 +27,7 @@ export class LogPane {
 
   private readonly selection: LogSelection;
   private edits = -1;
+  private widened = 0;
   /** The row at the upper edge, by which the place is kept when rows come in front of it. */
   private firstKey = -1;
   private firstHidden = 0;
@@ -60,6 +61,14 @@ export class LogPane {
 
   hide(): void {
     this.list.active = false;
+  }
+
+  /** So many characters stand in front of each row, so that all lines begin below each other. */
+  widen(characters: number): void {
+    if (characters !== this.widened) {
+      this.widened = characters;
+      this.list.scroller.style.setProperty('--td-who', String(characters));
+    }
   }
 
   /** What the view holds now, at the place where the reader is. */

@@ -30,6 +30,11 @@ export const byRank: Who = (session, view, row) =>
 /** Rows before and after a line that are asked whether they are alike on all ranks: more where more ranks speak. */
 const AROUND = { fewest: 8, most: 64 };
 
+/** Characters of the longest of them. */
+export function widestWho(ranks: number, folded: boolean): number {
+  return Math.max(trans('[rank %1]', ranks - 1).length, folded ? trans('[all %1 ranks]', ranks).length : 0);
+}
+
 /** When it was written, for rows that are all of one rank. */
 export const byTime: Who = ({ logs }, _, row) => clock(logs.rows.time[row]!);
 
@@ -138,7 +143,7 @@ export class LogRowDrawer implements LogListSource {
   private differs(index: number): boolean {
     const { view, session } = this;
     const row = view.rows.at(index);
-    if (!view.folds || view.isOfAll(row) || session.logs.rows.kind[row] === GAP || session.logs.isOpen(row)) {
+    if (view.ranks < 2 || view.isOfAll(row) || session.logs.rows.kind[row] === GAP || session.logs.isOpen(row)) {
       return false;
     }
     const [before, after] = [this.alikeFrom(index, -1), this.alikeFrom(index, 1)];

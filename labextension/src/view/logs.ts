@@ -7,7 +7,7 @@ import { LogBar } from './logbar';
 import { fitting, LogColumns } from './logcolumns';
 import { LogLoader } from './logload';
 import { LogPane } from './logpane';
-import { byRank } from './logrow';
+import { byRank, widestWho } from './logrow';
 import { LogSearch } from './logsearch';
 import { plural, trans } from './translate';
 
@@ -188,6 +188,7 @@ export class LogsTab {
     if (this.sideBySide) {
       this.columns.draw();
     } else {
+      this.pane.widen(widestWho(this.session.state.world_size, this.view.ranks > 1 && this.bar.ranks === null));
       this.pane.draw();
     }
   }

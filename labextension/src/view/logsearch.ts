@@ -57,9 +57,9 @@ export class LogSearch {
     return this.found.length + this.added.length + this.remote.length;
   }
 
-  /** Which hit is chosen, from 1; 0: none. The oldest is the first. */
+  /** Which hit is chosen, from 1; 0: none. The newest is the first: it is found first, whatever else is found. */
   get position(): number {
-    return this.chosen < 0 ? 0 : this.total - this.chosen;
+    return this.chosen + 1;
   }
 
   /** The row of the chosen hit, or the hit where it is not held. */

@@ -521,6 +521,23 @@ describe('side by side', () => {
     expect(element.querySelector('[aria-label^=Follow]')!.getAttribute('aria-pressed')).toBe('true');
   });
 
+  test('begins where the reader was, and goes back there', async () => {
+    hello(2);
+    files.say({ type: 'lines', segments: [lines('1.out', 0, 1)] });
+    for (let line = 0; line < 200; line++) {
+      files.say({ type: 'lines', segments: [{ ...lines('0.out', line, line + 1), t: line + 5 }] });
+    }
+    await open();
+    scroller().scrollTop = 100 * 19;
+    scroller().dispatchEvent(new Event('scroll'));
+    expect(rows()[6]).toBe('[rank 0]line  100');
+    click(/^Side by side/);
+    expect(texts(0)[6]).toBe('line  100');
+    click(/^Side by side/);
+    expect(rows()[6]).toBe('[rank 0]line  100');
+    expect(element.querySelector('[aria-label^=Follow]')!.getAttribute('aria-pressed')).toBe('false');
+  });
+
   test('a search goes to the column of its hit, and a selected column is copied', async () => {
     const written: string[] = [];
     vi.stubGlobal('navigator', { clipboard: { writeText: async (text: string) => void written.push(text) } });

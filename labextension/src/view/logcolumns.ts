@@ -2,7 +2,7 @@
 import type { LogFilter } from '../logview';
 import type { JobSession } from '../session';
 import { make, setAttribute, setText } from './dom';
-import { LogPane, type LogPaneActions } from './logpane';
+import { LogPane, type LogPaneActions, type Moment } from './logpane';
 import { byTime } from './logrow';
 import type { LogSearch } from './logsearch';
 import { drawShape, standingOf } from './standing';
@@ -37,7 +37,7 @@ export class LogColumns {
     private readonly actions: LogPaneActions,
     signal: AbortSignal
   ) {
-    signal.addEventListener('abort', () => this.choose([], null), { once: true });
+    signal.addEventListener('abort', () => this.choose([], null, null), { once: true });
   }
 
   get panes(): LogPane[] {
@@ -48,10 +48,9 @@ export class LogColumns {
     return this.panes.every(pane => pane.list.follows);
   }
 
-  /** A column for each of these ranks, in this order. Those that stay keep their place. */
-  choose(ranks: readonly number[], filter: LogFilter | null): void {
+  /** A column for each of these ranks, in this order. Those that stay keep their place; new ones begin at `moment`. */
+  choose(ranks: readonly number[], filter: LogFilter | null, moment: Moment | null): void {
     const before = new Map(this.columns.map(column => [column.rank, column]));
-    const moment = this.columns.find(({ pane }) => !pane.list.follows)?.pane.moment ?? null;
     this.columns = ranks.map(rank => before.get(rank) ?? this.make(rank, filter!));
     for (const column of before.values()) {
       if (!this.columns.includes(column)) {
@@ -64,18 +63,11 @@ export class LogColumns {
       if (before.has(rank)) {
         pane.view.choose({ ...filter!, ranks: new Set([rank]) });
       } else {
-        this.begin(pane, moment);
+        if (this.active) {
+          pane.show();
+        }
+        pane.begin(moment);
       }
-    }
-  }
-
-  private begin(pane: LogPane, moment: LogPane['moment'] | null): void {
-    if (this.active) {
-      pane.show();
-    }
-    pane.list.follows = moment === null;
-    if (moment) {
-      pane.align(moment);
     }
   }
 

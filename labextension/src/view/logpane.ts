@@ -118,6 +118,15 @@ export class LogPane {
     return { time, past: index - this.firstAt(time) };
   }
 
+  /** At the end, which is followed, or at what was written then. */
+  begin(moment: Moment | null): void {
+    this.list.measure(); // a place is counted in rows of this height
+    this.list.follows = moment === null;
+    if (moment) {
+      this.align(moment);
+    }
+  }
+
   /** Scrolls to what was written then, or after it. */
   align({ time, past }: Moment): void {
     const first = this.firstAt(time);

@@ -161,10 +161,15 @@ export class LogsTab {
       return;
     }
     const filter = this.filterOf();
+    const onScreen = this.columns.panes.length > 0 ? this.columns.panes : [this.pane];
+    const moment = onScreen.find(pane => !pane.list.follows)?.moment ?? null;
     this.view.choose(filter);
-    this.columns.choose(this.sideBySide ? [...(this.bar.ranks ?? [])] : [], filter);
+    this.columns.choose(this.sideBySide ? [...(this.bar.ranks ?? [])] : [], filter, moment);
     this.pane.list.scroller.hidden = this.sideBySide;
     this.showPanes();
+    if (!this.sideBySide && !onScreen.includes(this.pane)) {
+      this.pane.begin(moment);
+    }
     this.draw();
   }
 

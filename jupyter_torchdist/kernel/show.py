@@ -149,17 +149,19 @@ class Picture:
 
     def tick(self, state: JobState) -> None:
         """Draw when something changed, but no more often than eyes or the front end need; a turn of the job at once."""
-        if self._live:
-            self._live.tick()
         if self._rich.tick(state):
             self._published = False
             self._draw(state)
         stage = (bool(state.failures()), state.state if self._job else "")
         now = time.monotonic()
         waited = now - self._drawn
-        if stage == self._stage and (now - self._looked < LOOK or waited < self._frame()):
+        if stage == self._stage and now - self._looked < LOOK:
             return
         self._looked = now
+        if self._live:
+            self._live.tick()
+        if stage == self._stage and waited < self._frame():
+            return
         seen = (state.seq, self._tails.poll(), self._curves.poll())
         if seen != self._seen or waited > CLOCK:
             self._seen, self._stage = seen, stage

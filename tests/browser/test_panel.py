@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
+from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook, write_settings
 from tests.browser.test_output import an_output
 
 THEMES = ["JupyterLab Dark", "JupyterLab Light", "JupyterLab Dark High Contrast"]
+
+
+NOTIFY = "select[name='jp-SettingsEditor-jupyter-torchdist:jobs_notify']"
+"""In the settings' editor; JupyterLab gives it no label."""
 
 
 def open_panel(page: Page) -> None:
@@ -36,6 +43,8 @@ def test_the_panel_and_its_jobs(server: Jupyter, page: Page, running_job: FakeJo
         is_opened_in_each_theme(notebook)
         its_end_is_told(notebook, running_job)
         is_cancelled_and_deleted(notebook, other)
+    is_chosen_in_the_palette(notebook, failed)
+    as_much_is_told_as_the_settings_say(notebook)
     assert not notebook.errors
 
 
@@ -103,6 +112,69 @@ def is_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(row).to_have_count(0)
     assert not job.paths.root.exists()
+
+
+def is_chosen_in_the_palette(notebook: Notebook, job: FakeJob) -> None:
+    """A job that is opened, and a command for which there is no job."""
+    page, dialog = notebook.page, notebook.page.locator(".jp-Dialog")
+    from_the_palette(page, "Open Distributed Job")
+    chosen = dialog.get_by_role("option").filter(has_text=job.spec.job)
+    dialog.locator("select").select_option(chosen.inner_text())
+    dialog.locator(".jp-mod-accept").click()
+    expect(page.get_by_role("tab", name="Cell In[3] · ")).to_be_visible()
+    expect(page.locator(".td-main").filter(has_text="Cell In[3]").locator(".td-line .td-state")).to_have_text("failed")
+    from_the_palette(page, "Cancel Distributed Job")
+    expect(dialog).to_contain_text("There is no job for which this can be done.")
+    page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+
+
+def from_the_palette(page: Page, label: str) -> None:
+    page.keyboard.press("Control+Shift+C")
+    palette = page.locator(".lm-CommandPalette-input")
+    expect(palette).to_be_focused()
+    palette.fill(label)
+    expect(page.locator(".lm-CommandPalette-item.lm-mod-active")).to_have_text(re.compile(f"^{label}"))
+    page.keyboard.press("Enter")
+
+
+def as_much_is_told_as_the_settings_say(notebook: Notebook) -> None:
+    """Chosen while jobs run; what comes to an end and is not told is followed by one that is."""
+    page, toasts = notebook.page, notebook.page.locator(".Toastify")
+    page.evaluate("() => void window.jupyterapp.commands.execute('settingeditor:open', {query: 'Distributed Jobs'})")
+    names = ("passed over", "a loud one", "a silent one", "the last")
+    with contextlib.ExitStack() as stack:
+        passed_over, loud, silent, last = (stack.enter_context(a_running_job(name)) for name in names)
+        expect(page.get_by_role("status").filter(has_text="4 running")).to_be_visible()
+        choose(page, "failures")
+        ends(page, passed_over, "succeeded")
+        ends(page, loud, "failed")
+        expect(toasts).to_contain_text("a loud one failed")
+        expect(toasts).not_to_contain_text("passed over")
+        choose(page, "none")
+        ends(page, silent, "failed")
+        choose(page, "all")
+        ends(page, last, "succeeded")
+        expect(toasts).to_contain_text("the last succeeded")
+        expect(toasts).not_to_contain_text("a silent one")
+
+
+def a_running_job(name: str) -> FakeJob:
+    return FakeJob(now=time.time(), options=Options(ranks=2, name=name)).running()
+
+
+def ends(page: Page, job: FakeJob, state: str) -> None:
+    """The job ends, and the page has heard of it."""
+    job.now = time.time()
+    job.ended(state)
+    expect(row_of(page, job.spec.options.name or "").filter(has_text=state)).to_have_count(1)
+
+
+def choose(page: Page, which: str) -> None:
+    """In the settings' editor, of which ends one is told; JupyterLab saves and reads that again."""
+    read = re.compile(r"/lab/api/settings/jupyter-torchdist(:|%3A)jobs")
+    with page.expect_response(lambda answer: answer.request.method == "GET" and bool(read.search(answer.url))):
+        page.locator(NOTIFY).select_option(label=which)
 
 
 def test_the_cell_of_a_job_is_shown(server: Jupyter, page: Page, home: Path) -> None:

@@ -221,13 +221,20 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
     if event.kind == "rank.dropped":
         return replace(rank, dropped=rank.dropped + int(data["lines"]))
     if event.kind == "rank.done":
-        return rank if rank.state in RANK_ENDS else replace(rank, state="done", ended=event.t)
+        return _done(rank, event)
     if event.kind == "rank.exited":
         if rank.state in RANK_ENDS:
             return replace(rank, code=data.get("code"))
         state = data.get("state", "killed")
         return replace(rank, state=state, code=data.get("code"), why=data.get("why", ""), ended=event.t)
     return rank
+
+
+def _done(rank: RankState, event: Event) -> RankState:
+    """What the launcher saw may be read before what the rank wrote: one that says this did not leave early."""
+    if rank.state == "done":
+        return replace(rank, why="")
+    return rank if rank.state in RANK_ENDS else replace(rank, state="done", ended=event.t)
 
 
 def _counted(rank: RankState, event: Event) -> RankState:

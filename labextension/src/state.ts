@@ -181,12 +181,20 @@ function applyRank(rank: RankState, event: Event): RankState {
     case 'rank.dropped':
       return { ...rank, dropped: rank.dropped + whole(event['lines']) };
     case 'rank.done':
-      return isOver(rank) ? rank : { ...rank, state: 'done', ended: event.t };
+      return done(rank, event);
     case 'rank.exited':
       return exited(rank, event);
     default:
       return rank;
   }
+}
+
+/** What the launcher saw may be read before what the rank wrote: one that says this did not leave early. */
+function done(rank: RankState, event: Event): RankState {
+  if (rank.state === 'done') {
+    return { ...rank, why: '' };
+  }
+  return isOver(rank) ? rank : { ...rank, state: 'done', ended: event.t };
 }
 
 function exited(rank: RankState, event: Event): RankState {

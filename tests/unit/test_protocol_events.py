@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jupyter_torchdist import views
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
 from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, Waiting, apply, fold
@@ -123,6 +124,13 @@ def test_the_first_failure_comes_first_and_stopped_ranks_are_none() -> None:
     assert state.ranks[2].state == "failed"
     assert state.ranks[2].code == 1
     assert state.ranks[3].why == "was killed (SIGKILL)"
+
+
+def test_a_rank_that_has_ended_may_be_seen_before_it_has_said_so() -> None:
+    exited: Row = ("rank.exited", {"code": 0, "why": "ended with exit code 0", "state": "done"}, 0)
+    assert views.left_early(a_fold(exited)) == ["rank 0 ended with exit code 0"]
+    assert views.left_early(a_fold(exited, ("rank.done", {}, 0))) == []
+    assert a_fold(exited, ("rank.done", {}, 0)).ranks[0].state == "done"
 
 
 def test_a_collective_waits_for_those_that_are_behind_as_far_as_they_said_since_it_began() -> None:

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def state_is(view: Locator, state: str) -> None:
-    expect(view.locator(".td-state")).to_have_text(state, timeout=60_000)
+    expect(view.locator(".td-header .td-state")).to_have_text(state, timeout=60_000)
 
 
 def is_whole(notebook: Notebook, view: Locator) -> int:

@@ -61,7 +61,7 @@ def ends_whole(notebook: Notebook, view: Locator, job: FakeJob, talker: Talker) 
     talker.stop()
     job.now = time.time()
     job.ended()
-    expect(view.locator(".td-state")).to_have_text("succeeded", timeout=60_000)
+    expect(view.locator(".td-header .td-state")).to_have_text("succeeded", timeout=60_000)
     for rank in range(2):
         expect(view).to_contain_text(talker.said(rank)[-1])
         assert lines_of(notebook, view, rank) == talker.said(rank)

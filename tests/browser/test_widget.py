@@ -100,7 +100,9 @@ def test_vscode_and_a_kernel_that_dies_in_it(server: Jupyter, page: Page) -> Non
     cell = notebook.run(LONG)
     view = cell.locator(".td-view")
     expect(view).to_have_css("color", "rgb(204, 204, 204)", timeout=30_000)
-    expect(view.locator("[data-tone=running].td-state")).to_have_css("color", "rgb(108, 176, 255)", timeout=30_000)
+    expect(view.locator(".td-header .td-state[data-tone=running]")).to_have_css(
+        "color", "rgb(108, 176, 255)", timeout=30_000
+    )
     answers_while_the_cell_blocks(notebook, view, lambda: page.evaluate("notebook.again()"))
     ended(cell)
 

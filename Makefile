@@ -55,8 +55,8 @@ test-browser: $(READY)
 test-front: $(NODE_MODULES)
 	$(call told,front,if $(HAVE_NPM); then $(NPM) test; fi)
 
-soak: $(READY)
-	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600
+soak: $(READY) front browser
+	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/strategies tests/browser
 
 lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .

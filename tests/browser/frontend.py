@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,19 +92,22 @@ class Jupyter:
         try:
             yield own
         finally:
-            self._end_kernels()
+            self.end_kernels()
 
-    def _end_kernels(self) -> None:
-        assert wait_until(self._has_ended_kernels, timeout=60), (
-            f"kernels that do not end: {self._ask('GET', 'api/kernels')}"
-        )
+    def kernels(self) -> list[dict[str, Any]]:
+        """Those that run, as the server tells of them."""
+        return list(self._ask("GET", "api/kernels"))
+
+    def end_kernels(self) -> None:
+        """End every session and kernel, whoever began it."""
+        assert wait_until(self._has_ended_kernels, timeout=60), f"kernels that do not end: {self.kernels()}"
 
     def _has_ended_kernels(self) -> bool:
         """False when the server fails at one, which is just being started again."""
         try:
             for session in self._ask("GET", "api/sessions"):
                 self._ask("DELETE", f"api/sessions/{session['id']}")
-            for kernel in self._ask("GET", "api/kernels"):  # those that have no notebook
+            for kernel in self.kernels():  # those that have no notebook
                 self._ask("DELETE", f"api/kernels/{kernel['id']}")
         except urllib.error.HTTPError:
             return False
@@ -117,10 +120,18 @@ class Jupyter:
 
 
 @contextlib.contextmanager
-def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) -> Iterator[Jupyter]:
+def jupyter(
+    directory: Path,
+    *options: str,
+    base_url: str = "/",
+    port: int = 0,
+    python: str = sys.executable,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Jupyter]:
     """A server with its home, settings and notebooks below ``directory``; it and its kernels end with the block.
 
-    ``port`` 0: one that is free.
+    ``port`` 0: one that is free. ``python``: of the environment that it is installed in. ``environ``: variables that
+    are other than this process's.
     """
     root, token = directory / "notebooks", "a-token"
     runtime, log = directory / "runtime", directory / "server.log"
@@ -136,10 +147,11 @@ def jupyter(directory: Path, *options: str, base_url: str = "/", port: int = 0) 
         "JUPYTERLAB_SETTINGS_DIR": str(directory / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(directory / "workspaces"),
         "PYTHONPATH": lean_path(),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PATH": os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", "")]),
+        **(environ or {}),
     }
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
+        python, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}",
         "--LabApp.expose_app_in_browser=True", "--JupyterNotebookApp.expose_app_in_browser=True",
         f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}", f"--ServerApp.base_url={base_url}",
         *options,

@@ -33,6 +33,10 @@ HEAD = 400
 """Characters of the first line: state, place, time and what went wrong."""
 NAME = 40
 """Characters of a curve's name."""
+_NO_FORMULAS = "mathjax_ignore tex2jax_ignore"
+"""What MathJax 3 (JupyterLab) and 2 (nbconvert) pass over: an error's text may have two dollar signs."""
+_LOG = "margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:var(--jp-code-font-family,monospace)"
+"""With a font of its own: nbconvert's pages give none to an output's ``pre``."""
 _RED = "#c62828"
 _COLOURS = {"succeeded": "#2e7d32", "failed": _RED, "timed_out": _RED, "lost": _RED, "cancelled": "#ad6800"}
 
@@ -91,7 +95,7 @@ def _page(snapshot: Snapshot, width: int) -> str:
         html.escape(_cut(ansi.plain(views.headline(state, snapshot.now)), HEAD)),
     )
     parts = [
-        f'<div class="torchdist-job" style="border-left:3px solid {colour};padding:2px 8px">',
+        f'<div class="torchdist-job {_NO_FORMULAS}" style="border-left:3px solid {colour};padding:2px 8px">',
         f"<div><b>{name}</b> <span>{head}</span></div>",
         *(f"<div>{html.escape(line)}</div>" for line in _failure(snapshot, width)),
     ]
@@ -108,7 +112,7 @@ def _page(snapshot: Snapshot, width: int) -> str:
         f'<span style="opacity:.8">[{who}]</span> {_line_html(line, width)}' for who, line in _log(snapshot)
     )
     if log:
-        parts.append(f'<pre style="margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere">{log}</pre>')
+        parts.append(f'<pre style="{_LOG}">{log}</pre>')
     parts += [f'<div style="opacity:.9">{html.escape(line)}</div>' for line in _footer(snapshot, width)]
     return "".join(parts) + "</div>"
 

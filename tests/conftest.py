@@ -111,7 +111,7 @@ def home(request: pytest.FixtureRequest, shared_runtime: Path, lasting: set[int]
         left[:] = Snapshot.take(shared_runtime, lasting).left_since(before)
         return not left
 
-    wait_until(nothing_left, timeout=5)
+    wait_until(nothing_left, timeout=15)
     assert not left, "the test left behind:\n  " + "\n  ".join(left)
 
 

@@ -161,14 +161,14 @@ def talking(job: FakeJob) -> Iterator[Talker]:
         talker.stop()
 
 
-def comes_to(view: Locator, number: int) -> None:
-    """The view's log shows a line of rank 1 from ``number`` on."""
+def comes_to(view: Locator, number: int, timeout: float = 60_000) -> None:
+    """The view's log shows a line of rank 1 from ``number`` on, within so many milliseconds."""
     view.get_by_role("tab", name="Logs").click()
     view.page.wait_for_function(
         "([view, least]) => [...view.textContent.matchAll(/line (\\d+) of 1/g)].some(found => found[1] >= least)",
         arg=[view.element_handle(), number],
         polling=200,  # milliseconds; else at each frame, which a log of some hundred lines makes dear
-        timeout=60_000,
+        timeout=timeout,
     )
 
 

@@ -169,7 +169,7 @@ def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: 
         expect(running.get_by_role("grid", name="lines of rank")).to_have_count(2)
         check(page, f"{theme}: side by side", places[0], least=20, colours=colours)
         running.get_by_role("button", name="Side by side").click()
-        running.get_by_role("button", name="Cancel").click()
+        running.get_by_role("button", name="Cancel", exact=True).click()
         page.locator(".td-row").first.hover()
         # In one go, because axe looks at all of JupyterLab each time.
         check(page, f"{theme}: logs", ".lm-Widget.td-panel", ".td-status-button", *places, least=60, colours=colours)
@@ -239,12 +239,12 @@ def test_with_the_keyboard_alone(server: Jupyter, page: Page, home: Path) -> Non
         page.keyboard.press("Home")
         expect(view.locator(".td-log-row[aria-selected='true']")).to_contain_text("ground 41")
 
-        tab_to(page, view.get_by_role("button", name="Cancel"), "Shift+Tab")
+        tab_to(page, view.get_by_role("button", name="Cancel", exact=True), "Shift+Tab")
         page.keyboard.press("Enter")
         expect(view).to_contain_text("Cancel this job?")
         expect(view.get_by_role("button", name="Cancel job", exact=True)).to_be_focused()
         check(page, "the tab, asking", ".td-main")
         page.keyboard.press("Escape")
-        expect(view.get_by_role("button", name="Cancel")).to_be_focused()
+        expect(view.get_by_role("button", name="Cancel", exact=True)).to_be_focused()
         job.ended()
     assert not notebook.errors

@@ -71,11 +71,18 @@ def test_what_stands_under_a_cell(front_end: str, server: Jupyter, page: Page, r
     expect(view).to_contain_text("step 3 of rank 1", timeout=20_000)
     notebook.picture("running")
     expect(view).to_contain_text("succeeded", timeout=60_000)
+    is_bounded(view)
     notebook.picture("ended")
     options_are_offered_and_explained(notebook, 4)
     if front_end == "notebook":
         a_job_opens_below_the_document(notebook, running_job)
     assert not notebook.errors
+
+
+def is_bounded(view: Locator) -> None:
+    """However many lines there are: they are scrolled within the view."""
+    assert view.evaluate("view => view.offsetHeight") <= 430  # --td-height, and borders
+    assert view.locator(".td-logs-scroll").evaluate("list => list.scrollHeight > list.clientHeight + 100")
 
 
 def options_are_offered_and_explained(notebook: Notebook, number: int) -> None:
@@ -117,7 +124,10 @@ def its_lines_lead_to_the_cell(notebook: Notebook, view: Locator) -> None:
 def a_job_opens_below_the_document(notebook: Notebook, job: FakeJob) -> None:
     page = notebook.page
     page.evaluate("job => window.jupyterapp.commands.execute('torchdist:open-job', {job})", job.spec.job)
-    expect(page.locator(".td-main")).to_contain_text("failed")
+    expect(page.locator(".td-main .td-line .td-state")).to_be_in_viewport()
+    expect(page.locator(".td-main .td-line .td-state")).to_have_text("failed")
     page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
-    expect(page.locator(".td-row").filter(has_text="failed")).to_contain_text("Cell In[7]")
+    row = page.locator(".td-row").filter(has_text="failed")
+    expect(row).to_be_in_viewport()
+    expect(row).to_contain_text("Cell In[7]")
     notebook.picture("down")

@@ -108,3 +108,91 @@ describe('a notebook whose job goes on', () => {
     expect(save).toHaveBeenCalledTimes(times);
   });
 });
+
+describe('a job that the server does not see, with a widget', () => {
+  const WIDGET = 'application/vnd.jupyter.widget-view+json';
+  const GIVEN = { ...bundle('a'), [WIDGET]: { model_id: 'm1', version_major: 2, version_minor: 0 } };
+  const drawn: unknown[] = [];
+
+  /** What a notebook's widget manager has in the registry of its own; it draws when `DRAWS` is told to. */
+  class Drawing extends Widget {
+    async renderModel(model: MimeModel): Promise<void> {
+      drawn.push(model.data[WIDGET]);
+      this.node.append(document.createElement('pre')); // anything but a view: the model is being loaded
+    }
+
+    finish(): void {
+      const view = new Widget();
+      view.addClass('jupyter-widgets');
+      this.node.replaceChildren(view.node);
+    }
+  }
+
+  const managers: Drawing[] = [];
+  const factory = {
+    safe: false,
+    mimeTypes: [WIDGET],
+    createRenderer: () => {
+      managers.push(new Drawing());
+      return managers.at(-1)!;
+    }
+  };
+
+  /** The output of a notebook in which the manager is there from the beginning, or comes later. */
+  async function shown(trusted: boolean, later = false): Promise<{ own: JobRenderer; notebook: RenderMimeRegistry }> {
+    serving.refuse = 404;
+    const notebook = rendermime.clone();
+    const panel = { content: { rendermime: notebook }, sessionContext: { ready: Promise.resolve() } };
+    const notebooks = { find: () => panel } as unknown as INotebookTracker;
+    const surroundings = { settings: serving.settings, rendermime, notebooks, documents: null };
+    const own = rendererFactory(surroundings).createRenderer({} as never) as JobRenderer;
+    Widget.attach(own, document.body);
+    if (!later) {
+      notebook.addFactory(factory as never, -10);
+    }
+    await own.renderModel(output(GIVEN, trusted));
+    await until(() => own.node.querySelector('.td-view[data-connection="gone"]') !== null, 'the 404');
+    return { own, notebook };
+  }
+
+  function ownView(own: JobRenderer): HTMLElement {
+    return own.node.querySelector<HTMLElement>('.td-output-view')!;
+  }
+
+  beforeEach(() => {
+    drawn.length = managers.length = 0;
+  });
+
+  test('the widget takes the place as soon as it has drawn', async () => {
+    const { own } = await shown(true);
+    await until(() => drawn.length === 1, 'the widget');
+    expect(drawn).toEqual([GIVEN[WIDGET]]);
+    const place = own.node.querySelector<HTMLElement>('.td-output-widget')!;
+    expect([place.hidden, ownView(own).hidden]).toEqual([true, false]);
+    expect(own.node.textContent).toContain('still');
+    managers[0]!.finish();
+    await until(() => !place.hidden, 'the place of the widget');
+    expect(ownView(own).hidden).toBe(true);
+    await own.renderModel(output({ ...GIVEN, 'text/html': '<p>later</p>' }, true));
+    expect([drawn.length, place.isConnected, place.hidden]).toEqual([1, true, false]);
+    own.dispose();
+    expect(managers[0]!.isDisposed).toBe(true);
+  });
+
+  test('the manager comes later: it belongs to the kernel', async () => {
+    const { own, notebook } = await shown(true, true);
+    expect(drawn).toEqual([]);
+    notebook.addFactory(factory as never, -10);
+    await until(() => drawn.length === 1, 'the widget');
+    own.dispose();
+  });
+
+  test('not in a notebook that is not trusted: the still picture stays', async () => {
+    const { own } = await shown(false);
+    await own.renderModel(output({ ...GIVEN, 'text/html': '<p>later</p>' }, false));
+    await until(() => own.node.textContent!.includes('later'), 'the picture');
+    expect([managers.length, own.node.querySelector('.td-output-widget')]).toEqual([0, null]);
+    expect(ownView(own).hidden).toBe(false);
+    own.dispose();
+  });
+});

@@ -1,9 +1,10 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { aRank, aSeries, aState, event, find, frames, hello, played, status, type PlayedFeed } from './played';
+import type { Answers } from '../src/source';
 import { CurvesTab, PAGE } from '../src/view/curves';
 import { legendOf } from '../src/view/curvebar';
 import { keyRange, tellSpread } from '../src/view/curvecard';
-import { csvText, svgText } from '../src/view/export';
+import { csvText, saveCsv, svgText } from '../src/view/export';
 import { readings, summary, themeOf, type Look } from '../src/view/plot';
 import {
   matching,
@@ -154,6 +155,51 @@ describe('files', () => {
   });
 });
 
+describe('a file of all points', () => {
+  const saved: string[] = [];
+  const said: string[] = [];
+
+  beforeEach(() => {
+    saved.length = said.length = 0;
+    URL.createObjectURL = () => 'blob:a';
+    URL.revokeObjectURL = () => undefined;
+    vi.spyOn(HTMLAnchorElement.prototype, 'click').mockImplementation(function (this: HTMLAnchorElement) {
+      saved.push(this.download);
+    });
+  });
+
+  afterEach(() => vi.restoreAllMocks());
+
+  function answer(complete: boolean): (curve: { name: string }) => Promise<Answers['curves']> {
+    return async ({ name }) => ({ version: 1, complete: complete || name !== 'b', series: [aSeries(name)] });
+  }
+
+  const curves = [{ name: 'a' }, { name: 'b' }];
+  const say = (words: string) => void said.push(words);
+
+  it('says nothing more where it is complete', async () => {
+    await saveCsv('night', curves, answer(true), 'step', say);
+    expect([saved, said]).toEqual([['night.csv'], ['reading a…', 'reading b…', '']]);
+  });
+
+  it('says that points stand merged', async () => {
+    await saveCsv('night', curves, answer(false), 'step', say);
+    expect(saved).toEqual(['night.csv']);
+    expect(said.at(-1)).toMatch(/^written; points that were too many stand merged/);
+  });
+
+  it('is not written where a curve cannot be read, and says why', async () => {
+    const points = async (curve: { name: string }) => {
+      if (curve.name === 'b') {
+        throw new Error('the file is gone');
+      }
+      return answer(true)(curve);
+    };
+    await saveCsv('night', curves, points, 'step', say);
+    expect([saved, said.at(-1)]).toEqual([[], 'No file was written: the file is gone']);
+  });
+});
+
 describe('names', () => {
   it('bounds a million', () => {
     const names = Array.from({ length: 1_000_000 }, (_, index) => `layer.${index}.grad`);
@@ -185,7 +231,18 @@ describe('the tab', () => {
   afterEach(() => {
     ended.abort();
     root.remove();
+    vi.restoreAllMocks();
+    vi.unstubAllGlobals();
   });
+
+  /** jsdom has neither layout nor a canvas: what uPlot calls while it draws. */
+  function drawsNothing(): void {
+    const context = new Proxy({}, { get: () => () => ({ width: 0 }), set: () => true });
+    vi.spyOn(HTMLCanvasElement.prototype, 'getContext').mockReturnValue(context as never);
+    vi.stubGlobal('Path2D', function () {
+      return context;
+    });
+  }
 
   async function tab(names: string[]): Promise<{ feed: PlayedFeed; tab: CurvesTab }> {
     const { feed, session } = await played(ended.signal, hello(aState([aRank(0), aRank(1)])));
@@ -278,6 +335,25 @@ describe('the tab', () => {
     ]);
     expect(legendOf(aState(ranks), 'rank0', ['red']).map(({ text }) => text)).toEqual(['rank 0']);
     expect(legendOf(aState(ranks), 'band', ['red'])).toEqual([]);
+  });
+
+  it('asks for the range that a key zooms to, and for all of it once x is another', async () => {
+    drawsNothing();
+    const { feed } = await tab(['loss']);
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1), PATIENT);
+    // Without a width nothing is drawn, and a plot that shows nothing has no range to zoom in.
+    const plot = find(root, '.td-plot');
+    Object.defineProperty(plot, 'clientWidth', { value: 300 });
+    feed.say(status({ curves: { version: 2, names: ['loss'], note: '' } }));
+    await vi.waitFor(() => expect(plot.getAttribute('aria-label')).toContain('at step 2'), PATIENT);
+    plot.dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true, cancelable: true }));
+    await vi.waitFor(() => expect(feed.asked('curves').at(-1)).toMatchObject({ low: 0.5, high: 1.5 }), PATIENT);
+    await vi.waitFor(() => expect(find(root, 'button', 'all of it').hidden).toBe(false), PATIENT);
+    const x = root.querySelectorAll('select')[1]!;
+    x.value = 'time';
+    x.dispatchEvent(new Event('change'));
+    const all = { x: 'time', low: null, high: null };
+    await vi.waitFor(() => expect(feed.asked('curves').at(-1)).toMatchObject(all), PATIENT);
   });
 
   it('says why there are no points', async () => {

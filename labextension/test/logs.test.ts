@@ -206,6 +206,29 @@ test('a list of many ranks says it too', async () => {
   expect(list.previousElementSibling!.getAttribute('data-tone')).toBe('succeeded');
 });
 
+test('one stream is shown alone, of all ranks or of one', async () => {
+  hello(2);
+  const said = [lines('0.out', 0, 1), lines('0.err', 1, 2), lines('1.out', 2, 3), lines('1.err', 3, 4)];
+  files.say({ type: 'lines', segments: said });
+  await open();
+  const choose = (stream: string): void => {
+    const list = element.querySelector<HTMLSelectElement>('select[aria-label=stream]')!;
+    list.value = stream;
+    list.dispatchEvent(new Event('change'));
+  };
+  expect(rows()).toHaveLength(4);
+  choose('err');
+  expect(rows()).toEqual(['[rank 0]line    1', '[rank 1]line    3']);
+  click(/^rank 1/);
+  expect(rows()).toEqual(['[rank 1]line    3']);
+  choose('out');
+  expect(rows()).toEqual(['[rank 1]line    2']);
+  click(/all ranks$/);
+  expect(rows()).toEqual(['[rank 0]line    0', '[rank 1]line    2']);
+  choose('');
+  expect(rows()).toHaveLength(4);
+});
+
 test('what all ranks say is one row, until it is not folded', async () => {
   hello(2);
   files.say({ type: 'lines', segments: [lines('0.out', 0, 1), lines('1.out', 0, 1)] });

@@ -59,7 +59,8 @@ export class JobRow {
     const gpu = job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '';
     setText(this.gpu, gpu);
     const { progress } = job;
-    const done = progress?.total ? `, ${progress.desc} ${Math.round((100 * progress.n) / progress.total)} %` : '';
+    const percent = `${Math.round(100 * shareOf(progress))} %`;
+    const done = progress?.total && !isFinal(job) ? `, ${[progress.desc, percent].filter(Boolean).join(' ')}` : '';
     // What can be read stands in it as it can be read.
     const began = when ? trans(', started %1', when) : '';
     setAttribute(
@@ -88,8 +89,7 @@ export class JobRow {
   private drawProgress(job: JobSummary): void {
     const { progress } = job;
     this.bar.hidden = !progress || isFinal(job);
-    const part = progress?.total ? Math.min(progress.n / progress.total, 1) : 0;
-    this.fill.style.width = `${100 * part}%`;
+    this.fill.style.width = `${100 * shareOf(progress)}%`;
     setAttribute(this.bar, 'data-endless', progress !== null && !progress.total);
   }
 
@@ -100,11 +100,12 @@ export class JobRow {
       return;
     }
     const low = Math.min(...finite.map(({ y }) => y));
-    const span = Math.max(...finite.map(({ y }) => y)) - low || 1;
+    // By halves: the difference of the greatest numbers would be infinite.
+    const half = Math.max(...finite.map(({ y }) => y)) / 2 - low / 2 || 1;
     const { width, height } = SPARK;
     const points = finite.map(({ x, y }) => {
       const across = (x / (values.length - 1)) * width;
-      return `${across.toFixed(1)},${(height - 1 - ((y - low) / span) * (height - 2)).toFixed(1)}`;
+      return `${across.toFixed(1)},${(height - 1 - ((y / 2 - low / 2) / half) * (height - 2)).toFixed(1)}`;
     });
     this.line.setAttribute('points', points.join(' '));
   }
@@ -155,6 +156,11 @@ export class JobRow {
   private readonly spark = sparkLine(this.line);
   private drawn: JobSummary | null = null;
   private drawnActions = '';
+}
+
+/** How much is done, from 0 to 1; a bar that overshoots its total is full. */
+function shareOf(progress: JobSummary['progress']): number {
+  return progress?.total ? Math.min(progress.n / progress.total, 1) : 0;
 }
 
 function sparkLine(line: SVGPolylineElement): SVGSVGElement {

@@ -106,6 +106,47 @@ test('the memory of the GPUs stands in the row while the job runs', async () => 
   await until(() => !facts()!.includes('GB'), 'its end');
 });
 
+test('the spark line goes from the least to the greatest value, and leaves out what is no number', async () => {
+  const spark = () => rows()[0]!.querySelector('.td-row-spark')!;
+  const points = () => spark().querySelector('polyline')!.getAttribute('points');
+  expect(points()).toBe('0.0,1.0 60.0,15.0');
+  expect(spark().hasAttribute('hidden')).toBe(false);
+  tell({ type: 'changes', now: 1101, jobs: [aSummary('a', { submitted: 1010, spark: [5] })], gone: [] });
+  await until(() => spark().hasAttribute('hidden'), 'one value alone');
+  const greatest = [1e308, 0, -1e308];
+  tell({ type: 'changes', now: 1102, jobs: [aSummary('a', { submitted: 1010, spark: greatest })], gone: [] });
+  await until(() => !spark().hasAttribute('hidden'), 'three values');
+  expect(points()).toBe('0.0,1.0 30.0,8.0 60.0,15.0');
+});
+
+test('the progress bar is as wide as what is done, and without a total it has no end', async () => {
+  const row = () => rows()[0]!;
+  const bar = () => row().querySelector<HTMLElement>('.td-row-bar')!;
+  const width = () => row().querySelector<HTMLElement>('.td-row-fill')!.style.width;
+  const name = () => row().querySelector('.td-row-open')!.getAttribute('aria-label');
+  const progress = async (told: object | null, more: object = {}) => {
+    const before = list.jobs.get('a');
+    tell({ type: 'changes', now: 1101, jobs: [aSummary('a', { submitted: 1010, progress: told, ...more })], gone: [] });
+    await until(() => list.jobs.get('a') !== before, 'the change');
+    await new Promise(resolve => requestAnimationFrame(resolve));
+  };
+  expect(bar().hidden).toBe(true);
+  await progress({ desc: 'epoch 2', n: 30, total: 120 });
+  expect(bar().hidden).toBe(false);
+  expect(bar().hasAttribute('data-endless')).toBe(false);
+  expect(width()).toBe('25%');
+  expect(name()).toContain('train.ipynb, epoch 2 25 %, started');
+  await progress({ desc: '', n: 150, total: 120 });
+  expect(width()).toBe('100%');
+  expect(name()).toContain('train.ipynb, 100 %, started');
+  await progress({ desc: 'epoch 2', n: 31, total: null });
+  expect(bar().hasAttribute('data-endless')).toBe(true);
+  expect(name()).toContain('train.ipynb, started');
+  await progress({ desc: 'epoch 2', n: 31, total: 120 }, { effective: 'succeeded', state: 'succeeded', ended: 1101 });
+  expect(bar().hidden).toBe(true);
+  expect(name()).not.toContain('%');
+});
+
 test('changes, ends and jobs that go', async () => {
   const seen: ListChange[] = [];
   list.onChange(change => seen.push(change), life.signal);

@@ -128,6 +128,7 @@ function jobTabs(
     if (!tab) {
       tab = new JobTab(job, known ? jobTitle(known) : job, app.serviceManager.serverSettings, reveal(job));
       void tracker.add(tab);
+      tab.toggleClass('td-down', !lab);
       app.shell.add(tab, lab ? 'main' : 'down', { type: 'Distributed Job' });
     }
     app.shell.activateById(tab.id);

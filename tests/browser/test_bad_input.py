@@ -19,6 +19,13 @@ from tests.browser.test_output import an_output
 
 MARKUP = "<script>window.hacked = 'script'</script><img src=x onerror=\"window.hacked = 'image'\">"
 
+STILL = (
+    f"<p>the still picture</p>{MARKUP}<svg onload=\"window.hacked = 'svg'\"></svg>"
+    "<a href=\"javascript:window.hacked = 'link'\">a link</a>"
+    "<iframe srcdoc=\"<script>parent.hacked = 'frame'</script>\"></iframe><p>its end</p>"
+)
+"""What somebody may have put into a saved notebook in place of the picture of a job."""
+
 NUMBERS: list[Any] = [
     1.0,
     math.nan,
@@ -127,7 +134,7 @@ def test_jobs_that_are_old_damaged_deleted_or_somebody_elses(server: Jupyter, pa
     for job in (damaged.running(), deleted.running()):
         job.close()
     damaged.paths.spec.write_text("{")
-    outputs = {number: [an_output(job.spec.job)] for number, job in enumerate((old, damaged, deleted))}
+    outputs = {number: [an_output(job.spec.job, STILL)] for number, job in enumerate((old, damaged, deleted))}
     sockets: list[str] = []
     page.on("websocket", lambda socket: sockets.append(socket.url))
     notebook = Notebook.open(page, server, "lab", server.write("odd.ipynb", "1", "2", "3", outputs=outputs))
@@ -137,6 +144,10 @@ def test_jobs_that_are_old_damaged_deleted_or_somebody_elses(server: Jupyter, pa
 
     expect(notebook.view(1)).to_contain_text("spec.json is damaged")
     expect(notebook.view(1)).to_contain_text("the still picture")
+    expect(notebook.view(1)).to_contain_text("its end")
+    expect(notebook.view(1).locator(".td-still img")).to_have_count(1)  # sanitised, not left out
+    assert page.evaluate("() => window.hacked") is None
+    assert notebook.view(1).locator("script, iframe, [onerror], [onload], [href^='javascript:']").count() == 0
     expect(notebook.view(1)).to_have_attribute("data-connection", "gone")
 
     expect(notebook.view(2)).to_contain_text("running")

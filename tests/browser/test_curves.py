@@ -122,7 +122,7 @@ def is_read_under_the_mouse(curve: Curve) -> None:
     expect(curve.tip).to_be_hidden()
     curve.point(0.5)
     expect(curve.tip).to_be_visible()
-    expect(curve.tip.locator("div")).to_have_text(["step 50", "mean: 51.5  51 … 52"])
+    expect(curve.tip.locator("div")).to_have_text(["step 50", "mean: 51.5  ≠ 51 … 52"])
     curve.point(1.2)
     expect(curve.tip).to_be_hidden()
 
@@ -208,7 +208,7 @@ def test_saved_as_files(tab: Notebook) -> None:
     assert len(re.split("[ML]", line.attrib["d"])) == STEPS + 1
 
     view.get_by_label(re.compile("^lines ?mean")).select_option("every rank")
-    expect(view.locator(".td-legend-item")).to_have_text(["rank 0", "rank 1"])
+    expect(view.locator(".td-legend-item")).to_have_text(["rank 0: running", "rank 1: running"])
     assert rows(curve.save("CSV")) == sorted(recorded("loss", loss))
     curve.drag(0.25, 0.75)
     curve.ends_between(73, 76)

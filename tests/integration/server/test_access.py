@@ -131,24 +131,57 @@ async def test_nobody_whom_the_authorizer_refuses(
     assert guard.asked == []
 
 
+async def cookie_of(client: Any, auth_header: dict[str, str], base_url: str) -> str:
+    """What a browser has of a user who came in with the token, and sends along whoever's page it is that asks."""
+    token = auth_header["Authorization"].split()[1]
+    entered = await client.fetch(f"{base_url}api/status?token={token}")
+    return "; ".join(value.split(";")[0] for value in entered.headers.get_list("Set-Cookie"))
+
+
 async def test_a_cookie_needs_the_xsrf_token(
-    http_server_client: Any, jp_auth_header: dict[str, str], jp_base_url: str, guard: type[Guard]
+    jp_web_app: Application,
+    http_server_client: Any,
+    jp_auth_header: dict[str, str],
+    jp_base_url: str,
+    guard: type[Guard],
 ) -> None:
-    """A page of another site has the user's cookies sent along, and cannot know the token in them."""
+    """Whatever changes something: a page of another site cannot know the token in the user's cookies."""
     guard.allowed = frozenset({"read", "write", "execute"})
-    token = jp_auth_header["Authorization"].split()[1]
-    entered = await http_server_client.fetch(f"{jp_base_url}api/status?token={token}")
-    cookie = "; ".join(value.split(";")[0] for value in entered.headers.get_list("Set-Cookie"))
+    cookie = await cookie_of(http_server_client, jp_auth_header, jp_base_url)
     with FakeJob() as job:
         job.running()
-        address = f"{jp_base_url}torchdist/api/jobs/{job.paths.job}"
-        assert await status_of(http_server_client, "POST", f"{address}/cancel", {"Cookie": cookie}) == 403
-        assert await status_of(http_server_client, "DELETE", address, {"Cookie": cookie}) == 403
+        changes = [asked for asked in questions(jp_web_app, job.paths.job) if asked[1] not in ("GET", "HEAD")]
+        assert {name for name, _, _ in changes} == {"Cancel.POST", "Rerun.POST", "OneJob.DELETE"}
+        for name, verb, address in changes:
+            assert await status_of(http_server_client, verb, address, {"Cookie": cookie}) == 403, name
         assert requests(job.paths) == []
         xsrf = "2|aaaaaaaa|bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|1700000000"
         both = {"Cookie": f"{cookie}; _xsrf={xsrf}", "X-XSRFToken": xsrf}
+        address = f"{jp_base_url}torchdist/api/jobs/{job.paths.job}"
         assert await status_of(http_server_client, "POST", f"{address}/cancel", both) == 200
         assert requests(job.paths) == ["interrupt"]
+
+
+async def test_another_sites_page_embeds_no_log(
+    http_server_client: Any,
+    http_server_port: Any,
+    jp_auth_header: dict[str, str],
+    jp_base_url: str,
+    guard: type[Guard],
+) -> None:
+    guard.allowed = frozenset({"read"})
+    cookie = await cookie_of(http_server_client, jp_auth_header, jp_base_url)
+    here = f"http://127.0.0.1:{http_server_port[1]}{jp_base_url}lab"
+    with FakeJob() as job:
+        job.running().rank(0).prints("a line\n")
+        address = f"{jp_base_url}torchdist/api/jobs/{job.paths.job}/files/0.out"
+
+        async def seen_from(referer: dict[str, str]) -> int:
+            return await status_of(http_server_client, "GET", address, {"Cookie": cookie, **referer})
+
+        assert await seen_from({}) == 403
+        assert await seen_from({"Referer": "https://elsewhere.example/page"}) == 403
+        assert await seen_from({"Referer": here}) == 200
 
 
 async def test_another_sites_page_opens_no_socket(jp_ws_fetch: Fetch, guard: type[Guard]) -> None:

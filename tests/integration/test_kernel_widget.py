@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +27,10 @@ SHORT = "%%distribute --ranks 2 --watch full\nprint('hello')\nvalue = 5"
 
 
 class Browser:
-    """A front end that shows widgets: it keeps models, and views speak through it. It knows no subshells (VS Code)."""
+    """A front end that shows widgets: it keeps models, and views speak through it.
+
+    It knows no subshells (VS Code), unless it has asked for one (JupyterLab).
+    """
 
     def __init__(self, notebook: Notebook) -> None:
         self.client = notebook.client
@@ -34,6 +40,13 @@ class Browser:
         self.heard: list[dict[str, Any]] = []
         """Messages of feeds, in order."""
         self.idle: set[str] = set()
+        self.subshell: str | None = None
+
+    def ask_for_a_subshell(self) -> None:
+        """Have one for what views say, where the kernel can make one."""
+        channel = self.client.control_channel
+        channel.send(self.client.session.msg("create_subshell_request"))
+        self.subshell = channel.get_msg(timeout=10)["content"]["subshell_id"]
 
     def execute(self, code: str) -> str:
         """Send a cell as a person's front end does: ``input()`` would be answered."""
@@ -90,7 +103,10 @@ class Browser:
         """What the view's ``model.send`` does."""
         content = {"view": view, "message": codec.dumps(message) if message else None, **more}
         data = {"method": "custom", "content": content}
-        self.client.shell_channel.send(self.client.session.msg("comm_msg", {"comm_id": model, "data": data}))
+        sent = self.client.session.msg("comm_msg", {"comm_id": model, "data": data})
+        if self.subshell:
+            sent["header"]["subshell_id"] = self.subshell
+        self.client.shell_channel.send(sent)
 
     def of(self, view: str, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.heard if message["view"] == view and message["type"] == kind]
@@ -101,14 +117,35 @@ class Browser:
 
 @pytest.fixture
 def notebook(new_notebook: Callable[[], Notebook]) -> Notebook:
-    notebook = new_notebook()
-    # Whether it was built or not: this test is the browser, and reads no JavaScript.
+    return with_a_widget(new_notebook())
+
+
+def with_a_widget(notebook: Notebook) -> Notebook:
+    """Whether its script was built or not: this test is the browser, and reads no JavaScript."""
     notebook.run(
         "import jupyter_torchdist.kernel.widget as w, pathlib\n"
         "w.SCRIPT, w.JobWidget._esm = pathlib.Path(w.__file__), 'export default {}'\n"
         "w.pump.LINGER, w.pump.QUIET = 60, 0.5"
     )
     return notebook
+
+
+@pytest.fixture(scope="module", params=["6.31", "7.1", "7.3"])
+def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an ipykernel whose comms ask nobody for a subshell, named by its version."""
+    directory = tmp_path_factory.mktemp("packages") / str(request.param)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    subprocess.run([*command, "--target", str(directory), f"ipykernel=={request.param}.*"], check=True)
+    return directory
+
+
+@pytest.fixture
+def older_notebook(older: Path, home: Path, tmp_path: Path) -> Iterator[Notebook]:
+    """A kernel of that version, everything else as in this environment."""
+    with Notebook(tmp_path, {"PYTHONPATH": str(older)}) as notebook:
+        with_a_widget(notebook.load())
+        assert notebook.value("__import__('ipykernel').__version__").startswith(older.name)
+        yield notebook
 
 
 def waits_for_nobody(notebook: Notebook) -> None:
@@ -146,6 +183,20 @@ def test_a_view_lives_while_the_cell_blocks(notebook: Notebook) -> None:
     browser.until(lambda: cell in browser.idle)
     assert catalog.jobs()[0].state == "cancelled"
     browser.until(lambda: any(e["kind"] == "job.ended" for m in browser.of("one", "events") for e in m["events"]))
+
+
+def test_a_front_end_with_a_subshell_of_its_own_is_heard(notebook: Notebook) -> None:
+    browser = Browser(notebook)
+    if notebook.value("bool(getattr(get_ipython().kernel, '_supports_kernel_subshells', False))"):
+        browser.ask_for_a_subshell()
+    cell = browser.execute(COUNTING.format(options=""))
+    model = browser.model()
+    browser.say(model, "one", {"type": "open", "logs": {}})
+    browser.until(lambda: "line 3\n" in browser.text("one"))
+    assert cell not in browser.idle
+    browser.say(model, "one", {"type": "ask", "id": 1, "what": "cancel", "kill": False})
+    browser.until(lambda: cell in browser.idle)
+    assert catalog.jobs()[0].state == "cancelled"
 
 
 def test_what_came_before_the_subshell_was_there_is_heard(notebook: Notebook) -> None:
@@ -208,6 +259,22 @@ def test_a_view_that_opens_late_has_everything(notebook: Notebook) -> None:
     browser.say(model, "late", {"type": "open", "logs": {}})
     browser.until(lambda: browser.of("late", "hello") and browser.text("late").count("hello") == 2)
     assert browser.of("late", "hello")[0]["state"]["state"] == "succeeded"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "scene",
+    [
+        test_a_view_lives_while_the_cell_blocks,
+        test_a_front_end_with_a_subshell_of_its_own_is_heard,
+        test_nothing_is_left_when_the_views_have_closed,
+        test_a_view_that_opens_late_has_everything,
+    ],
+)
+def test_in_an_older_kernel(older_notebook: Notebook, scene: Callable[[Notebook], None]) -> None:
+    """The waiting cell looks through the main shell's queue itself, and nobody notices."""
+    scene(older_notebook)
 
 
 def test_tab_and_shift_tab_in_a_real_kernel(notebook: Notebook) -> None:

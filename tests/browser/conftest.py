@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expec
 
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, find_browser, jupyter
+from tests.lacking import lacking
 
 EXTENSION = "share/jupyter/labextensions/jupyter-torchdist/package.json"
 
@@ -23,9 +24,9 @@ EXTENSION = "share/jupyter/labextensions/jupyter-torchdist/package.json"
 def playwright(lasting: set[int]) -> Iterator[Playwright]:
     """Skips the tests where there is no browser, or no front end was built."""
     if find_browser() is None:
-        pytest.skip("no Chromium here: apt-get install chromium")
+        lacking("no Chromium here: apt-get install chromium")
     if not (Path(sys.prefix) / EXTENSION).exists():
-        pytest.skip("the front end is not built: make front (it needs npm)")
+        lacking("the front end is not built: make front (it needs npm)")
     expect.set_options(timeout=30_000)  # milliseconds; a busy machine takes more than Playwright's five seconds
     before = _children()
     with sync_playwright() as started:

@@ -12,6 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook
 from tests.browser.test_output import an_output
+from tests.lacking import lacking
 
 AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -89,7 +90,7 @@ RUN_AXE = """async ([selectors, rules]) => {
 @pytest.fixture(autouse=True)
 def axe() -> None:
     if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd labextension && npm ci")
+        lacking("axe-core is not installed: cd labextension && npm ci")
 
 
 def check(page: Page, where: str, *selectors: str, least: int = 8, colours: bool = False) -> None:

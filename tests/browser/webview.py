@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Error, Locator, Page, expect
 
 from tests.browser.frontend import SCREENSHOTS, Jupyter
+from tests.lacking import lacking
 
 FRONT_END = Path(__file__).parents[2] / "labextension"
 ESBUILD = FRONT_END / "node_modules" / ".bin" / "esbuild"
@@ -30,7 +30,7 @@ body { background: var(--vscode-editor-background); color: var(--vscode-foregrou
 def build(directory: Path) -> str:
     """Put the page together in ``directory``; the option of a server that serves it below ``static/``."""
     if not ESBUILD.exists():
-        pytest.skip("the page needs labextension/node_modules: make front (it needs npm)")
+        lacking("the page needs labextension/node_modules: make front (it needs npm)")
     source = FRONT_END / "test" / "webview" / "page.ts"
     loaders = ["--loader:.css=empty", "--loader:.svg=text", "--banner:js=var __webpack_public_path__;"]
     command = [str(ESBUILD), str(source), "--bundle", "--minify", *loaders, "--log-level=error"]

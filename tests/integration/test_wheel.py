@@ -12,6 +12,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.lacking import lacking
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "jupyter_torchdist"
 FRONT = PACKAGE / "labextension"
@@ -22,7 +24,7 @@ EXTENSION = "share/jupyter/labextensions/jupyter-torchdist/"
 def build_wheel(directory: Path) -> Path:
     """The wheel of this tree, as ``pip install .`` builds it; the front end is packed as it was built last."""
     if not (FRONT / "static" / "style.js").exists():
-        pytest.skip("the front end is not built: make front (it needs npm)")
+        lacking("the front end is not built: make front (it needs npm)")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

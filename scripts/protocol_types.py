@@ -14,6 +14,7 @@ import sys
 import textwrap
 import types
 import typing
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,17 @@ from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
 from jupyter_torchdist.protocol.strategy import StrategyPlan
+from jupyter_torchdist.server.listing import Row
 
 TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "protocol.ts"
 
 RECORDS = (ErrorRecord, Waiting, RankState, JobState, Gauges, Options, JobSpec, NodePlan, StrategyPlan, Plan, Captured)
+WORDS = tuple(word for name, word in vars(feed).items() if typing.is_typeddict(word) and not name.startswith("_"))
+"""What a feed says, in its order there."""
 CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES", "BEAT")}
 
 _HEAD = """\
-// Generated from Python by scripts/protocol_types.py: change the dataclasses and run it, not this file.
+// Generated from Python by scripts/protocol_types.py: change the classes there and run it, not this file.
 // The shapes are those of the JSON after codec.ts: times in seconds since the epoch, sizes in bytes.
 """
 _EVENT = """\
@@ -54,14 +58,16 @@ def typescript(hint: Any) -> str:
     """The TypeScript type of a field's JSON form. Raises ``TypeError`` for what has none."""
     if hint in _PLAIN:
         return _PLAIN[hint]
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or typing.is_typeddict(hint)):
         return hint.__name__
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         return " | ".join(typescript(argument) for argument in arguments)
+    if origin is typing.Annotated:
+        return typescript(hint.__metadata__[0])
     if origin is dict:
         return f"Record<string, {typescript(arguments[1])}>"
-    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+    if origin in (list, Sequence) or (origin is tuple and arguments[-1] is Ellipsis):
         item = typescript(arguments[0])
         return f"({item})[]" if " " in item and not item.startswith("[") else f"{item}[]"
     if origin is tuple:
@@ -98,10 +104,12 @@ def field_docs(record: type) -> dict[str, str]:
 
 
 def interface(record: type) -> str:
-    hints, docs = typing.get_type_hints(record), field_docs(record)
+    hints, docs = typing.get_type_hints(record, include_extras=True), field_docs(record)
+    names = list(hints) if typing.is_typeddict(record) else [field.name for field in dataclasses.fields(record)]
+    optional = getattr(record, "__optional_keys__", ())
     lines = [
-        f"{comment(docs.get(field.name), '  ')}  {field.name}: {typescript(hints[field.name])};\n"
-        for field in dataclasses.fields(record)
+        f"{comment(docs.get(name), '  ')}  {name}{'?' if name in optional else ''}: {typescript(hints[name])};\n"
+        for name in names
     ]
     return f"{comment(record.__doc__)}export interface {record.__name__} {{\n{''.join(lines)}}}\n"
 
@@ -131,7 +139,7 @@ def generate() -> str:
     """The text of ``protocol.ts``."""
     constants = "\n".join(constant(name, module) for module, names in CONSTANTS.items() for name in names)
     event = comment(Event.__doc__) + _EVENT
-    return "\n".join([_HEAD, constants, event, *map(interface, RECORDS)])
+    return "\n".join([_HEAD, constants, event, *map(interface, (*RECORDS, *WORDS, Row))])
 
 
 def main(words: list[str]) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..protocol.errors import UserError
+from ..protocol.feed import Drawn, Series
 from .bins import Bins, joined
 from .curveindex import Closer, CurveIndex, RankCurves
 from .merging import Grid
 
-Answer = dict[str, Any]
+Answer = Mapping[str, Any]
 Work = Generator[None, None, Answer]
 """An answer in the making: it pauses wherever the time may be up."""
 
@@ -29,9 +30,10 @@ SERIES = 4096
 RANGE_BYTES = 64 * 1024 * 1024
 """Bytes that are read again for a range; a wider one is answered from what is held."""
 
-COLUMNS = ("x", "y", "low", "high")
+COLUMNS: tuple[Literal["x", "y", "low", "high"], ...] = ("x", "y", "low", "high")
 """Of a series, each an ``array`` of doubles."""
 
+_NONE = (array("d"),) * len(COLUMNS)
 _FEWEST = 16
 
 
@@ -149,12 +151,13 @@ class Points:
             found._append(self.x[begin], mean, lows, highs, total, sum(self.count[part]))
         return found
 
-    def to_json(self, name: str, rank: int | None) -> Answer:
+    def to_json(self, name: str, rank: int | None, before: tuple[array[float], ...] = _NONE) -> Series:
         """A point without any finite value is NaN; one that hides such values is followed by a NaN: the line breaks."""
         columns = [self.x, self.mean, self.low, self.high]
         if any(map(float.__ne__, self.finite, map(float, self.count))):
             columns = self._with_gaps()
-        return {"name": name, "rank": rank, **dict(zip(COLUMNS, map(_doubles, columns), strict=True))}
+        x, y, low, high = (earlier + array("d", column) for earlier, column in zip(before, columns, strict=True))
+        return {"name": name, "rank": rank, "x": x, "y": y, "low": low, "high": high}
 
     def _with_gaps(self) -> list[list[float]]:
         rows: list[tuple[float, ...]] = []
@@ -162,10 +165,6 @@ class Points:
             rows += [(x, mean, low, high)] if finite else []
             rows += [(x, math.nan, math.nan, math.nan)] if finite < count else []
         return list(map(list, zip(*rows, strict=True)))
-
-
-def _doubles(column: list[float]) -> array[float]:
-    return array("d", column)
 
 
 def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
@@ -180,14 +179,15 @@ def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
             if not found.add_merged(name, ranks):
                 yield from found.add(name, ranks)
             yield
-    return {"version": version, "complete": found.complete, "series": found.series}
+    drawn: Drawn = {"version": version, "complete": found.complete, "series": found.series}
+    return drawn
 
 
 class _Answer:
     """The series of one answer, added one by one."""
 
     def __init__(self, index: CurveIndex, question: Question, closer: Closers) -> None:
-        self.series: list[Answer] = []
+        self.series: list[Series] = []
         self.complete = True
         self._index, self._question, self._closer = index, question, closer
         self._grids: dict[tuple[tuple[int, int], ...], Grid] = {}
@@ -208,9 +208,8 @@ class _Answer:
                 whole = rest.complete
             else:
                 rest, whole = _band([rest for rest in rests if len(rest)], self._question.width, columns.spacing)
-            series = rest.to_json(name, None if self._question.band else ranks[0])
-            for key, merged in zip(COLUMNS, (columns.x, columns.mean, columns.low, columns.high), strict=True):
-                series[key] = merged + series[key]
+            merged = (columns.x, columns.mean, columns.low, columns.high)
+            series = rest.to_json(name, None if self._question.band else ranks[0], merged)
         self.series.append(series)
         self.complete = self.complete and whole and each == columns.per == 1
         return True

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import TorchDistError, UserError
-from ..protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION
+from ..protocol.feed import (
+    MESSAGE_BYTES,
+    RATE,
+    UNSEEN,
+    VERSION,
+    Around,
+    Events,
+    Gone,
+    Hello,
+    Lines,
+    Older,
+    Said,
+    Status,
+)
 from ..protocol.paths import Home, JobPaths
 from ..store import jobdir, liveness, presence
 from ..store.gauges import GaugeFiles
@@ -90,7 +103,7 @@ class Feed:
         """Whether all curves had been read at the last look."""
         self._size = 0
         self._fast = False
-        self._status: Message = {}
+        self._status: Status | None = None
         self._effective = ""
 
     # ---- in
@@ -198,7 +211,8 @@ class Feed:
         return self._end(f"the files of job {self._paths.job} were deleted")
 
     def _end(self, reason: str) -> list[Message]:
-        said = [self._say("gone", reason=reason)]
+        gone: Gone = {"reason": reason}
+        said = [self._say("gone", **gone)]
         self.close()
         return said
 
@@ -206,19 +220,19 @@ class Feed:
         state = self._states.state
         receipt, notes = self._bundle()
         self._logs = segments.find(self._paths)
-        return self._say(
-            "hello",
-            version=VERSION,
-            now=time.time(),
-            job=self._paths.job,
-            spec=self._spec.to_json(),
-            plan=self._plan.to_json(),
-            receipt=receipt,
-            notes=notes,
-            command=command(self._spec),
-            state=state.to_json(),
-            sizes={name: log.size() for name, log in self._logs.items()},
-        )
+        hello: Hello = {
+            "version": VERSION,
+            "now": time.time(),
+            "job": self._paths.job,
+            "spec": self._spec.to_json(),
+            "plan": self._plan.to_json(),
+            "receipt": receipt,
+            "notes": notes,
+            "command": command(self._spec),
+            "state": state.to_json(),
+            "sizes": {name: log.size() for name, log in self._logs.items()},
+        }
+        return self._say("hello", **hello)
 
     def _bundle(self) -> tuple[list[Message], list[str]]:
         try:
@@ -234,7 +248,8 @@ class Feed:
         if anew:
             self._tokens -= 1.0
             return [self._hello()]
-        return self._unasked("events", events=events) if events else []
+        told: Events = {"events": events}
+        return self._unasked("events", **told) if events else []
 
     def _status_now(self, now: float) -> list[Message]:
         if now - self._told < STATUS_PERIOD:
@@ -254,7 +269,8 @@ class Feed:
         if not found:
             return []
         self._lined = now
-        return self._unasked("lines", segments=[segment.to_json() for segment in found])
+        lines: Lines = {"segments": [segment.to_json() for segment in found]}
+        return self._unasked("lines", **lines)
 
     def _floods(self, size: int, now: float) -> bool:
         """Whether ranks write so fast that reading along would take the cores from them: then it is done seldom."""
@@ -289,7 +305,7 @@ class Feed:
             self._tasks.rotate(-1)
         return None
 
-    def _step(self, task: _Task) -> Message | None:
+    def _step(self, task: _Task) -> curves.Answer | None:
         """The answer, or None while it takes longer."""
         try:
             next(task.work)
@@ -304,11 +320,11 @@ class Feed:
     def _work(self, asked: Message) -> curves.Work:
         if asked.get("what") == "curves":
             return (yield from curves.answer(self._curves, asked))
-        answers: dict[str, Callable[[Message], Message]] = {
+        answers: dict[str, Callable[[Message], curves.Answer]] = {
             "older": self._older,
             "around": self._around,
             "search": lambda asked: search(self._all_logs(), asked),
-            "cancel": lambda asked: {"said": cancel(self._paths, self._home, bool(asked.get("kill")))},
+            "cancel": self._cancel,
         }
         what = str(asked.get("what"))
         if what == "cancel" and not self._may_cancel:
@@ -324,11 +340,14 @@ class Feed:
             self._logs = segments.find(self._paths)
         return self._logs
 
-    def _older(self, asked: Message) -> Message:
+    def _cancel(self, asked: Message) -> Said:
+        return {"said": cancel(self._paths, self._home, bool(asked.get("kill")))}
+
+    def _older(self, asked: Message) -> Older:
         at = {str(name): _whole(offset) for name, offset in asked["at"].items()}
         return history.older(self._all_logs(), at, list(asked.get("files") or []), _whole(asked["limit"]))
 
-    def _around(self, asked: Message) -> Message:
+    def _around(self, asked: Message) -> Around:
         log = self._all_logs().get(str(asked["file"]))
         if log is None:
             return {"segments": []}

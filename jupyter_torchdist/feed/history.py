@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from ..protocol.feed import LINE_LIMIT
+from ..protocol.feed import LINE_LIMIT, Around, Older
 from . import segments
 from .segments import Log, Segment
 from .tail import line_after
@@ -46,7 +45,7 @@ class BackReader:
         return self.log.segments(start, data, rest=True)
 
 
-def older(logs: dict[str, Log], at: dict[str, int], names: list[str], limit: int) -> dict[str, Any]:
+def older(logs: dict[str, Log], at: dict[str, int], names: list[str], limit: int) -> Older:
     """The ``limit`` bytes before ``at``, merged by time. A file that ``at`` does not name begins at its end."""
     limit = min(max(limit, 1), MOST)
     readers = {
@@ -69,7 +68,7 @@ def older(logs: dict[str, Log], at: dict[str, int], names: list[str], limit: int
     }
 
 
-def around(log: Log, offset: int, limit: int) -> dict[str, Any]:
+def around(log: Log, offset: int, limit: int) -> Around:
     """Segments of one file around ``offset``, about ``limit`` bytes."""
     limit = min(max(limit, 1024), MOST)
     size = log.size()

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..protocol.errors import UserError
-from ..protocol.feed import LINE_LIMIT
+from ..protocol.feed import LINE_LIMIT, Found, Hit
 from ..store import logs as store_logs
 from . import segments
 from .pattern import Overtime, Pattern
@@ -41,12 +41,12 @@ class Search:
         }
         self._until = time.monotonic() + BUDGET
         self._times = {name: log.written(self._at[name]) or 0.0 for name, log in logs.items() if self._at[name]}
-        self._hits: list[dict[str, Any]] = []
+        self._hits: list[Hit] = []
         self._searched = 0
         self._begun = False
         """Whether a line was searched to its end: then a slow one has the next call for itself."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Found:
         """The answer: hits, newest first, and where the next call goes on (None: everything was searched)."""
         while self._times and not self._spent:
             name = max(self._times, key=lambda name: (self._times[name], name))
@@ -144,7 +144,7 @@ def _lines(data: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def search(logs: dict[str, Log], question: dict[str, Any]) -> dict[str, Any]:
+def search(logs: dict[str, Log], question: dict[str, Any]) -> Found:
     """The answer to a ``search``. Raises ``UserError`` for a pattern that cannot be searched."""
     pattern = Pattern.of(str(question["pattern"]), bool(question.get("regex")), bool(question.get("case")))
     names = question.get("files") or list(logs)

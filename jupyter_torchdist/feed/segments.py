@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ..protocol import feed
 from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
 from ..store import logs
@@ -26,7 +26,7 @@ class Segment:
     t: float | None
     data: bytes
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> feed.Segment:
         text = logs.decode(self.data)
         return {"file": self.log.name, "start": self.start, "end": self.end, "t": self.t, "text": text}
 

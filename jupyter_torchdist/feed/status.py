@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..protocol.feed import Progress, RankStatus, Status
 from ..protocol.gauges import Gauges
 from .bins import number
 from .curveindex import CurveIndex, RankCurves
@@ -13,7 +14,7 @@ VALUES = 2000
 """Last values of all ranks in one message; with many ranks each has its first curves only."""
 
 
-def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> dict[str, Any]:
+def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> Status:
     """The ``status`` message. ``curves.note`` is a sentence where some curves are left out, else empty."""
     with index.lock:
         each = max(1, VALUES // max(1, len(index.ranks)))
@@ -27,11 +28,11 @@ def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> dict[
         }
 
 
-def _rank(curves: RankCurves, each: int) -> dict[str, Any]:
+def _rank(curves: RankCurves, each: int) -> RankStatus:
     return {"step": curves.step, "last": dict(list(curves.last.items())[:each])}
 
 
-def progress(index: CurveIndex) -> dict[str, Any] | None:
+def progress(index: CurveIndex) -> Progress | None:
     """The outermost bar of the lowest rank that has one and is not at its end, else the last one it had."""
     for _, curves in sorted(index.ranks.items()):
         bars = list(curves.bars.values())

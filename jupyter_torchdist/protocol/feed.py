@@ -45,6 +45,11 @@ ask        id, what, and:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated, Any, TypedDict
+
+from .gauges import Gauges
+
 VERSION = 1
 
 MIME_TYPE = "application/vnd.torchdist.job+json"
@@ -66,3 +71,140 @@ RATE = 15.0
 
 BEAT = 5
 """Seconds between two empty messages of a WebSocket of ours: without them, silence could be a line that was cut."""
+
+
+# Generated for TypeScript too (scripts/protocol_types.py): ``Annotated[Any, Record]`` is the JSON of a record.
+
+
+class Segment(TypedDict):
+    """A piece of one file: whole lines, or a part of a very long one."""
+
+    file: str
+    start: int
+    end: int
+    t: float | None
+    text: str
+
+
+class Hit(TypedDict):
+    """A line that a search found, from its ``start``."""
+
+    file: str
+    start: int
+    t: float | None
+    text: str
+
+
+class Series(TypedDict):
+    """A curve of one rank, or of several (``rank`` is null) as a band."""
+
+    name: str
+    rank: int | None
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+class Progress(TypedDict):
+    """A bar; ``total`` is null where it is not known."""
+
+    desc: str
+    n: float
+    total: float | None
+
+
+class RankStatus(TypedDict):
+    """How far a rank is, and the last value of each of its curves."""
+
+    step: float | None
+    last: dict[str, float]
+
+
+class CurveNames(TypedDict):
+    """What curves there are."""
+
+    version: int
+    names: list[str]
+    note: str
+
+
+class Hello(TypedDict):
+    """The first message. ``spec``, ``plan``, ``receipt`` and ``state`` are the records' own JSON."""
+
+    version: int
+    now: float
+    job: str
+    spec: Any
+    plan: Any
+    receipt: list[Any]
+    notes: list[str]
+    command: str
+    state: Any
+    sizes: dict[str, int]
+
+
+class Events(TypedDict):
+    """``Event`` as in the journal."""
+
+    events: list[Any]
+
+
+class Lines(TypedDict):
+    """In order of time."""
+
+    segments: list[Segment]
+
+
+class _Newer(TypedDict, total=False):
+    gauges: dict[str, Annotated[Any, Gauges]]
+
+
+class Status(_Newer):
+    """What changes often. ``gauges`` are missing where a server runs on after an update."""
+
+    effective: str
+    progress: Progress | None
+    ranks: dict[str, RankStatus]
+    curves: CurveNames
+
+
+class Gone(TypedDict):
+    """The last message."""
+
+    reason: str
+
+
+class Older(TypedDict):
+    """The answer to ``older``."""
+
+    segments: list[Segment]
+    at: dict[str, int]
+
+
+class Around(TypedDict):
+    """The answer to ``around``."""
+
+    segments: list[Segment]
+
+
+class Found(TypedDict):
+    """The answer to ``search``."""
+
+    hits: list[Hit]
+    at: dict[str, int] | None
+    searched: int
+
+
+class Drawn(TypedDict):
+    """The answer to ``curves``."""
+
+    version: int
+    complete: bool
+    series: list[Series]
+
+
+class Said(TypedDict):
+    """The answer to ``cancel``."""
+
+    said: str

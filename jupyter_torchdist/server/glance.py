@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypedDict
 
 from ..protocol import codec
+from ..protocol.feed import Progress
 from ..protocol.paths import JobPaths
 from ..store import metrics
 
@@ -27,14 +27,6 @@ END = 16 * 1024
 
 LOOKED_AT = 8
 """Ranks whose progress is asked for where rank 0 has none."""
-
-
-class Progress(TypedDict):
-    """A bar; ``total`` is None where it is not known."""
-
-    desc: str
-    n: float
-    total: float | None
 
 
 class Glance:

@@ -9,11 +9,12 @@ import time
 from typing import TypedDict
 
 from ..protocol.errors import JobNotFound, StoreError
+from ..protocol.feed import Progress
 from ..protocol.paths import Home, JobPaths
 from ..protocol.state import JobState, fold
 from ..store import catalog, gauges, jobdir, journal, liveness
 from ..store.cache import JobSummary
-from .glance import Glance, Progress
+from .glance import Glance
 
 LOOK = 10.0
 """Seconds after which the directory of jobs is read again even if it seems unchanged, as it may on a network disk."""
@@ -29,6 +30,7 @@ class Row(TypedDict):
     name: str | None
     label: str
     notebook: str
+    """Its path, or the kernel's; empty for a job from a shell."""
     state: str
     effective: str
     """``state``, or ``orphaned`` or ``unreachable``."""
@@ -38,9 +40,10 @@ class Row(TypedDict):
     reason: str
     progress: Progress | None
     spark: list[float]
+    """The latest values of the job's first curve."""
     gpus: list[str]
     """The UUIDs of those the plan has."""
-    gpu_memory: list[int] | None
+    gpu_memory: tuple[int, int] | None
     """Bytes in use on them, and all that they have; None where nothing is known, and after its end."""
     rerun_of: str
     """The job that was run again as this one; empty for one of its own."""
@@ -129,15 +132,14 @@ class Going:
             row["gpu_memory"] = self._gpu_memory()
         return row, state.final
 
-    def _gpu_memory(self) -> list[int] | None:
+    def _gpu_memory(self) -> tuple[int, int] | None:
         if not self._row["gpus"]:
             return None
         if not self._plan_gpus:
             with contextlib.suppress(JobNotFound, StoreError):
                 self._plan_gpus = jobdir.read_plan(self._paths).gpu_of_rank()
         self._gauges.look()
-        found = gauges.of_gpus(self._gauges.latest, self._plan_gpus)
-        return None if found is None else list(found)
+        return gauges.of_gpus(self._gauges.latest, self._plan_gpus)
 
     def _now(self) -> JobState:
         events, self._offset = journal.read(self._paths, self._offset)

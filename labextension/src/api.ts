@@ -3,35 +3,11 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
 import { decode } from './codec';
-import type { Progress } from './source';
+import type { Row as JobSummary } from './protocol';
 import { make } from './view/dom';
 import { trans } from './view/translate';
 
-export interface JobSummary {
-  job: string;
-  name: string | null;
-  label: string;
-  /** The notebook's path or the kernel's; empty for a job from a shell. */
-  notebook: string;
-  state: string;
-  /** `state`, or `orphaned`. */
-  effective: string;
-  world_size: number;
-  /** Seconds since the epoch; `ended` is 0 until it ended. */
-  submitted: number;
-  ended: number;
-  reason: string;
-  progress: Progress | null;
-  /** The latest values of the job's first curve. */
-  spark: number[];
-  gpus: string[];
-  /** Bytes in use on them, and all that they have; null where nothing is known, or after its end. */
-  gpu_memory: [number, number] | null;
-  /** The job that was run again as this one; empty for one of its own. */
-  rerun_of: string;
-  /** Its files cannot be read; `reason` says what is wrong. */
-  damaged: boolean;
-}
+export type { JobSummary };
 
 /** What the server answered instead of what was asked for; the message is a sentence for the user. */
 export class ServerError extends Error {

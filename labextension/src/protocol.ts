@@ -1,4 +1,4 @@
-// Generated from Python by scripts/protocol_types.py: change the dataclasses and run it, not this file.
+// Generated from Python by scripts/protocol_types.py: change the classes there and run it, not this file.
 // The shapes are those of the JSON after codec.ts: times in seconds since the epoch, sizes in bytes.
 
 export const FINAL_STATES = ['succeeded', 'failed', 'cancelled', 'timed_out', 'lost'] as const;
@@ -229,4 +229,146 @@ export interface Captured {
   size: number;
   /** Such as `line 4` or `function evaluate (Cell In[3], line 2)`. */
   needed: string;
+}
+
+/** A piece of one file: whole lines, or a part of a very long one. */
+export interface Segment {
+  file: string;
+  start: number;
+  end: number;
+  t: number | null;
+  text: string;
+}
+
+/** A line that a search found, from its `start`. */
+export interface Hit {
+  file: string;
+  start: number;
+  t: number | null;
+  text: string;
+}
+
+/** A curve of one rank, or of several (`rank` is null) as a band. */
+export interface Series {
+  name: string;
+  rank: number | null;
+  x: number[];
+  y: number[];
+  low: number[];
+  high: number[];
+}
+
+/** A bar; `total` is null where it is not known. */
+export interface Progress {
+  desc: string;
+  n: number;
+  total: number | null;
+}
+
+/** How far a rank is, and the last value of each of its curves. */
+export interface RankStatus {
+  step: number | null;
+  last: Record<string, number>;
+}
+
+/** What curves there are. */
+export interface CurveNames {
+  version: number;
+  names: string[];
+  note: string;
+}
+
+/** The first message. `spec`, `plan`, `receipt` and `state` are the records' own JSON. */
+export interface Hello {
+  version: number;
+  now: number;
+  job: string;
+  spec: unknown;
+  plan: unknown;
+  receipt: unknown[];
+  notes: string[];
+  command: string;
+  state: unknown;
+  sizes: Record<string, number>;
+}
+
+/** `Event` as in the journal. */
+export interface Events {
+  events: unknown[];
+}
+
+/** In order of time. */
+export interface Lines {
+  segments: Segment[];
+}
+
+/** What changes often. `gauges` are missing where a server runs on after an update. */
+export interface Status {
+  gauges?: Record<string, Gauges>;
+  effective: string;
+  progress: Progress | null;
+  ranks: Record<string, RankStatus>;
+  curves: CurveNames;
+}
+
+/** The last message. */
+export interface Gone {
+  reason: string;
+}
+
+/** The answer to `older`. */
+export interface Older {
+  segments: Segment[];
+  at: Record<string, number>;
+}
+
+/** The answer to `around`. */
+export interface Around {
+  segments: Segment[];
+}
+
+/** The answer to `search`. */
+export interface Found {
+  hits: Hit[];
+  at: Record<string, number> | null;
+  searched: number;
+}
+
+/** The answer to `curves`. */
+export interface Drawn {
+  version: number;
+  complete: boolean;
+  series: Series[];
+}
+
+/** The answer to `cancel`. */
+export interface Said {
+  said: string;
+}
+
+/** One job. Times in seconds since the epoch, 0 for what has not happened. */
+export interface Row {
+  job: string;
+  name: string | null;
+  label: string;
+  /** Its path, or the kernel's; empty for a job from a shell. */
+  notebook: string;
+  state: string;
+  /** `state`, or `orphaned` or `unreachable`. */
+  effective: string;
+  world_size: number;
+  submitted: number;
+  ended: number;
+  reason: string;
+  progress: Progress | null;
+  /** The latest values of the job's first curve. */
+  spark: number[];
+  /** The UUIDs of those the plan has. */
+  gpus: string[];
+  /** Bytes in use on them, and all that they have; None where nothing is known, and after its end. */
+  gpu_memory: [number, number] | null;
+  /** The job that was run again as this one; empty for one of its own. */
+  rerun_of: string;
+  /** It cannot be opened (`reason` says why), only deleted. */
+  damaged: boolean;
 }

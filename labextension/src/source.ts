@@ -1,6 +1,8 @@
 /** Where a view gets its job from: the server's WebSocket or a widget's comm. See protocol/feed.py for the words. */
 
-import type { Gauges } from './protocol';
+import type { Around, Drawn, Events, Found, Gone, Hello, Lines, Older, Said, Status } from './protocol';
+
+export type { Hit, Progress, Segment, Series, Status } from './protocol';
 
 export interface SourceHandlers {
   /** The transport is up (again): the session says `open`. */
@@ -18,67 +20,16 @@ export interface JobSource {
   send(message: ToFeed): void;
 }
 
-export interface Segment {
-  file: string;
-  start: number;
-  end: number;
-  t: number | null;
-  text: string;
-}
-
-export interface Hit {
-  file: string;
-  start: number;
-  t: number | null;
-  text: string;
-}
-
-export interface Series {
-  name: string;
-  rank: number | null;
-  x: number[];
-  y: number[];
-  low: number[];
-  high: number[];
-}
-
-export interface Progress {
-  desc: string;
-  n: number;
-  total: number | null;
-}
-
 export type FileOffsets = Record<string, number>;
 
-export interface Status {
-  effective: string;
-  progress: Progress | null;
-  ranks: Record<string, { step: number | null; last: Record<string, number> }>;
-  curves: { version: number; names: string[]; note: string };
-  /** By rank. A server that runs on after an update says none. */
-  gauges?: Record<string, Gauges>;
-}
-
-/** Messages of the feed; the values of `spec`, `plan`, `state`, `events` are typed in protocol.ts. */
+/** Messages of the feed; `spec`, `plan`, `state` and `events` are records, whose types stand in protocol.ts too. */
 export type FromFeed = { n: number } & (
-  | {
-      type: 'hello';
-      version: number;
-      now: number;
-      job: string;
-      spec: unknown;
-      plan: unknown;
-      receipt: unknown[];
-      notes: string[];
-      command: string;
-      state: unknown;
-      sizes: FileOffsets;
-    }
-  | { type: 'events'; events: unknown[] }
-  | { type: 'lines'; segments: Segment[] }
+  | ({ type: 'hello' } & Hello)
+  | ({ type: 'events' } & Events)
+  | ({ type: 'lines' } & Lines)
   | ({ type: 'status' } & Status)
   | { type: 'answer'; id: number; error?: string; [key: string]: unknown }
-  | { type: 'gone'; reason: string }
+  | ({ type: 'gone' } & Gone)
 );
 
 export type Question =
@@ -98,11 +49,11 @@ export type Question =
   | { what: 'cancel'; kill: boolean };
 
 export interface Answers {
-  older: { segments: Segment[]; at: FileOffsets };
-  around: { segments: Segment[] };
-  search: { hits: Hit[]; at: FileOffsets | null; searched: number };
-  curves: { version: number; complete: boolean; series: Series[] };
-  cancel: { said: string };
+  older: Older;
+  around: Around;
+  search: Found;
+  curves: Drawn;
+  cancel: Said;
 }
 
 export type ToFeed =

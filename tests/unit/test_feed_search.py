@@ -15,7 +15,7 @@ from jupyter_torchdist.feed import segments
 from jupyter_torchdist.feed.pattern import Pattern
 from jupyter_torchdist.feed.search import search
 from jupyter_torchdist.protocol.errors import UserError
-from jupyter_torchdist.protocol.feed import LINE_LIMIT
+from jupyter_torchdist.protocol.feed import LINE_LIMIT, Hit
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.times import RECORD
 from jupyter_torchdist.testing import FakeJob
@@ -28,9 +28,10 @@ def job(tmp_path: Path) -> FakeJob:
     return job
 
 
-def ask(job: FakeJob, pattern: str, **words: Any) -> list[dict[str, Any]]:
+def ask(job: FakeJob, pattern: str, **words: Any) -> list[Hit]:
     """All hits, asked again until everything was searched."""
-    found, at = [], words.pop("at", None)
+    found: list[Hit] = []
+    at = words.pop("at", None)
     logs = segments.find(job.paths)
     while True:
         question = {"pattern": pattern, "regex": False, "case": True, "files": [], **words, "at": at}
@@ -88,7 +89,7 @@ def test_many_hits_come_in_parts(job: FakeJob, monkeypatch: pytest.MonkeyPatch) 
     job.rank(0).prints("same\n" * 3000)
     answer = search(segments.find(job.paths), {"pattern": "same"})
     assert len(answer["hits"]) == module.HITS
-    assert answer["at"]["0.out"] == (3000 - module.HITS) * 5
+    assert answer["at"] == {"0.out": (3000 - module.HITS) * 5}
     assert len(ask(job, "same")) == 3000
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.feed import history, segments, tail
 from jupyter_torchdist.feed.tail import LAG, Tail
-from jupyter_torchdist.protocol.feed import FIRST_BYTES, LINE_LIMIT, MESSAGE_BYTES
+from jupyter_torchdist.protocol.feed import FIRST_BYTES, LINE_LIMIT, MESSAGE_BYTES, Older, Segment
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.times import RECORD
 from jupyter_torchdist.store.logs import decode
@@ -87,7 +87,7 @@ def test_read_backwards_it_is_the_same_text(
     times(job, 0, [(float(n), len(data) * mark // 100) for n, mark in enumerate(sorted(marks))])
     logs = segments.find(job.paths)
     at: dict[str, int] = {}
-    found: list[dict[str, object]] = []
+    found: list[Segment] = []
     while not at or at["0.out"] > 0:
         answer = history.older(logs, at, [], limit)
         assert answer["segments"] or answer["at"]["0.out"] == 0
@@ -184,5 +184,6 @@ def test_a_file_that_is_gone_is_empty(job: FakeJob) -> None:
     job.rank(0).prints("a\n")
     logs = segments.find(job.paths)
     os.unlink(logs["0.out"].path)
-    assert history.older(logs, {"0.out": 2}, [], 100) == {"segments": [], "at": {"0.out": 0}}
-    assert history.around(logs["0.out"], 1, 100) == {"segments": []}
+    older: Older = {"segments": [], "at": {"0.out": 0}}
+    assert history.older(logs, {"0.out": 2}, [], 100) == older
+    assert history.around(logs["0.out"], 1, 100)["segments"] == []

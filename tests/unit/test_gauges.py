@@ -273,7 +273,7 @@ def test_the_panels_row(tmp_path: Path) -> None:
         job.running()
         assert listing.rows()[0]["gpu_memory"] is None
         job.takes(rank0=Gauges(gpu_memory=10, gpu_total=80), rank1=Gauges(gpu_memory=20, gpu_total=80))
-        assert listing.rows()[0]["gpu_memory"] == [30, 160]
+        assert listing.rows()[0]["gpu_memory"] == (30, 160)
         job.ended()
         assert listing.rows()[0]["gpu_memory"] is None
 

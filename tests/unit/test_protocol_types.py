@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
+from jupyter_torchdist.protocol.feed import Progress
+from jupyter_torchdist.protocol.gauges import Gauges
 from scripts import protocol_types
 
 SCRIPT = Path(protocol_types.__file__)
@@ -38,6 +41,9 @@ def test_a_file_that_is_not_current_is_told(
         (list[int | None], "(number | null)[]"),
         (dict[int, str], "Record<string, string>"),
         (dict[str, Any], "Record<string, unknown>"),
+        (dict[str, Annotated[Any, Gauges]], "Record<string, Gauges>"),
+        (Sequence[float], "number[]"),
+        (Progress | None, "Progress | null"),
     ],
 )
 def test_types(hint: Any, text: str) -> None:
@@ -52,4 +58,5 @@ def test_what_has_no_form_is_refused() -> None:
 def test_fields_carry_their_docstrings() -> None:
     text = protocol_types.generate()
     assert "/** `cell` (the source runs in `__main__`)" in text
+    assert "  gauges?: Record<string, Gauges>;" in text
     assert "export const FINAL_STATES = ['succeeded'," in text

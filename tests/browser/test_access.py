@@ -13,6 +13,7 @@ from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook
 from tests.browser.test_output import an_output
 from tests.lacking import lacking
+from tests.leaks import wait_until
 
 AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 
@@ -179,6 +180,64 @@ def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: 
         for tab in (each for each in TABS if each != "Logs"):
             is_shown(failed_view, tab)
             check(page, f"{theme}: failed, {tab}", places[1], colours=colours)
+    assert not notebook.errors
+
+
+@pytest.mark.parametrize("front_end", ["lab", "notebook"])
+def test_keys_in_a_view_are_not_the_notebooks(
+    front_end: str, server: Jupyter, page: Page, running_job: FakeJob
+) -> None:
+    rich(running_job)
+    outputs = {0: [an_output(running_job.spec.job)]}
+    notebook = Notebook.open(page, server, front_end, server.write("keys.ipynb", "1", "2", outputs=outputs))
+    view = notebook.view(0)
+    expect(view).to_contain_text("running")
+    is_shown(view, "Logs")
+    view.get_by_role("tab", name="Logs").focus()
+    page.keyboard.press("ArrowRight")
+    expect(view.get_by_role("tab", name="Ranks")).to_be_focused()
+    page.keyboard.press("Home")
+    expect(view.locator("canvas").first).to_be_visible()
+
+    plot = view.get_by_role("figure", name="loss")
+    plot.focus()
+    for key in ("+", "ArrowRight"):
+        shown = str(plot.get_attribute("aria-label"))
+        page.keyboard.press(key)
+        expect(plot).not_to_have_attribute("aria-label", shown)
+        expect(plot).to_be_focused()
+
+    is_shown(view, "Logs")
+    lines, chosen = view.get_by_role("grid"), view.locator(".td-log-row[aria-selected='true']")
+    lines.focus()
+    for key in ("Home", "ArrowDown", "Shift+ArrowDown", "Control+a", "x", "b"):
+        page.keyboard.press(key)
+        expect(lines).to_be_focused()
+    expect(chosen).not_to_have_count(2)
+    assert chosen.count() > 2
+    expect(page.locator(".jp-Notebook .jp-Cell")).to_have_count(2)
+    file = server.root / "keys.ipynb"
+    before = file.stat().st_mtime_ns
+    page.keyboard.press("Control+s")
+    assert wait_until(lambda: file.stat().st_mtime_ns != before, 20)
+    assert not notebook.errors
+
+
+def test_nothing_serious_in_notebook(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """Which has other styles, and the panel at another place."""
+    rich(running_job)
+    path = server.write("access.ipynb", "1", outputs={0: [an_output(running_job.spec.job)]})
+    page.set_viewport_size({"width": 1500, "height": 1200})
+    notebook = Notebook.open(page, server, "notebook", path)
+    view = notebook.view(0)
+    expect(view).to_contain_text("running")
+    page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
+    for tab in TABS:
+        is_shown(view, tab)
+        check(page, f"Notebook: {tab}", ".jp-Notebook .td-view", ".lm-Widget.td-panel")
+    is_shown(view, "Logs")
+    check_log(page, "Notebook", ".jp-Notebook .td-view")
+    notebook.picture("notebook")
     assert not notebook.errors
 
 

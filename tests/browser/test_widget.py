@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from jupyter_torchdist.store import catalog
 from tests.browser import webview
 from tests.browser.frontend import Jupyter, Notebook, jupyter
+from tests.browser.test_access import check
 from tests.browser.webview import Webview, ended
 from tests.leaks import wait_until
 
@@ -103,6 +104,7 @@ def test_vscode_and_a_kernel_that_dies_in_it(server: Jupyter, page: Page) -> Non
     expect(view.locator(".td-header .td-state[data-tone=running]")).to_have_css(
         "color", "rgb(108, 176, 255)", timeout=30_000
     )
+    check(page, "a page like VS Code\'s", ".td-view")
     answers_while_the_cell_blocks(notebook, view, lambda: page.evaluate("notebook.again()"))
     ended(cell)
 

@@ -9,6 +9,7 @@ import { Failure, type Reveal } from './failure';
 import { grouped } from './format';
 import { Header } from './header';
 import { tone } from './icons';
+import { keepKeys } from './keys';
 import { LogsTab } from './logs';
 import { RanksTab } from './ranks';
 import { ReceiptTab } from './receipt';
@@ -67,6 +68,7 @@ export class JobView {
     for (const kind of ['pointerdown', 'keydown', 'wheel']) {
       this.root.addEventListener(kind, () => (this.touched = true), { signal, passive: true });
     }
+    keepKeys(this.root, signal);
     signal.addEventListener('abort', () => this.end(), { once: true });
     element.append(this.root);
     session.onChange(changes => this.update(changes), signal);

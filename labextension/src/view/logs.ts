@@ -17,7 +17,7 @@ export interface LogsOptions {
 }
 
 export class LogsTab {
-  private readonly root = make('div.td-logs', { 'data-lm-suppress-shortcuts': 'true' });
+  private readonly root = make('div.td-logs');
   // No live region: what is printed would be read aloud without an end. Counts and results are told instead.
   private readonly frame = make('div.td-logs-frame', { role: 'log', 'aria-live': 'off', 'aria-label': trans('log') });
   private readonly empty = make('div.td-logs-empty');

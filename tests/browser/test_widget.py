@@ -104,7 +104,7 @@ def test_vscode_and_a_kernel_that_dies_in_it(server: Jupyter, page: Page) -> Non
     expect(view.locator(".td-header .td-state[data-tone=running]")).to_have_css(
         "color", "rgb(108, 176, 255)", timeout=30_000
     )
-    check(page, "a page like VS Code\'s", ".td-view")
+    check(page, "a page like VS Code's", ".td-view")
     answers_while_the_cell_blocks(notebook, view, lambda: page.evaluate("notebook.again()"))
     ended(cell)
 

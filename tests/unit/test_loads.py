@@ -41,7 +41,7 @@ def spawn() -> Iterator[Spawn]:
     for process in started:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.communicate(timeout=30)
 
 
 def looks(rank: ProcessId, until: Callable[[Load], bool]) -> Load:
@@ -79,9 +79,11 @@ def test_a_forked_child_counts_with_what_only_it_has(spawn: Spawn) -> None:
 
 
 def test_a_child_that_left_the_session_counts_too(spawn: Spawn) -> None:
-    leave = "child = os.fork()\nif child == 0:\n    os.setsid()\n    print('ready', flush=True)\n    signal.pause()\n"
-    wait = "try:\n    signal.pause()\nfinally:\n    os.kill(child, signal.SIGKILL)\n"
-    rank = spawn("import signal\n" + leave + wait)
+    left = "    os.setsid()\n    os.write(says, b'.')\n    signal.pause()\n"
+    leave = f"hears, says = os.pipe()\nchild = os.fork()\nif child == 0:\n{left}"
+    # Ready where nothing but the child's end comes after an interrupt.
+    wait = "try:\n    os.read(hears, 1)\n" + "    print('ready', flush=True)\n    signal.pause()\n"
+    rank = spawn("import signal\n" + leave + wait + "finally:\n    os.kill(child, signal.SIGKILL)\n")
     try:
         (child,) = Loads().look([rank], 0.0)[rank].pids - {rank.pid}
     finally:

@@ -83,7 +83,8 @@ def test_a_child_that_left_the_session_counts_too(spawn: Spawn) -> None:
     leave = f"hears, says = os.pipe()\nchild = os.fork()\nif child == 0:\n{left}"
     # Ready where nothing but the child's end comes after an interrupt.
     wait = "try:\n    os.read(hears, 1)\n" + "    print('ready', flush=True)\n    signal.pause()\n"
-    rank = spawn("import signal\n" + leave + wait + "finally:\n    os.kill(child, signal.SIGKILL)\n")
+    heeds = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background
+    rank = spawn(heeds + leave + wait + "finally:\n    os.kill(child, signal.SIGKILL)\n")
     try:
         (child,) = Loads().look([rank], 0.0)[rank].pids - {rank.pid}
     finally:

@@ -97,10 +97,15 @@ def ends_by_itself(server: Jupyter, view: Locator) -> str:
     return "succeeded"
 
 
-def is_cancelled(server: Jupyter, view: Locator) -> str:
-    """In the view: no kernel knows of the job any more."""
+def cancel(view: Locator) -> None:
+    """By its button, which asks."""
     view.get_by_role("button", name="Cancel", exact=True).click()
     view.get_by_role("button", name="Cancel job").click()
+
+
+def is_cancelled(server: Jupyter, view: Locator) -> str:
+    """In the view: no kernel knows of the job any more."""
+    cancel(view)
     return "cancelled"
 
 
@@ -166,8 +171,7 @@ def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(
     notebook.run(1)
     view = notebook.view(1)
     expect(view).to_contain_text("asleep", timeout=60_000)
-    view.get_by_role("button", name="Cancel", exact=True).click()
-    view.get_by_role("button", name="Cancel job").click()
+    cancel(view)
     state_is(view, "cancelled")
     notebook.kernel_ready()
     expect(notebook.cell(1)).to_contain_text("JobCancelled")
@@ -192,8 +196,7 @@ def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(
     expect(tab).to_contain_text("asleep", timeout=60_000)
     page.get_by_role("tab", name="Cell In[2]").click()
     expect(tab).to_be_visible()
-    tab.get_by_role("button", name="Cancel", exact=True).click()
-    tab.get_by_role("button", name="Cancel job").click()
+    cancel(tab)
     state_is(tab, "cancelled")
     notebook.picture("restored")
     assert not notebook.errors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import traceback
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
@@ -327,7 +328,7 @@ def explain(error: BaseException) -> StrategyError | None:
     if isinstance(error, StrategyError):
         return None
     first = next(iter(str(error).splitlines()), "")
-    if _OF_PLAIN_ONES.search(first):
+    if _OF_PLAIN_ONES.search(first) and _in_backward(error):
         return StrategyError(
             "this backward needs parameters as they were before the model's first call, in which they were sharded "
             f"({type(error).__name__}: {first:.160})",
@@ -341,6 +342,11 @@ def explain(error: BaseException) -> StrategyError | None:
         "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
         "forward, or use --strategy ddp. Logits that -O loss_parallel=1 leaves split go into cross_entropy alone",
     )
+
+
+def _in_backward(error: BaseException) -> bool:
+    """Sizes that do not match have other causes elsewhere: a batch without samples."""
+    return any(frame.name == "_engine_run_backward" for frame in traceback.extract_tb(error.__traceback__))
 
 
 _OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")

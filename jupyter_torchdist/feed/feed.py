@@ -122,6 +122,11 @@ class Feed:
             return self._ask(message)
         return []
 
+    @property
+    def busy(self) -> bool:
+        """Whether a question is open."""
+        return bool(self._tasks)
+
     def close(self) -> None:
         """Say nothing any more."""
         self._closed = True

@@ -11,6 +11,7 @@ POST    jobs/ID/rerun                   job: the id of the new one
 DELETE  jobs/ID                         nothing (204)
 GET     jobs/ID/files/RANK.STREAM       the file, to be saved
 WS      jobs/ID/feed                    what ``protocol/feed.py`` says
+POST    jobs/ID/turn                    messages [what the feed says]; asked with ``{messages: [what a view says]}``
 WS      jobs/feed                       messages of ``jobs`` (now, jobs [row]), later ``changes`` (now, jobs [row], gone
                                         [ID]), or ``trouble`` (now, message, hint): it is tried again; nothing is asked
 ======  ==============================  ===========================================================================
@@ -28,7 +29,7 @@ from jupyter_server.utils import url_path_join
 from tornado.web import Application
 
 from ..protocol.paths import home
-from . import jobs, sockets
+from . import jobs, sockets, turn
 from .base import SETTING
 from .listing import Listing
 
@@ -41,6 +42,7 @@ ROUTES: tuple[tuple[str, type[JupyterHandler]], ...] = (
     ("jobs/feed", sockets.JobsSocket),
     (_JOB, jobs.OneJob),
     (f"{_JOB}/feed", sockets.FeedSocket),
+    (f"{_JOB}/turn", turn.Turn),
     (f"{_JOB}/cancel", jobs.Cancel),
     (f"{_JOB}/rerun", jobs.Rerun),
     (f"{_JOB}/files/(?P<name>[^/]+)", jobs.File),

@@ -4,7 +4,7 @@ import type { ServerConnection } from '@jupyterlab/services';
 import { type JobSummary, LIST_FEED, request, ROOT, ServerError } from './api';
 import { decode } from './codec';
 import { FINAL_STATES } from './protocol';
-import { ANSWER, LastingSocket } from './server';
+import { ANSWER, LastingSocket, pause, TURN } from './server';
 import { calledOf } from './view/describe';
 import { trans } from './view/translate';
 
@@ -48,6 +48,7 @@ export class JobList {
       LIST_FEED,
       {
         opened: () => undefined,
+        slow: attempt => this.ask(attempt),
         message: text => this.take(decode(text) as ListMessage),
         closed: opened => this.lost(opened, signal)
       },
@@ -82,6 +83,21 @@ export class JobList {
     const own: Callback = change => callback(change);
     this.callbacks.add(own);
     signal.addEventListener('abort', () => this.callbacks.delete(own), { once: true });
+  }
+
+  /** The list by requests, for as long as the socket is not open. */
+  private async ask(attempt: AbortSignal): Promise<void> {
+    while (!attempt.aborted) {
+      try {
+        const list = (await request(this.settings, ROOT, { signal: attempt })) as { now: number; jobs: JobSummary[] };
+        if (!attempt.aborted) {
+          this.take({ type: 'jobs', ...list });
+        }
+      } catch {
+        return; // why will be said when the socket fails, too
+      }
+      await pause(TURN, attempt);
+    }
   }
 
   private take(message: ListMessage): void {

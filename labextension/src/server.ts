@@ -1,4 +1,5 @@
-/** A job's feed from the server extension, over a WebSocket that is opened again when it breaks. */
+/** A job's feed from the server extension, over a WebSocket that is opened again when it breaks; until it is open, by
+ * requests. */
 import { ServerConnection } from '@jupyterlab/services';
 
 import { jobAddress, request, ServerError, socketAddress } from './api';
@@ -13,11 +14,20 @@ const LONGEST_WAIT = 5000;
 const SILENCE = 3 * BEAT * 1000;
 /** A page that was busy or asleep first hears what has come meanwhile. */
 const DOUBT = 1000;
+/**
+ * A socket may take longer than this to be opened: a browser opens those of one address one after the other, and a
+ * Jupyter server leaves a kernel's unanswered while that kernel starts.
+ */
+const SLOW = 500;
+/** Between two requests that stand for a socket. */
+export const TURN = 1000;
 /** How long an ordinary request may take that only asks what is wrong; a line that is cut never answers. */
 export const ANSWER = 10_000;
 
 export interface SocketHandlers {
   opened(): void;
+  /** It was not open after `SLOW`; `signal` ends with the attempt, be it that it is open at last. */
+  slow(signal: AbortSignal): Promise<void>;
   message(text: string): void;
   /** Down; `opened`: it had been up; `reason` is the server's, if it gave one. Whether to try again. */
   closed(opened: boolean, reason: string): Promise<boolean>;
@@ -54,8 +64,12 @@ export class LastingSocket {
     this.socket = socket;
     this.opened = false;
     this.listen();
+    this.opening = new AbortController();
+    const { signal } = this.opening;
+    this.impatience = window.setTimeout(() => void this.handlers.slow(signal), SLOW);
     socket.onopen = () => {
       this.opened = true;
+      this.settled();
       this.listen();
       this.handlers.opened();
     };
@@ -67,6 +81,12 @@ export class LastingSocket {
       }
     };
     socket.onclose = event => this.closed(event.reason);
+  }
+
+  /** The attempt is over, well or not. */
+  private settled(): void {
+    window.clearTimeout(this.impatience);
+    this.opening.abort();
   }
 
   /** Something was heard: the silence begins anew. */
@@ -99,7 +119,7 @@ export class LastingSocket {
     }
   }
 
-  private end(): void {
+  end(): void {
     window.clearTimeout(this.timer);
     this.drop();
   }
@@ -107,6 +127,7 @@ export class LastingSocket {
   /** Does not wait for the other end, which may not answer. */
   private drop(): void {
     window.clearTimeout(this.listening);
+    this.settled();
     if (this.socket) {
       this.socket.onopen = this.socket.onmessage = this.socket.onclose = null;
       this.socket.close();
@@ -117,6 +138,8 @@ export class LastingSocket {
   private socket: WebSocket | null = null;
   private timer: number | undefined;
   private listening: number | undefined;
+  private impatience: number | undefined;
+  private opening = new AbortController();
   private opened = false;
   private wait = SHORTEST_WAIT;
 }
@@ -128,19 +151,15 @@ export class ServerSource implements JobSource {
   ) {}
 
   connect(handlers: SourceHandlers, signal: AbortSignal): void {
-    let gone = false;
     this.socket = new LastingSocket(
       this.settings,
       `${jobAddress(this.job)}/feed`,
       {
-        opened: () => handlers.connected(),
-        message: text => {
-          const message = decode(text) as FromFeed;
-          gone ||= message.type === 'gone';
-          handlers.message(message);
-        },
+        opened: () => (this.gone ? this.socket?.end() : handlers.connected()),
+        slow: attempt => this.takeTurns(handlers, attempt),
+        message: text => this.take(decode(text) as FromFeed, handlers),
         closed: async (opened, reason) => {
-          if (gone) {
+          if (this.gone) {
             return false;
           }
           const { why, final } = await this.whyClosed(opened, reason);
@@ -155,7 +174,46 @@ export class ServerSource implements JobSource {
   }
 
   send(message: ToFeed): void {
-    this.socket?.send(encode(message));
+    if (this.turn) {
+      this.turn.push(message);
+    } else {
+      this.socket?.send(encode(message));
+    }
+  }
+
+  private take(message: FromFeed, handlers: SourceHandlers): void {
+    this.gone ||= message.type === 'gone';
+    handlers.message(message);
+  }
+
+  /** The feed by requests, for as long as the socket is not open: each says what a session says to an open one. */
+  private async takeTurns(handlers: SourceHandlers, attempt: AbortSignal): Promise<void> {
+    while (!attempt.aborted && !this.gone) {
+      const body = encode({ messages: this.sayings(handlers) });
+      try {
+        const init = { method: 'POST', body, signal: attempt };
+        const answer = (await request(this.settings, `${jobAddress(this.job)}/turn`, init)) as { messages: FromFeed[] };
+        if (!attempt.aborted) {
+          answer.messages.forEach(message => this.take(message, handlers));
+        }
+      } catch (error) {
+        if (error instanceof ServerError && error.final) {
+          if (error.ours) {
+            this.socket?.end();
+            handlers.lost(inWords(error), true);
+          }
+          return; // nothing comes by requests; the socket may be opened yet
+        }
+      }
+      await pause(TURN, attempt);
+    }
+  }
+
+  private sayings(handlers: SourceHandlers): ToFeed[] {
+    const said = (this.turn = [] as ToFeed[]);
+    handlers.connected();
+    this.turn = null;
+    return said;
   }
 
   /** A browser tells nothing of a refused WebSocket: the job is asked for by an ordinary request. */
@@ -168,16 +226,29 @@ export class ServerSource implements JobSource {
       await request(this.settings, jobAddress(this.job), { signal: AbortSignal.timeout(ANSWER) });
     } catch (error) {
       if (error instanceof ServerError) {
-        return { why: error.ours && error.status === 404 ? unknownJob() : error.message, final: error.final };
+        return { why: inWords(error), final: error.final };
       }
       return { why: trans('The server does not answer; trying again'), final: false };
     }
     return { why: trans('The server refused the live connection; trying again'), final: false };
   }
 
+  /** What is being said in a turn; null: what is said goes to the socket. */
+  private turn: ToFeed[] | null = null;
+  /** The feed has said its last word. */
+  private gone = false;
   private socket: LastingSocket | null = null;
 }
 
-function unknownJob(): string {
-  return trans('This server has no such job: it ran elsewhere, or was deleted.');
+function inWords(error: ServerError): string {
+  const unknown = error.ours && error.status === 404;
+  return unknown ? trans('This server has no such job: it ran elsewhere, or was deleted.') : error.message;
+}
+
+/** Resolves after `ms`, or with the signal. */
+export function pause(ms: number, signal: AbortSignal): Promise<void> {
+  return new Promise(resolve => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener('abort', () => (clearTimeout(timer), resolve()), { once: true });
+  });
 }

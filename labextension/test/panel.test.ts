@@ -195,3 +195,20 @@ test('a thousand jobs are there at once', async () => {
   panel.node.querySelector<HTMLElement>('.td-panel-more')!.click();
   await until(() => rows().length === 400, 'the next page');
 });
+
+test('the list comes by requests while its socket is not open', async () => {
+  const own = new AbortController();
+  serving.deaf = true;
+  serving.answer = () => ({ status: 200, body: { now: 1100, jobs: [aSummary('d')] } });
+  const waiting = new JobList(serving.settings, own.signal);
+  await until(() => waiting.loaded, 'the list');
+  expect([...waiting.jobs.keys()]).toEqual(['d']);
+  serving.answer = () => ({ status: 200, body: { now: 1100, jobs: [] } });
+  await until(() => waiting.jobs.size === 0, 'the list as it is now');
+  serving.hear();
+  await until(() => waiting.jobs.size === 3, 'what the socket says');
+  const asked = serving.asked.length;
+  await new Promise(resolve => setTimeout(resolve, 1200));
+  expect(serving.asked).toHaveLength(asked);
+  own.abort();
+});

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 
 import { ServerSource } from '../src/server';
-import type { FromFeed } from '../src/source';
+import type { FromFeed, ToFeed } from '../src/source';
 import { Serving, until } from './serving';
 
 let serving: Serving;
@@ -143,12 +143,107 @@ describe('a line that is cut without a word', () => {
 
   test('is found while it is being opened, too', async () => {
     serving.deaf = true;
-    serving.answer = () => ({ status: 200, body: {} });
+    serving.answer = () => ({ status: 200, body: { messages: [] } });
     connect();
     await until(() => serving.asked.length === 1, 'the attempt');
     serving.deaf = false;
     vi.advanceTimersByTime(17_000);
-    await until(() => ups === 1, 'up at the second attempt');
+    await until(() => serving.sockets.length === 1, 'open at the second attempt');
     expect(losses).toHaveLength(1);
+  });
+});
+
+describe('a socket that is not opened yet', () => {
+  const TURN = 'POST /user/ann/torchdist/api/jobs/a%20job/turn';
+  let source: ServerSource;
+
+  /** What a session says as soon as it is connected, and again after each loss. */
+  function speaks(...said: ToFeed[]): void {
+    serving.deaf = true;
+    source = new ServerSource(serving.settings, 'a job');
+    source.connect(
+      {
+        connected: () => {
+          ups += 1;
+          said.forEach(message => source.send(message));
+        },
+        message: message => messages.push(message),
+        lost: (why, final) => losses.push({ why, final })
+      },
+      life.signal
+    );
+  }
+
+  function turns(): number {
+    return serving.asked.filter(asked => asked === TURN).length;
+  }
+
+  test('is stood for by requests, until it is open', async () => {
+    serving.answer = () => ({ status: 200, body: { messages: [{ n: 1, type: 'events', events: ['@nan'] }] } });
+    speaks({ type: 'open', logs: { '0.out': 3 } }, { type: 'ask', id: 1, what: 'cancel', kill: true });
+    await until(() => turns() === 2, 'two turns');
+    const said = {
+      messages: [
+        { type: 'open', logs: { '0.out': 3 } },
+        { type: 'ask', id: 1, what: 'cancel', kill: true }
+      ]
+    };
+    expect(serving.bodies.map(body => JSON.parse(body))).toEqual([said, said]);
+    expect(messages[0]).toEqual({ n: 1, type: 'events', events: [NaN] });
+    source.send({ type: 'ack', n: 1 });
+    serving.hear();
+    await until(() => serving.heard.length === 2, 'what is said over the socket');
+    expect(serving.heard).toEqual(said.messages);
+    const before = turns();
+    await new Promise(resolve => setTimeout(resolve, 1200));
+    expect([turns(), losses]).toEqual([before, []]);
+  });
+
+  test('is no reason to ask where it opens soon', async () => {
+    connect();
+    await until(() => ups === 1, 'up');
+    await new Promise(resolve => setTimeout(resolve, 700));
+    expect(turns()).toBe(0);
+  });
+
+  test('is not waited for where the server says that there is no such job', async () => {
+    serving.answer = () => ({ status: 404, body: { message: 'no job', hint: 'look at the list' } });
+    speaks({ type: 'open', logs: {} });
+    await until(() => losses.length === 1, 'the loss');
+    expect(losses).toEqual([{ why: expect.stringContaining('has no such job'), final: true }]);
+    serving.hear();
+    await new Promise(resolve => setTimeout(resolve, 400));
+    expect([ups, serving.sockets.length]).toEqual([1, 0]);
+  });
+
+  test('is not waited for after the feed’s last word', async () => {
+    serving.answer = () => ({ status: 200, body: { messages: [{ n: 1, type: 'gone', reason: 'deleted' }] } });
+    speaks({ type: 'open', logs: {} });
+    await until(() => messages.length === 1, 'gone');
+    serving.hear();
+    await new Promise(resolve => setTimeout(resolve, 1200));
+    expect([ups, turns(), losses]).toEqual([1, 1, []]);
+  });
+
+  test('is waited for where the server knows of no turns, or has trouble', async () => {
+    serving.answer = () => ({ status: 500 });
+    speaks({ type: 'open', logs: {} });
+    await until(() => turns() === 2, 'asked again');
+    serving.answer = () => ({ status: 405 });
+    await until(() => turns() === 3, 'the last question');
+    await new Promise(resolve => setTimeout(resolve, 1200));
+    expect(turns()).toBe(3);
+    serving.hear();
+    await until(() => serving.heard.length === 1, 'the open, over the socket');
+    expect(losses).toEqual([]);
+  });
+
+  test('is asked about no more after the view was closed', async () => {
+    serving.answer = () => ({ status: 200, body: { messages: [] } });
+    speaks({ type: 'open', logs: {} });
+    await until(() => turns() === 1, 'a turn');
+    life.abort();
+    await new Promise(resolve => setTimeout(resolve, 1200));
+    expect(turns()).toBe(1);
   });
 });

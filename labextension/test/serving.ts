@@ -21,7 +21,7 @@ export class Serving {
   });
   /** Status that a WebSocket is refused with; 0: it is let in. */
   refuse = 0;
-  /** WebSockets are not answered at all. */
+  /** WebSockets are not answered, until `hear`. */
   deaf = false;
   /** What a WebSocket is told first. */
   greeting: unknown[] = [];
@@ -55,13 +55,16 @@ export class Serving {
     }
   }
 
+  /** WebSockets that were left unanswered are answered now. */
+  hear(): void {
+    this.deaf = false;
+    this.unanswered.splice(0).forEach(answer => answer());
+  }
+
   drop(): void {
-    for (const stream of this.unanswered.splice(0)) {
-      stream.destroy();
-    }
-    for (const socket of this.sockets.splice(0)) {
-      socket.terminate();
-    }
+    this.unanswered.length = 0;
+    this.sockets.length = 0;
+    this.streams.forEach(stream => stream.destroy());
   }
 
   async stop(): Promise<void> {
@@ -75,19 +78,22 @@ export class Serving {
     const sockets = new WebSocketServer({ noServer: true });
     this.http.on('upgrade', (request: IncomingMessage, stream, head: Buffer) => {
       this.asked.push(`WS ${request.url}`);
+      const answer = (): void => {
+        sockets.handleUpgrade(request, stream, head, socket => {
+          this.sockets.push(socket);
+          socket.on('message', data => this.heard.push(JSON.parse(String(data))));
+          this.greeting.forEach(message => socket.send(JSON.stringify(message)));
+        });
+      };
+      this.streams.add(stream);
+      stream.on('close', () => this.streams.delete(stream));
       if (this.deaf) {
-        this.unanswered.push(stream);
-        return;
-      }
-      if (this.refuse) {
+        this.unanswered.push(() => !stream.destroyed && answer());
+      } else if (this.refuse) {
         stream.end(`HTTP/1.1 ${this.refuse} Refused\r\nContent-Length: 0\r\nConnection: close\r\n\r\n`);
-        return;
+      } else {
+        answer();
       }
-      sockets.handleUpgrade(request, stream, head, socket => {
-        this.sockets.push(socket);
-        socket.on('message', data => this.heard.push(JSON.parse(String(data))));
-        this.greeting.forEach(message => socket.send(JSON.stringify(message)));
-      });
     });
   }
 
@@ -103,7 +109,9 @@ export class Serving {
     response.end(answer.body === undefined ? undefined : JSON.stringify(answer.body));
   }
 
-  private readonly unanswered: Duplex[] = [];
+  private readonly unanswered: (() => void)[] = [];
+  /** Those of WebSockets, which the server does not count as its own. */
+  private readonly streams = new Set<Duplex>();
   private readonly http: Server;
 }
 

@@ -71,13 +71,19 @@ class Jupyter:
         place = {"lab": "lab/tree/", "notebook": "notebooks/"}[front_end]
         return f"{self.url}{place}{self.folder}{path}?token={self.token}"
 
-    def write(self, path: str, *sources: str, outputs: dict[int, list[dict[str, Any]]] | None = None) -> str:
+    def write(
+        self,
+        path: str,
+        *sources: str,
+        outputs: dict[int, list[dict[str, Any]]] | None = None,
+        kernel: str = "python3",
+    ) -> str:
         """A notebook of these cells; ``outputs`` of some of them."""
         cells = [nbformat.v4.new_code_cell(source) for source in sources]
         for number, of_cell in (outputs or {}).items():
             cells[number].outputs = [nbformat.from_dict(output) for output in of_cell]
         notebook = nbformat.v4.new_notebook(cells=cells)
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata["kernelspec"] = {"name": kernel, "display_name": "Python 3", "language": "python"}
         nbformat.write(notebook, self.root / path)
         return path
 

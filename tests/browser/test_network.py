@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from jupyter_torchdist.testing import FakeJob
+from jupyter_torchdist.testing import FakeJob, requests
 from tests.browser.frontend import Jupyter, Notebook, jupyter
 from tests.browser.network import Line, Talker, comes_to, free_port, line_to, talking
+from tests.browser.test_life import cancel
 from tests.browser.test_output import an_output
+from tests.leaks import wait_until
 
 BASE = "/user/someone/"
 """Where a server stands behind JupyterHub's proxy."""
@@ -121,6 +126,35 @@ def test_a_network_that_is_cut_for_half_a_minute(
         is_up_to_date(view, talker)
         ends_whole(notebook, view, running_job, talker)
     assert not notebook.errors
+
+
+def a_silent_kernel(server: Jupyter) -> str:
+    """Name of a kernel that starts and says nothing, as one does whose imports take a minute."""
+    spec = server.directory / "data" / "kernels" / "silent" / "kernel.json"
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-c", "import time; time.sleep(600)"]
+    spec.write_text(json.dumps({"argv": argv, "display_name": "Silent", "language": "python"}))
+    return spec.parent.name
+
+
+def test_a_view_does_not_wait_for_a_kernel_that_is_starting(
+    server: Jupyter, page: Page, running_job: FakeJob, talker: Talker
+) -> None:
+    """Chromium opens one socket after the other, and the kernel's takes as long as the kernel: up to a minute."""
+    heard: set[str] = set()
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda _: heard.add(urlsplit(socket.url).path)))
+    path = server.write("slow.ipynb", "pass", kernel=a_silent_kernel(server))
+    with page.expect_websocket(lambda socket: "/channels" in socket.url):
+        notebook = Notebook.open(page, server, "lab", path)
+    page.get_by_role("tab", name="Distributed Jobs").click()
+    page.get_by_role("button", name="Open Cell In[7]").click()
+    view = page.locator(".td-main .td-view")
+    is_up_to_date(view, talker)
+    expect(view.locator(".td-header .td-state")).to_have_text("running")
+    notebook.picture("a-kernel-starts")
+    cancel(view)
+    wait_until(lambda: requests(running_job.paths) == ["interrupt"], timeout=20)
+    assert not [path for path in heard if path.endswith(("/channels", f"{running_job.spec.job}/feed"))], heard
 
 
 def is_cut(line: Line, view: Locator, notebook: Notebook) -> None:

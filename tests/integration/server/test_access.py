@@ -25,7 +25,7 @@ from tests.integration.server.conftest import Fetch
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
-ACTIONS = {"Rerun.POST": "execute", "GET": "read", "POST": "write", "DELETE": "write"}
+ACTIONS = {"Rerun.POST": "execute", "Turn.POST": "read", "GET": "read", "POST": "write", "DELETE": "write"}
 
 
 class Guard(Authorizer):
@@ -84,7 +84,7 @@ def test_the_walk_sees_all(jp_web_app: Application) -> None:
     asked = {name for name, _, _ in questions(jp_web_app, "x")}
     assert asked == {
         *("Jobs.GET", "OneJob.GET", "OneJob.DELETE", "Cancel.POST", "Rerun.POST", "File.GET"),
-        *("FeedSocket.GET", "JobsSocket.GET"),
+        *("FeedSocket.GET", "JobsSocket.GET", "Turn.POST"),
     }
 
 
@@ -151,7 +151,7 @@ async def test_a_cookie_needs_the_xsrf_token(
     with FakeJob() as job:
         job.running()
         changes = [asked for asked in questions(jp_web_app, job.paths.job) if asked[1] not in ("GET", "HEAD")]
-        assert {name for name, _, _ in changes} == {"Cancel.POST", "Rerun.POST", "OneJob.DELETE"}
+        assert {name for name, _, _ in changes} == {"Cancel.POST", "Rerun.POST", "OneJob.DELETE", "Turn.POST"}
         for name, verb, address in changes:
             assert await status_of(http_server_client, verb, address, {"Cookie": cookie}) == 403, name
         assert requests(job.paths) == []
@@ -208,6 +208,18 @@ async def test_who_may_only_read_cancels_nothing(jp_ws_fetch: Fetch, guard: type
         socket.close()
         while await socket.read_message() is not None:
             pass
+
+
+async def test_who_may_only_read_cancels_nothing_in_a_turn_either(jp_fetch: Fetch, guard: type[Guard]) -> None:
+    guard.allowed = frozenset({"read"})
+    cancel = {"type": "ask", "id": 7, "what": "cancel", "kill": True}
+    with FakeJob() as job:
+        job.running()
+        body = codec.dumps({"messages": [{"type": "open", "logs": {}}, cancel]})
+        answer = await jp_fetch("torchdist", "api", "jobs", job.paths.job, "turn", method="POST", body=body)
+        (said,) = [each for each in codec.loads(answer.body)["messages"] if each["type"] == "answer"]
+        assert (said["id"], bool(said["error"])) == (7, True)
+        assert requests(job.paths) == []
 
 
 def test_nothing_of_ipython_or_torch_is_imported() -> None:

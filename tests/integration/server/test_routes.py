@@ -17,6 +17,7 @@ import jupyter_torchdist
 from jupyter_torchdist.client import Request, attach, submit
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.protocol import codec
+from jupyter_torchdist.protocol.feed import UNSEEN
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.store import files
@@ -124,12 +125,12 @@ async def test_a_damaged_job_is_refused_listed_and_deleted(jp_fetch: Fetch) -> N
 @pytest.mark.parametrize(
     "name", ["%2e%2e", "%2e%2e%2f%2e%2e", "..%2f", ".creating-a", "a%2fb", "%00", "x%0ay", "a" * 101]
 )
-@pytest.mark.parametrize("rest", ["", "/feed", "/cancel", "/files/0.out"])
+@pytest.mark.parametrize("rest", ["", "/feed", "/turn", "/cancel", "/files/0.out"])
 async def test_no_traversal(
     http_server_client: Any, jp_auth_header: dict[str, str], jp_base_url: str, name: str, rest: str
 ) -> None:
     """What cannot name a job is refused before any file is looked for."""
-    post = {"method": "POST", "body": ""} if rest == "/cancel" else {}
+    post = {"method": "POST", "body": '{"messages": []}'} if rest in ("/cancel", "/turn") else {}
     url = f"{jp_base_url}torchdist/api/jobs/{name}{rest}"
     code, words = await refused(http_server_client.fetch(url, headers=jp_auth_header, **post))
     assert code == 400
@@ -141,10 +142,11 @@ async def test_unknown_job(jp_fetch: Fetch) -> None:
         ((), "GET"),
         ((), "DELETE"),
         (("cancel",), "POST"),
+        (("turn",), "POST"),
         (("rerun",), "POST"),
         (("files", "0.out"), "GET"),
     ):
-        body = "" if method == "POST" else None
+        body = '{"messages": []}' if method == "POST" else None
         code, words = await refused(jp_fetch(*API, "jobs", "20260102-030405-aaaaaa", *rest, method=method, body=body))
         assert code == 404
         assert "no job 20260102-030405-aaaaaa" in words["message"]
@@ -185,6 +187,71 @@ async def test_cancel_with_bad_words(jp_fetch: Fetch, body: str) -> None:
         code, _ = await refused(jp_fetch(*API, "jobs", job.paths.job, "cancel", method="POST", body=body))
         assert code == 400
         assert requests(job.paths) == []
+
+
+async def a_turn(fetch: Fetch, job: str, *said: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the feed says in return to what a view says."""
+    body = codec.dumps({"messages": said})
+    messages = (await asked(fetch(*API, "jobs", job, "turn", method="POST", body=body)))["messages"]
+    assert [message["n"] for message in messages] == list(range(1, len(messages) + 1))
+    return list(messages)
+
+
+def texts(messages: list[dict[str, Any]]) -> dict[str, str]:
+    """All that they have of each file."""
+    found: dict[str, str] = {}
+    for message in messages:
+        for segment in message.get("segments", ()):
+            found[segment["file"]] = found.get(segment["file"], "") + segment["text"]
+    return found
+
+
+async def test_a_turn_of_the_feed_in_one_request(jp_fetch: Fetch) -> None:
+    with FakeJob() as job:
+        job.running().rank(0).prints("one\ntwo\n")
+        job.rank(1).records(*({"k": "log", "t": 1.0, "step": step, "v": {"loss": step}} for step in range(3)))
+        name = job.paths.job
+        first = await a_turn(jp_fetch, name, {"type": "open", "logs": {}})
+        assert first[0]["type"] == "hello"
+        assert first[0]["state"]["state"] == "running"
+        assert texts(first) == {"0.out": "one\ntwo\n"}
+        (status,) = [each for each in first if each["type"] == "status"]
+        assert status["ranks"]["1"]["last"] == {"loss": 2.0}
+
+        job.rank(0).prints("three\n")
+        search = {"type": "ask", "id": 5, "what": "search", "pattern": "t", "regex": False, "case": True}
+        cancel = {"type": "ask", "id": 6, "what": "cancel", "kill": False}
+        have = {"type": "open", "logs": {"0.out": len("one\ntwo\n")}}
+        second = await a_turn(jp_fetch, name, have, {**search, "files": [], "at": None}, cancel)
+        assert texts(second) == {"0.out": "three\n"}
+        answers = {each["id"]: each for each in second if each["type"] == "answer"}
+        assert [hit["text"].strip() for hit in answers[5]["hits"]] == ["three", "two"]
+        assert "asked to stop" in answers[6]["said"]
+        assert requests(job.paths) == ["interrupt"]
+
+
+async def test_a_turn_brings_a_long_log_by_and_by(jp_fetch: Fetch) -> None:
+    lines = "".join(f"line {number:09}\n" for number in range(200_000))
+    with FakeJob() as job:
+        job.running().rank(0).prints(lines)
+        have, seen, turns = {"0.out": 1}, "", 0
+        while have["0.out"] < len(lines):
+            said = await a_turn(jp_fetch, job.paths.job, {"type": "open", "logs": have})
+            assert 1 < len(said) <= UNSEEN
+            seen += texts(said)["0.out"]
+            have = {"0.out": said[-1]["segments"][-1]["end"]}
+            turns += 1
+    assert seen == lines[1:]
+    assert 1 < turns < 10
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"messages": {}}', '{"messages": [1]}'])
+async def test_a_turn_with_bad_words(jp_fetch: Fetch, body: str) -> None:
+    with FakeJob() as job:
+        job.running()
+        code, _ = await refused(jp_fetch(*API, "jobs", job.paths.job, "turn", method="POST", body=body))
+        assert code == 400
+        assert await a_turn(jp_fetch, job.paths.job, {"type": "of a later version"}) == []
 
 
 async def test_delete(jp_fetch: Fetch) -> None:

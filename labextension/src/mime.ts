@@ -97,7 +97,10 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     const { signal } = this.life;
     const element = make('div.td-output-view');
     this.node.replaceChildren(element);
-    const session = new JobSession(shown.job, new ServerSource(this.surroundings.settings, shown.job), signal);
+    const comes = trans("If this notebook's kernel has it, its view comes here as soon as no cell runs.");
+    const elsewhere = shown.widget && shown.trusted ? comes : '';
+    const source = new ServerSource(this.surroundings.settings, shown.job, elsewhere);
+    const session = new JobSession(shown.job, source, signal);
     const download = (file: string) => downloadLog(this.surroundings.settings, shown.job, file);
     const reveal = (cell: string, line: number) => this.reveal(session, cell, line);
     new JobView(element, session, { signal, still: this.still, heading: true, download, reveal });

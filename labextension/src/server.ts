@@ -147,7 +147,9 @@ export class LastingSocket {
 export class ServerSource implements JobSource {
   constructor(
     private readonly settings: ServerConnection.ISettings,
-    private readonly job: string
+    private readonly job: string,
+    /** What to say besides where the server has no such job. */
+    private readonly elsewhere = ''
   ) {}
 
   connect(handlers: SourceHandlers, signal: AbortSignal): void {
@@ -200,7 +202,7 @@ export class ServerSource implements JobSource {
         if (error instanceof ServerError && error.final) {
           if (error.ours) {
             this.socket?.end();
-            handlers.lost(inWords(error), true);
+            handlers.lost(this.inWords(error), true);
           }
           return; // nothing comes by requests; the socket may be opened yet
         }
@@ -226,11 +228,19 @@ export class ServerSource implements JobSource {
       await request(this.settings, jobAddress(this.job), { signal: AbortSignal.timeout(ANSWER) });
     } catch (error) {
       if (error instanceof ServerError) {
-        return { why: inWords(error), final: error.final };
+        return { why: this.inWords(error), final: error.final };
       }
       return { why: trans('The server does not answer; trying again'), final: false };
     }
     return { why: trans('The server refused the live connection; trying again'), final: false };
+  }
+
+  private inWords(error: ServerError): string {
+    if (!error.ours || error.status !== 404) {
+      return error.message;
+    }
+    const unknown = trans('This server has no such job: it ran elsewhere, or was deleted.');
+    return this.elsewhere ? `${unknown} ${this.elsewhere}` : unknown;
   }
 
   /** What is being said in a turn; null: what is said goes to the socket. */
@@ -238,11 +248,6 @@ export class ServerSource implements JobSource {
   /** The feed has said its last word. */
   private gone = false;
   private socket: LastingSocket | null = null;
-}
-
-function inWords(error: ServerError): string {
-  const unknown = error.ours && error.status === 404;
-  return unknown ? trans('This server has no such job: it ran elsewhere, or was deleted.') : error.message;
 }
 
 /** Resolves after `ms`, or with the signal. */

@@ -24,6 +24,7 @@ export class JobTab extends Widget {
     this.id = `torchdist-job-${job}`;
     this.addClass('td-main');
     this.addClass('td-fill');
+    this.node.tabIndex = -1;
     this.title.label = title;
     this.title.caption = job;
     this.title.icon = jobIcon;
@@ -42,6 +43,13 @@ export class JobTab extends Widget {
       const when = startedAt(state.submitted, Date.now() / 1000 + clockSkew);
       this.title.label = `${titleOf(this.session)} · ${when}`;
       this.title.caption = [titleOf(this.session), trans('started %1', when), this.job].join('\n');
+    }
+  }
+
+  /** Keys go to the tab that was opened or chosen, not to what had the focus before. */
+  protected override onActivateRequest(): void {
+    if (!this.node.contains(document.activeElement)) {
+      this.node.focus();
     }
   }
 

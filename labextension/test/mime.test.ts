@@ -64,6 +64,17 @@ test('a job that is not here: the still picture, sanitised', async () => {
   expect(renderer.node.querySelector('script, [onerror]')).toBeNull();
 });
 
+test.each([
+  [true, "or was deleted. If this notebook's kernel has it, its view comes here as soon as no cell runs."],
+  [false, 'or was deleted. Below is the picture that was saved with the notebook.']
+])('a job that the kernel may have: said, where its widget may be shown (%s)', async (trusted, words) => {
+  serving.refuse = 404;
+  serving.answer = () => ({ status: 404, body: { message: 'no job a', hint: 'look at the list' } });
+  const widget = { 'application/vnd.jupyter.widget-view+json': { model_id: 'm' } };
+  await renderer.renderModel(output({ ...bundle('a'), ...widget }, trusted));
+  await until(() => renderer.node.textContent!.includes(words), words);
+});
+
 test('an output that names no job says so', async () => {
   await renderer.renderModel(output({ [MIME_TYPE]: ['what'] }));
   expect(renderer.node.textContent).toContain('names no job');

@@ -129,6 +129,12 @@ def test_colab_has_no_buffers(server: Jupyter, page: Page) -> None:
     view = cell.locator(".td-view")
     expect(view).to_contain_text("succeeded", timeout=30_000)
     find(view, "step 4 of rank 1")
+    view.get_by_label("download a whole file").select_option("1.out")
+    name = f"{catalog.jobs()[0].job}-1.out.txt"
+    page.wait_for_function("name => name in notebook.saved", arg=name, timeout=30_000)
+    lines = page.evaluate("name => notebook.saved[name]", name).splitlines()
+    steps = [f"step {step} of rank 1" for step in range(5)]
+    assert lines == ["needle of rank 1", *["x" * 99] * (BULK // 100), *steps]
     ended(cell)
     assert not notebook.errors
 

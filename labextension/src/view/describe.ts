@@ -3,7 +3,7 @@ import type { JobState, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import type { Status } from '../source';
 import { awaited, failures, isFinal } from '../state';
-import { collective, errorTitle, ranksOf, theRanks, ticking } from './format';
+import { collective, errorTitle, ranksOf, stateWord, theRanks, ticking } from './format';
 import { waitingTogether } from './standing';
 import { plural, trans } from './translate';
 
@@ -83,5 +83,5 @@ export function firstTab(state: JobState, status: Status | null): { tab: 'curves
 
 /** `ValueError: …`, or `was killed (SIGKILL)`: how the first failure is headed. */
 export function failureTitle(rank: RankState): string {
-  return rank.error ? errorTitle(rank.error) : rank.why || rank.state;
+  return rank.error ? errorTitle(rank.error) : rank.why || stateWord(rank.state);
 }

@@ -64,9 +64,13 @@ export async function copy(text: string): Promise<boolean> {
   }
 }
 
-/** Offers `content` as a file. */
+/** Offers `content` as a file. VS Code takes the click for itself, at the document's body: the link stands in there. */
 export function save(name: string, content: Blob): void {
   const address = URL.createObjectURL(content);
-  make('a', { href: address, download: name.replace(/[^\p{L}\p{N}._-]+/gu, '_').slice(0, 120) }).click();
+  const download = name.replace(/[^\p{L}\p{N}._-]+/gu, '_').slice(0, 120);
+  const link = make('a', { href: address, download, hidden: true });
+  document.body.append(link);
+  link.click();
+  link.remove();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }

@@ -22,7 +22,7 @@ export interface JobViewOptions {
   still?: HTMLElement | null;
   /** Whether the name of the job is shown (default: yes). */
   heading?: boolean;
-  /** Gives the reader a whole log file, named as in the feed (`3.out`). */
+  /** Gives the reader a whole log file, named as in the feed (`3.out`); default: by way of the feed. */
   download?: (file: string) => void;
   /** Shows a line of the notebook; without it the places in a traceback are no links. */
   reveal?: Reveal;

@@ -27,7 +27,7 @@ export interface LogBarActions {
   follow(on: boolean): void;
   copy(): void;
   older(): void;
-  download: ((file: string) => void) | null;
+  download: (file: string) => void;
   /** From the search box back to the lines. */
   leave(): void;
 }
@@ -84,7 +84,7 @@ export class LogBar {
         this.besideButton,
         this.olderButton,
         this.button(trans('Copy'), trans('copy the selected lines, or all that are shown'), () => actions.copy()),
-        actions.download && this.files
+        this.files
       ),
       this.said
     );
@@ -245,7 +245,7 @@ export class LogBar {
     const name = this.files.value;
     this.files.value = '';
     if (name) {
-      this.actions.download?.(name);
+      this.actions.download(name);
     }
   }
 }

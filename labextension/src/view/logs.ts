@@ -8,11 +8,12 @@ import { fitting, LogColumns } from './logcolumns';
 import { LogLoader } from './logload';
 import { LogPane } from './logpane';
 import { byRank, widestWho } from './logrow';
+import { saveLog } from './logsave';
 import { LogSearch } from './logsearch';
 import { plural, trans } from './translate';
 
 export interface LogsOptions {
-  /** Offers a whole file (`3.out`) for download; without it there is no such button. */
+  /** Offers a whole file (`3.out`) for download; without it the file is read by the feed's questions. */
   download?: (file: string) => void;
 }
 
@@ -48,7 +49,7 @@ export class LogsTab {
         follow: on => this.follow(on),
         copy: () => void this.copyLines(),
         older: () => void this.loadOlder(),
-        download: options.download ?? null,
+        download: options.download ?? (file => void saveLog(session, file, words => this.bar.say(words))),
         leave: () => this.panes[0]!.list.scroller.focus()
       },
       signal

@@ -1,7 +1,8 @@
 /**
  * What stands for VS Code in the tests of the widget: a page with the widget manager of ipywidgets, a real kernel
  * behind a real server, messages of comms on the main shell (VS Code knows no subshells), and of each output the
- * widget, else the HTML, as VS Code chooses. `?colab` is a page whose messages have no buffers.
+ * widget, else the HTML, as VS Code chooses. A file that is offered is taken from a click that comes to the document's
+ * body; a webview cannot download. `?colab` is a page whose messages have no buffers.
  */
 import { shims, type DOMWidgetView, type IClassicComm } from '@jupyter-widgets/base';
 import * as base from '@jupyter-widgets/base';
@@ -115,6 +116,8 @@ class Output {
 
 class Page {
   private readonly outputs = new Map<string, Output>();
+  /** What was offered as a file, by its name. */
+  readonly saved: Record<string, string> = {};
 
   private constructor(
     private readonly kernel: Kernel.IKernelConnection,
@@ -127,7 +130,20 @@ class Page {
     const kernel = await new KernelManager({ serverSettings }).startNew({ name: 'python3' });
     kernel.commsOverSubshells = CommsOverSubshells.Disabled;
     kernel.statusChanged.connect((_, status) => (document.body.dataset.kernel = status));
-    return new Page(kernel, new Manager(kernel));
+    const page = new Page(kernel, new Manager(kernel));
+    document.body.addEventListener('click', event => page.save(event));
+    return page;
+  }
+
+  private save(event: MouseEvent): void {
+    const link = event.composedPath().find(node => node instanceof HTMLAnchorElement && node.href.startsWith('blob:'));
+    if (link instanceof HTMLAnchorElement && event.view?.document) {
+      event.preventDefault();
+      const name = link.download;
+      void fetch(link.href)
+        .then(answer => answer.text())
+        .then(text => (this.saved[name] = text));
+    }
   }
 
   /** Begins a cell; its outputs come into an element of its own, which says when it has ended. */

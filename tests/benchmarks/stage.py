@@ -23,10 +23,10 @@ from tests.notebook import Notebook
 STAMP = '''
 import os, pathlib, time
 
-def stamp(name):
-    """Write down when this rank was here; the clock is the same for all processes of the machine."""
-    now = time.monotonic()
-    pathlib.Path({marks!r}, name + "-" + os.environ["RANK"]).write_text(repr(now))
+def stamp(name, value=None):
+    """Write down when this rank was here (the clock is the same for all processes of the machine), or a value."""
+    value = time.monotonic() if value is None else value
+    pathlib.Path({marks!r}, name + "-" + os.environ["RANK"]).write_text(repr(value))
 '''
 
 
@@ -84,7 +84,7 @@ class Stage:
                     os.kill(pid, signal.SIGKILL)
 
     def stamps(self, name: str) -> list[float]:
-        """The moments of that name, by rank; they are taken away, so that none is read twice."""
+        """The moments or values of that name, by rank; they are taken away, so that none is read twice."""
         files = sorted(self.marks.glob(f"{name}-*"))
         values = [float(file.read_text()) for file in files]
         for file in files:

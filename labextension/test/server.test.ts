@@ -211,9 +211,9 @@ describe('a socket that is not opened yet', () => {
     speaks({ type: 'open', logs: {} });
     await until(() => losses.length === 1, 'the loss');
     expect(losses).toEqual([{ why: expect.stringContaining('has no such job'), final: true }]);
-    serving.hear();
+    await until(() => serving.lines === 0, 'the attempt given up');
     await new Promise(resolve => setTimeout(resolve, 400));
-    expect([ups, serving.sockets.length]).toEqual([1, 0]);
+    expect([ups, turns(), serving.lines]).toEqual([1, 1, 0]);
   });
 
   test('is not waited for after the feed’s last word', async () => {

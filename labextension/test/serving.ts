@@ -45,6 +45,11 @@ export class Serving {
     });
   }
 
+  /** WebSockets that are there, answered or not. */
+  get lines(): number {
+    return this.streams.size;
+  }
+
   /** An empty message to all; resolves when they have heard it. */
   async beat(): Promise<void> {
     for (const socket of this.sockets) {
@@ -88,6 +93,8 @@ export class Serving {
       this.streams.add(stream);
       stream.on('close', () => this.streams.delete(stream));
       if (this.deaf) {
+        stream.resume(); // else nobody hears that the other end has closed
+        stream.once('end', () => stream.end());
         this.unanswered.push(() => !stream.destroyed && answer());
       } else if (this.refuse) {
         stream.end(`HTTP/1.1 ${this.refuse} Refused\r\nContent-Length: 0\r\nConnection: close\r\n\r\n`);

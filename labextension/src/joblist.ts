@@ -88,13 +88,14 @@ export class JobList {
   /** The list by requests, for as long as the socket is not open. */
   private async ask(attempt: AbortSignal): Promise<void> {
     while (!attempt.aborted) {
+      let list;
       try {
-        const list = (await request(this.settings, ROOT, { signal: attempt })) as { now: number; jobs: JobSummary[] };
-        if (!attempt.aborted) {
-          this.take({ type: 'jobs', ...list });
-        }
+        list = (await request(this.settings, ROOT, { signal: attempt })) as { now: number; jobs: JobSummary[] };
       } catch {
         return; // why will be said when the socket fails, too
+      }
+      if (!attempt.aborted) {
+        this.take({ type: 'jobs', ...list });
       }
       await pause(TURN, attempt);
     }

@@ -1,5 +1,7 @@
-/** A job's feed from the server extension, over a WebSocket that is opened again when it breaks; until it is open, by
- * requests. */
+/**
+ * A job's feed from the server extension, over a WebSocket that is opened again when it breaks; until it is open, by
+ * requests.
+ */
 import { ServerConnection } from '@jupyterlab/services';
 
 import { jobAddress, request, ServerError, socketAddress } from './api';
@@ -157,12 +159,19 @@ export class ServerSource implements JobSource {
       this.settings,
       `${jobAddress(this.job)}/feed`,
       {
-        opened: () => (this.gone ? this.socket?.end() : handlers.connected()),
+        opened: () => {
+          this.turned = false;
+          return this.gone ? this.socket?.end() : handlers.connected();
+        },
         slow: attempt => this.takeTurns(handlers, attempt),
         message: text => this.take(decode(text) as FromFeed, handlers),
         closed: async (opened, reason) => {
           if (this.gone) {
             return false;
+          }
+          if (this.turned) {
+            this.turned = false;
+            return true; // the view has what there is: that the socket is tried anew is nobody's trouble
           }
           const { why, final } = await this.whyClosed(opened, reason);
           if (!signal.aborted) {
@@ -196,6 +205,7 @@ export class ServerSource implements JobSource {
         const init = { method: 'POST', body, signal: attempt };
         const answer = (await request(this.settings, `${jobAddress(this.job)}/turn`, init)) as { messages: FromFeed[] };
         if (!attempt.aborted) {
+          this.turned = true;
           answer.messages.forEach(message => this.take(message, handlers));
         }
       } catch (error) {
@@ -245,6 +255,8 @@ export class ServerSource implements JobSource {
 
   /** What is being said in a turn; null: what is said goes to the socket. */
   private turn: ToFeed[] | null = null;
+  /** A turn was taken in this attempt to open the socket. */
+  private turned = false;
   /** The feed has said its last word. */
   private gone = false;
   private socket: LastingSocket | null = null;

@@ -143,13 +143,27 @@ describe('a line that is cut without a word', () => {
 
   test('is found while it is being opened, too', async () => {
     serving.deaf = true;
-    serving.answer = () => ({ status: 200, body: { messages: [] } });
+    serving.answer = method => ({ status: method === 'POST' ? 405 : 200, body: {} });
     connect();
     await until(() => serving.asked.length === 1, 'the attempt');
     serving.deaf = false;
     vi.advanceTimersByTime(17_000);
     await until(() => serving.sockets.length === 1, 'open at the second attempt');
-    expect(losses).toHaveLength(1);
+    expect(losses).toEqual([{ why: expect.stringContaining('refused the live connection'), final: false }]);
+  });
+
+  test('is no loss while it is being opened and requests stand for it', async () => {
+    serving.deaf = true;
+    serving.answer = () => ({ status: 200, body: { messages: [{ n: 1, type: 'events', events: [] }] } });
+    connect();
+    vi.advanceTimersByTime(600);
+    await until(() => messages.length === 1, 'a turn');
+    serving.deaf = false;
+    vi.advanceTimersByTime(17_000);
+    await until(() => serving.sockets.length === 1, 'open at the second attempt');
+    expect(losses).toEqual([]);
+    serving.drop();
+    await until(() => losses.length === 1, 'a loss of what was open');
   });
 });
 

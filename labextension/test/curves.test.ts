@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { aRank, aSeries, aState, event, find, frames, hello, played, status, type PlayedFeed } from './played';
+import { aPage, aRank, aSeries, aState, event, find, frames, hello, played, status, type PlayedFeed } from './played';
 import type { Answers } from '../src/source';
 import { CurvesTab, PAGE } from '../src/view/curves';
 import { legendOf } from '../src/view/curvebar';
@@ -219,18 +219,9 @@ describe('keys', () => {
 });
 
 describe('the tab', () => {
-  let ended: AbortController;
-  let root: HTMLElement;
-
-  beforeEach(() => {
-    ended = new AbortController();
-    root = document.createElement('div');
-    document.body.append(root);
-  });
+  const page = aPage();
 
   afterEach(() => {
-    ended.abort();
-    root.remove();
     vi.restoreAllMocks();
     vi.unstubAllGlobals();
   });
@@ -245,24 +236,24 @@ describe('the tab', () => {
   }
 
   async function tab(names: string[]): Promise<{ feed: PlayedFeed; tab: CurvesTab }> {
-    const { feed, session } = await played(ended.signal, hello(aState([aRank(0), aRank(1)])));
+    const { feed, session } = await played(page.signal, hello(aState([aRank(0), aRank(1)])));
     feed.answer = asked =>
       asked.what === 'curves' ? { version: 1, complete: true, series: asked.names.map(name => aSeries(name)) } : null;
     feed.say(status({ curves: { version: 1, names, note: '' } }));
     await frames();
-    const shown = new CurvesTab(root, session, ended.signal);
+    const shown = new CurvesTab(page.root, session, page.signal);
     shown.show();
     return { feed, tab: shown };
   }
 
   it('says what to do when there are none', async () => {
     const { feed } = await tab([]);
-    expect(find(root, '.td-empty').textContent).toMatch(
+    expect(find(page.root, '.td-empty').textContent).toMatch(
       /^No curves yet\. .*td\.log\(loss=loss\).*import jupyter_torchdist as td/
     );
     feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
     feed.say(status({ curves: { version: 2, names: [], note: '' } }));
-    await vi.waitFor(() => expect(find(root, '.td-empty').textContent).toContain('No curve was logged.'), PATIENT);
+    await vi.waitFor(() => expect(find(page.root, '.td-empty').textContent).toContain('No curve was logged.'), PATIENT);
   });
 
   it('asks with the width of the screen, and once for a version', async () => {
@@ -292,24 +283,24 @@ describe('the tab', () => {
 
   it('bounds what is on the page, and shows more on request', async () => {
     await tab(Array.from({ length: 100_000 }, (_, index) => `c${index}`));
-    expect(root.querySelectorAll('.td-curve')).toHaveLength(PAGE);
-    find(root, '.td-more button').click();
-    expect(root.querySelectorAll('.td-curve')).toHaveLength(2 * PAGE);
+    expect(page.root.querySelectorAll('.td-curve')).toHaveLength(PAGE);
+    find(page.root, '.td-more button').click();
+    expect(page.root.querySelectorAll('.td-curve')).toHaveLength(2 * PAGE);
   });
 
   it('filters by name, and keeps names as text', async () => {
     await tab(['loss', '<img src=x onerror=alert(1)>']);
-    expect(root.querySelector('img')).toBeNull();
-    const field = find(root, 'input[type=search]') as HTMLInputElement;
+    expect(page.root.querySelector('img')).toBeNull();
+    const field = find(page.root, 'input[type=search]') as HTMLInputElement;
     field.value = 'lo';
     field.dispatchEvent(new Event('input'));
-    expect([...root.querySelectorAll('.td-curve-name')].map(each => each.textContent)).toEqual(['loss']);
+    expect([...page.root.querySelectorAll('.td-curve-name')].map(each => each.textContent)).toEqual(['loss']);
   });
 
   it('asks anew for another mode or x', async () => {
     const { feed } = await tab(['loss']);
     await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1), PATIENT);
-    const mode = find(root, 'select') as HTMLSelectElement;
+    const mode = find(page.root, 'select') as HTMLSelectElement;
     mode.value = 'ranks';
     mode.dispatchEvent(new Event('change'));
     await vi.waitFor(() => expect(feed.asked('curves')[1]).toMatchObject({ mode: 'ranks' }), PATIENT);
@@ -317,13 +308,13 @@ describe('the tab', () => {
 
   it('says of the ranks in the legend how they stand', async () => {
     const { feed } = await tab(['loss']);
-    const mode = find(root, 'select') as HTMLSelectElement;
+    const mode = find(page.root, 'select') as HTMLSelectElement;
     mode.value = 'ranks';
     mode.dispatchEvent(new Event('change'));
-    await vi.waitFor(() => expect(find(root, '.td-legend-item', 'rank 1').title).toBe('rank 1: running'), PATIENT);
+    await vi.waitFor(() => expect(find(page.root, '.td-legend-item', 'rank 1').title).toBe('rank 1: running'), PATIENT);
     feed.say(event(2, 'rank.exited', { rank: 1, state: 'lost', why: 'its host is gone' }));
-    await vi.waitFor(() => expect(find(root, '.td-legend-item', 'rank 1').title).toBe('rank 1: its host is gone'));
-    expect(find(root, '.td-legend-item', 'rank 1').querySelector('[data-tone=failed] svg')).not.toBeNull();
+    await vi.waitFor(() => expect(find(page.root, '.td-legend-item', 'rank 1').title).toBe('rank 1: its host is gone'));
+    expect(find(page.root, '.td-legend-item', 'rank 1').querySelector('[data-tone=failed] svg')).not.toBeNull();
   });
 
   it('counts in the legend the ranks that share a colour', () => {
@@ -342,14 +333,14 @@ describe('the tab', () => {
     const { feed } = await tab(['loss']);
     await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1), PATIENT);
     // Without a width nothing is drawn, and a plot that shows nothing has no range to zoom in.
-    const plot = find(root, '.td-plot');
+    const plot = find(page.root, '.td-plot');
     Object.defineProperty(plot, 'clientWidth', { value: 300 });
     feed.say(status({ curves: { version: 2, names: ['loss'], note: '' } }));
     await vi.waitFor(() => expect(plot.getAttribute('aria-label')).toContain('at step 2'), PATIENT);
     plot.dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true, cancelable: true }));
     await vi.waitFor(() => expect(feed.asked('curves').at(-1)).toMatchObject({ low: 0.5, high: 1.5 }), PATIENT);
-    await vi.waitFor(() => expect(find(root, 'button', 'all of it').hidden).toBe(false), PATIENT);
-    const x = root.querySelectorAll('select')[1]!;
+    await vi.waitFor(() => expect(find(page.root, 'button', 'all of it').hidden).toBe(false), PATIENT);
+    const x = page.root.querySelectorAll('select')[1]!;
     x.value = 'time';
     x.dispatchEvent(new Event('change'));
     const all = { x: 'time', low: null, high: null };
@@ -357,13 +348,13 @@ describe('the tab', () => {
   });
 
   it('says why there are no points', async () => {
-    const { feed, session } = await played(ended.signal, hello(aState([aRank(0)])));
+    const { feed, session } = await played(page.signal, hello(aState([aRank(0)])));
     feed.answer = () => ({ error: 'the file <b>cannot</b> be read' });
     feed.say(status({ curves: { version: 1, names: ['loss'], note: '' } }));
     await frames();
-    new CurvesTab(root, session, ended.signal).show();
+    new CurvesTab(page.root, session, page.signal).show();
     await vi.waitFor(
-      () => expect(find(root, '.td-curve-note').textContent).toBe('the file <b>cannot</b> be read'),
+      () => expect(find(page.root, '.td-curve-note').textContent).toBe('the file <b>cannot</b> be read'),
       PATIENT
     );
   });

@@ -1,26 +1,15 @@
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { Header, progressText } from '../src/view/header';
-import { PLAN, aRank, aState, event, find, frames, hello, played, type PlayedFeed, status } from './played';
+import { aPage, PLAN, aRank, aState, event, find, frames, hello, played, type PlayedFeed, status } from './played';
 
-let ended: AbortController;
-let root: HTMLElement;
+const page = aPage();
 
-beforeEach(() => {
-  ended = new AbortController();
-  root = document.createElement('div');
-  document.body.append(root);
-});
-
-afterEach(() => {
-  vi.restoreAllMocks();
-  ended.abort();
-  root.remove();
-});
+afterEach(() => void vi.restoreAllMocks());
 
 async function header(...messages: Record<string, unknown>[]): Promise<PlayedFeed> {
-  const { feed, session } = await played(ended.signal, ...messages);
-  const shown = new Header(root, session, { heading: true }, ended.signal);
-  session.onChange(() => shown.update(), ended.signal);
+  const { feed, session } = await played(page.signal, ...messages);
+  const shown = new Header(page.root, session, { heading: true }, page.signal);
+  session.onChange(() => shown.update(), page.signal);
   return feed;
 }
 
@@ -29,17 +18,17 @@ const running = aState([aRank(0), aRank(1)]);
 describe('what it says', () => {
   it('names state, place and strategy, the state with a shape', async () => {
     await header(hello(running));
-    expect(find(root, '.td-state').textContent).toBe('running');
-    expect(root.querySelector('.td-state svg')).not.toBeNull();
-    expect(find(root, '.td-facts').textContent).toContain('2 ranks on box');
-    expect(find(root, '.td-where').title).toBe('box\nbackend: gloo');
-    expect(find(root, '.td-how').textContent).toBe('');
-    expect(find(root, '[role=heading]').textContent).toBe('night run');
+    expect(find(page.root, '.td-state').textContent).toBe('running');
+    expect(page.root.querySelector('.td-state svg')).not.toBeNull();
+    expect(find(page.root, '.td-facts').textContent).toContain('2 ranks on box');
+    expect(find(page.root, '.td-where').title).toBe('box\nbackend: gloo');
+    expect(find(page.root, '.td-how').textContent).toBe('');
+    expect(find(page.root, '[role=heading]').textContent).toBe('night run');
   });
 
   it('names the strategy, and no backend beside it', async () => {
     await header(hello(running, { plan: { ...PLAN, strategy: { ...PLAN.strategy, name: 'fsdp' } } }));
-    expect(find(root, '.td-facts').textContent).toMatch(/^2 ranks on boxfsdp/);
+    expect(find(page.root, '.td-facts').textContent).toMatch(/^2 ranks on boxfsdp/);
   });
 
   it('says who waits in a collective and for whom, until it goes on', async () => {
@@ -50,48 +39,48 @@ describe('what it says', () => {
       { entered: { 'gloo:0': 16 }, counted: since + 2 }
     ];
     const feed = await header(hello(aState([aRank(0, waits), aRank(1, waits), aRank(2, behind)])));
-    expect(find(root, '.td-waits').textContent).toBe('ranks 0, 1 wait in all_reduce #17 for rank 2, for 12 s');
+    expect(find(page.root, '.td-waits').textContent).toBe('ranks 0, 1 wait in all_reduce #17 for rank 2, for 12 s');
     feed.say(event(101, 'rank.resumed', { rank: 0 }));
     await frames();
-    expect(find(root, '.td-waits').textContent).toBe('rank 1 waits in all_reduce #17 for rank 2, for 12 s');
+    expect(find(page.root, '.td-waits').textContent).toBe('rank 1 waits in all_reduce #17 for rank 2, for 12 s');
     feed.say(event(102, 'rank.done', { rank: 1 }));
     await frames();
-    expect(find(root, '.td-waits').hidden).toBe(true);
+    expect(find(page.root, '.td-waits').hidden).toBe(true);
   });
 
   it('tells no state before the feed has', async () => {
     await header();
-    expect(find(root, '.td-state').textContent).toBe('');
+    expect(find(page.root, '.td-state').textContent).toBe('');
   });
 
   it.each(['succeeded', 'failed', 'cancelled', 'timed_out', 'lost'])(
     '%s: a final time, a shape, no cancel',
     async state => {
       await header(hello({ ...running, state, ended: running.submitted + 12.34, reason: 'because' }));
-      expect(find(root, '.td-time').textContent).toBe('12.3 s');
-      expect(root.querySelector('.td-state svg path')!.getAttribute('d')).not.toBe('');
-      expect(root.querySelector('.td-cancel button')).toBeNull();
-      expect(find(root, '.td-reason').hidden).toBe(state === 'succeeded');
+      expect(find(page.root, '.td-time').textContent).toBe('12.3 s');
+      expect(page.root.querySelector('.td-state svg path')!.getAttribute('d')).not.toBe('');
+      expect(page.root.querySelector('.td-cancel button')).toBeNull();
+      expect(find(page.root, '.td-reason').hidden).toBe(state === 'succeeded');
     }
   );
 
   it('says one word for a job that is being cancelled', async () => {
     await header(hello({ ...running, state: 'stopping', reason: 'cancelled' }));
-    expect(find(root, '.td-state').textContent).toBe('stopping');
-    expect(find(root, '.td-reason').hidden).toBe(true);
+    expect(find(page.root, '.td-state').textContent).toBe('stopping');
+    expect(find(page.root, '.td-reason').hidden).toBe(true);
   });
 
   it('keeps what is text as text', async () => {
     await header(hello({ ...running, name: '<script>x</script>', notes: ['<img src=x>'] }, { notes: ['<b>'] }));
-    expect(root.querySelector('script, img, b')).toBeNull();
-    expect(find(root, '.td-name').textContent).toBe('<script>x</script>');
-    expect(find(root, '.td-notes').textContent).toBe('<b><img src=x>');
+    expect(page.root.querySelector('script, img, b')).toBeNull();
+    expect(find(page.root, '.td-name').textContent).toBe('<script>x</script>');
+    expect(find(page.root, '.td-notes').textContent).toBe('<b><img src=x>');
   });
 
   it('says what to do about an orphan', async () => {
     await header(hello(running), status({ effective: 'orphaned' }));
-    expect(find(root, '.td-state').textContent).toBe('orphaned');
-    expect(find(root, '.td-reason').textContent).toContain('%dist attach');
+    expect(find(page.root, '.td-state').textContent).toBe('orphaned');
+    expect(find(page.root, '.td-reason').textContent).toContain('%dist attach');
   });
 });
 
@@ -104,12 +93,12 @@ describe('the clock', () => {
     const cleared = vi.spyOn(globalThis, 'clearInterval');
     const begun = { ...running, submitted: Date.now() / 1000 + 1000 - 30 };
     const feed = await header(hello(begun, { now: Date.now() / 1000 + 1000 }));
-    expect(find(root, '.td-time').textContent).toBe('30 s');
+    expect(find(page.root, '.td-time').textContent).toBe('30 s');
     expect(timers).toHaveLength(1);
     const later = Date.now() + 10_000;
     vi.spyOn(Date, 'now').mockReturnValue(later);
     timers[0]!();
-    expect(find(root, '.td-time').textContent).toBe('40 s');
+    expect(find(page.root, '.td-time').textContent).toBe('40 s');
     vi.mocked(Date.now).mockRestore();
     feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
     await frames();
@@ -120,9 +109,9 @@ describe('the clock', () => {
 describe('progress', () => {
   it('is a bar with its share, and words', async () => {
     await header(hello(running), status({ progress: { desc: 'epoch <b>1</b>', n: 320, total: 1000 } }));
-    const bar = find(root, '[role=progressbar]');
+    const bar = find(page.root, '[role=progressbar]');
     expect(bar.getAttribute('aria-valuenow')).toBe('32');
-    expect(find(root, '.td-progress-text').textContent).toBe('epoch <b>1</b>: 320 of 1000 (32 %)');
+    expect(find(page.root, '.td-progress-text').textContent).toBe('epoch <b>1</b>: 320 of 1000 (32 %)');
   });
 
   it('counts where nobody knows how much there is', () => {
@@ -133,18 +122,18 @@ describe('progress', () => {
 });
 
 describe('cancel', () => {
-  const press = (text: string) => find(root, '.td-cancel button', text).click();
+  const press = (text: string) => find(page.root, '.td-cancel button', text).click();
 
   it('asks first, interrupts, then offers to kill', async () => {
     const feed = await header(hello(running));
     feed.answer = asked => ({ said: 'kill' in asked && asked.kill ? 'killed' : 'every rank was interrupted' });
     press('Cancel');
     expect(feed.asked('cancel')).toHaveLength(0);
-    expect(find(root, '.td-ask').textContent).toBe('Cancel this job?');
+    expect(find(page.root, '.td-ask').textContent).toBe('Cancel this job?');
     press('Cancel job');
     await frames();
     expect(feed.asked('cancel').map(asked => 'kill' in asked && asked.kill)).toEqual([false]);
-    expect(find(root, '.td-said').textContent).toBe('every rank was interrupted');
+    expect(find(page.root, '.td-said').textContent).toBe('every rank was interrupted');
     press('Kill now');
     await frames();
     expect(feed.asked('cancel').map(asked => 'kill' in asked && asked.kill)).toEqual([false, true]);
@@ -155,14 +144,14 @@ describe('cancel', () => {
     press('Cancel');
     press('Keep running');
     press('Cancel');
-    find(root, '.td-cancel button').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
-    expect(find(root, '.td-cancel button').textContent).toBe('Cancel');
+    find(page.root, '.td-cancel button').dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+    expect(find(page.root, '.td-cancel button').textContent).toBe('Cancel');
     expect(feed.asked('cancel')).toHaveLength(0);
   });
 
   it('keeps the keyboard where it was', async () => {
     await header(hello(running));
-    find(root, '.td-cancel button').focus();
+    find(page.root, '.td-cancel button').focus();
     press('Cancel');
     expect(document.activeElement?.textContent).toBe('Cancel job');
   });
@@ -173,7 +162,7 @@ describe('cancel', () => {
     press('Cancel');
     press('Cancel job');
     await frames();
-    find(root, 'button', 'Kill now').dispatchEvent(new MouseEvent('click', { bubbles: true, detail: 2 }));
+    find(page.root, 'button', 'Kill now').dispatchEvent(new MouseEvent('click', { bubbles: true, detail: 2 }));
     expect(feed.asked('cancel')).toHaveLength(1);
   });
 
@@ -181,11 +170,11 @@ describe('cancel', () => {
     const feed = await header(hello(running));
     feed.handlers.lost('the server does not answer', false);
     await frames();
-    const button = find(root, '.td-cancel button');
+    const button = find(page.root, '.td-cancel button');
     expect(button.getAttribute('aria-disabled')).toBe('true');
     expect(button.title).toBe('the server does not answer');
     button.click();
-    expect(find(root, '.td-said').textContent).toContain('the server does not answer');
+    expect(find(page.root, '.td-said').textContent).toContain('the server does not answer');
     expect(feed.asked('cancel')).toHaveLength(0);
   });
 
@@ -195,12 +184,12 @@ describe('cancel', () => {
     press('Cancel');
     press('Cancel job');
     await frames();
-    expect(find(root, '.td-said').textContent).toContain('<i>another</i>');
-    expect(find(root, '.td-cancel button').textContent).toBe('Cancel');
+    expect(find(page.root, '.td-said').textContent).toContain('<i>another</i>');
+    expect(find(page.root, '.td-cancel button').textContent).toBe('Cancel');
   });
 
   it('offers to kill what someone else has interrupted', async () => {
     await header(hello({ ...running, state: 'stopping' }));
-    expect(find(root, '.td-cancel button').textContent).toBe('Kill now');
+    expect(find(page.root, '.td-cancel button').textContent).toBe('Kill now');
   });
 });

@@ -1,34 +1,22 @@
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { aRank, anError, aState, find, frames, hello, played, SPEC, status, type PlayedFeed } from './played';
+import { describe, expect, it } from 'vitest';
+import { aPage, aRank, anError, aState, find, frames, hello, played, SPEC, status, type PlayedFeed } from './played';
 import { JobView } from '../src/view/job';
 import { others } from '../src/view/describe';
 import { sourceAround } from '../src/view/failure';
 
-let ended: AbortController;
-let root: HTMLElement;
-
-beforeEach(() => {
-  ended = new AbortController();
-  root = document.createElement('div');
-  document.body.append(root);
-});
-
-afterEach(() => {
-  ended.abort();
-  root.remove();
-});
+const page = aPage();
 
 async function view(
   messages: Record<string, unknown>[],
   still: HTMLElement | null = null
 ): Promise<{ feed: PlayedFeed; view: JobView }> {
-  const { feed, session } = await played(ended.signal, ...messages);
-  return { feed, view: new JobView(root, session, { signal: ended.signal, still }) };
+  const { feed, session } = await played(page.signal, ...messages);
+  return { feed, view: new JobView(page.root, session, { signal: page.signal, still }) };
 }
 
 const running = aState([aRank(0), aRank(1)]);
 const curves = { curves: { version: 1, names: ['loss'], note: '' } };
-const current = () => find(root, '[role=tab][aria-selected=true]').dataset.tab;
+const current = () => find(page.root, '[role=tab][aria-selected=true]').dataset.tab;
 const press = (key: string) =>
   document.activeElement!.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
 
@@ -49,7 +37,7 @@ describe('what comes first', () => {
   it('is the error of the rank that failed, with the line of the notebook', async () => {
     await view([hello(failedState()), status(curves)]);
     expect(current()).toBe('logs');
-    const failure = find(root, '.td-failure');
+    const failure = find(page.root, '.td-failure');
     expect(failure.hidden).toBe(false);
     expect(failure.textContent).toContain('ValueError: batch 3 is empty');
     expect(failure.textContent).toContain('rank 1 on box');
@@ -62,21 +50,21 @@ describe('what comes first', () => {
 
   it('says once what failed', async () => {
     await view([hello(failedState()), status(curves)]);
-    expect(find(root, '.td-reason').hidden).toBe(true);
-    expect(root.textContent!.split('batch 3 is empty')).toHaveLength(3); // the title, and the whole traceback
+    expect(find(page.root, '.td-reason').hidden).toBe(true);
+    expect(page.root.textContent!.split('batch 3 is empty')).toHaveLength(3); // the title, and the whole traceback
   });
 
   it('leads from a line of the traceback to the line of the cell', async () => {
     const seen: [string, number][] = [];
-    const { session } = await played(ended.signal, hello(failedState()));
+    const { session } = await played(page.signal, hello(failedState()));
     const reveal = async (cell: string, line: number): Promise<void> => {
       seen.push([cell, line]);
       if (seen.length > 1) {
         throw new Error('It is gone.');
       }
     };
-    new JobView(root, session, { signal: ended.signal, reveal });
-    const links = [...root.querySelectorAll<HTMLElement>('.td-frame-place .td-link')];
+    new JobView(page.root, session, { signal: page.signal, reveal });
+    const links = [...page.root.querySelectorAll<HTMLElement>('.td-frame-place .td-link')];
     expect(links.map(link => link.textContent)).toEqual(['Cell In[2], line 3']);
     links[0]!.click();
     links[0]!.click();
@@ -85,13 +73,13 @@ describe('what comes first', () => {
       ['Cell In[2]', 3],
       ['Cell In[2]', 3]
     ]);
-    expect(find(root, '.td-frame-place').textContent).toContain('It is gone.');
+    expect(find(page.root, '.td-frame-place').textContent).toContain('It is gone.');
   });
 
   it('does not move under the hands of a reader', async () => {
     const { feed } = await view([hello(running)]);
-    find(root, '[data-tab=receipt]').dispatchEvent(new Event('pointerdown', { bubbles: true }));
-    find(root, '[role=tab][data-tab=receipt]').click();
+    find(page.root, '[data-tab=receipt]').dispatchEvent(new Event('pointerdown', { bubbles: true }));
+    find(page.root, '[role=tab][data-tab=receipt]').click();
     feed.say(status(curves));
     await frames();
     expect(current()).toBe('receipt');
@@ -99,7 +87,7 @@ describe('what comes first', () => {
 
   it('keeps an error as text', async () => {
     await view([hello(failedState('<img src=x onerror=alert(1)>'))]);
-    expect(root.querySelector('img')).toBeNull();
+    expect(page.root.querySelector('img')).toBeNull();
   });
 
   it('counts the other ranks that failed and those that were stopped', () => {
@@ -120,7 +108,7 @@ describe('what comes first', () => {
 describe('tabs', () => {
   it('are reached by arrows, Home and End, and are one stop for Tab', async () => {
     await view([hello(running)]);
-    find(root, '[role=tab][aria-selected=true]').focus();
+    find(page.root, '[role=tab][aria-selected=true]').focus();
     press('ArrowRight');
     expect(current()).toBe('ranks');
     expect((document.activeElement as HTMLElement).dataset.tab).toBe('ranks');
@@ -131,12 +119,12 @@ describe('tabs', () => {
     press('ArrowLeft');
     press('Home');
     expect(current()).toBe('curves');
-    expect(root.querySelectorAll('[role=tab][tabindex="0"]')).toHaveLength(1);
+    expect(page.root.querySelectorAll('[role=tab][tabindex="0"]')).toHaveLength(1);
   });
 
   it('name their panels, of which one is shown', async () => {
     await view([hello(running)]);
-    for (const tab of root.querySelectorAll('[role=tab]')) {
+    for (const tab of page.root.querySelectorAll('[role=tab]')) {
       const panel = document.getElementById(tab.getAttribute('aria-controls')!)!;
       expect(panel.getAttribute('aria-labelledby')).toBe(tab.id);
       expect(panel.hidden).toBe(tab.getAttribute('aria-selected') !== 'true');
@@ -146,20 +134,20 @@ describe('tabs', () => {
   it('keep their names apart in two views of one page', async () => {
     await view([hello(running)]);
     await view([hello(running)]);
-    const ids = [...root.querySelectorAll('[id]')].map(element => element.id);
+    const ids = [...page.root.querySelectorAll('[id]')].map(element => element.id);
     expect(new Set(ids).size).toBe(ids.length);
   });
 
   it('open the log of a rank from the grid of ranks', async () => {
     const { view: shown } = await view([hello(running)]);
     shown.show('ranks');
-    find(root, 'tbody button', 'rank 1').click();
+    find(page.root, 'tbody button', 'rank 1').click();
     expect(current()).toBe('logs');
   });
 });
 
 describe('the connection', () => {
-  const bar = () => find(root, '.td-connection');
+  const bar = () => find(page.root, '.td-connection');
 
   it('is silent while all is well', async () => {
     await view([hello(running)]);
@@ -185,7 +173,7 @@ describe('the connection', () => {
     await frames();
     expect(bar().textContent).toContain('There is no such job on this host.');
     expect(still.isConnected && !still.hidden).toBe(true);
-    expect(find(root, '.td-body').hidden).toBe(true);
+    expect(find(page.root, '.td-body').hidden).toBe(true);
   });
 
   it('keeps what it has when the job is deleted under it', async () => {
@@ -193,13 +181,13 @@ describe('the connection', () => {
     feed.say({ type: 'gone', reason: 'The files of this job were deleted.' });
     await frames();
     expect(bar().textContent).toContain('The files of this job were deleted.');
-    expect(find(root, '.td-body').hidden).toBe(false);
-    expect(find(root, '.td-cancel button').getAttribute('aria-disabled')).toBe('true');
+    expect(find(page.root, '.td-body').hidden).toBe(false);
+    expect(find(page.root, '.td-cancel button').getAttribute('aria-disabled')).toBe('true');
   });
 
   it('leaves nothing behind', async () => {
     await view([hello(running)]);
-    ended.abort();
-    expect(root.childElementCount).toBe(0);
+    page.end();
+    expect(page.root.childElementCount).toBe(0);
   });
 });

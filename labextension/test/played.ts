@@ -1,4 +1,6 @@
 /** A feed that a test plays: what it says, and answers to what the view asks. It keeps the numbers of protocol/feed.py. */
+import { afterEach, beforeEach } from 'vitest';
+
 import { newJobState, newRankState } from '../src/state';
 import { JobSession } from '../src/session';
 import type { ErrorRecord, JobSpec, JobState, Plan, RankState } from '../src/protocol';
@@ -155,6 +157,39 @@ export function status(more: Partial<Status> = {}): Record<string, unknown> {
 export function aSeries(name: string, more: Partial<Series> = {}): Series {
   const y = [1, 0.5, 0.25];
   return { name, rank: null, x: [0, 1, 2], y, low: y, high: y, ...more };
+}
+
+/** Where views are drawn: an element of the document, and a signal that `end` gives. */
+export interface Page {
+  readonly root: HTMLElement;
+  readonly signal: AbortSignal;
+  end(): void;
+}
+
+/** A new one for each test; what was drawn ends with it. */
+export function aPage(): Page {
+  let life: AbortController;
+  let root: HTMLElement;
+  beforeEach(() => {
+    life = new AbortController();
+    root = document.createElement('div');
+    document.body.append(root);
+  });
+  afterEach(() => {
+    life.abort();
+    root.remove();
+  });
+  return {
+    get root() {
+      return root;
+    },
+    get signal() {
+      return life.signal;
+    },
+    end() {
+      life.abort();
+    }
+  };
 }
 
 /** A session on a feed that said `messages`; it ends with `signal`. */

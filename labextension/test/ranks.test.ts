@@ -1,35 +1,24 @@
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { lines, lossName, RanksTab, rowsOf, straggler } from '../src/view/ranks';
 import type { Gauges, RankState } from '../src/protocol';
-import { aRank, anError, aState, find, hello, NOW, PLAN, played, status } from './played';
+import { aPage, aRank, anError, aState, find, hello, NOW, PLAN, played, status } from './played';
 
-let ended: AbortController;
-let root: HTMLElement;
+const page = aPage();
 let opened: number[];
 
-beforeEach(() => {
-  ended = new AbortController();
-  root = document.createElement('div');
-  document.body.append(root);
-  opened = [];
-});
-
-afterEach(() => {
-  ended.abort();
-  root.remove();
-});
+beforeEach(() => void (opened = []));
 
 async function tab(ranks: RankState[], steps: (number | null)[] = []): Promise<void> {
   const known = Object.fromEntries(
     steps.map((step, rank) => [String(rank), { step, last: { lr: 1, loss: rank / 8 } }])
   );
   const words = status({ ranks: known, curves: { version: 1, names: ['lr', 'loss'], note: '' } });
-  const { session } = await played(ended.signal, hello(aState(ranks)), words);
-  new RanksTab(root, session, ended.signal, rank => opened.push(rank)).show();
+  const { session } = await played(page.signal, hello(aState(ranks)), words);
+  new RanksTab(page.root, session, page.signal, rank => opened.push(rank)).show();
 }
 
 const cells = (row: Element) => [...row.children].map(cell => cell.textContent);
-const rows = () => [...root.querySelectorAll('tbody tr')];
+const rows = () => [...page.root.querySelectorAll('tbody tr')];
 
 describe('the grid', () => {
   it('has a line for each rank with what is known of it', async () => {
@@ -49,8 +38,8 @@ describe('the grid', () => {
       '',
       ''
     ]);
-    expect(root.querySelectorAll('tbody .td-state svg')).toHaveLength(2);
-    expect(find(root, 'thead', 'loss')).toBeTruthy();
+    expect(page.root.querySelectorAll('tbody .td-state svg')).toHaveLength(2);
+    expect(find(page.root, 'thead', 'loss')).toBeTruthy();
   });
 
   it('says of a rank that waits in what and for whom', async () => {
@@ -63,19 +52,19 @@ describe('the grid', () => {
 
   it('keeps a message as text', async () => {
     await tab([aRank(0, { state: 'failed', error: anError({ message: '<script>x</script>' }) })]);
-    expect(root.querySelector('script')).toBeNull();
+    expect(page.root.querySelector('script')).toBeNull();
     expect(cells(rows()[0]!)[1]).toBe('failed: ValueError: <script>x</script>');
   });
 
   it('opens the log of the rank that is clicked', async () => {
     await tab([aRank(0), aRank(1)]);
-    find(root, 'tbody button', 'rank 1').click();
+    find(page.root, 'tbody button', 'rank 1').click();
     expect(opened).toEqual([1]);
   });
 
   it('sorts by a column, and back', async () => {
     await tab([aRank(0), aRank(1), aRank(2)], [5, 3, 4]);
-    const sorter = find(root, '.td-sort', 'Step');
+    const sorter = find(page.root, '.td-sort', 'Step');
     sorter.click();
     expect(rows().map(row => cells(row)[0])).toEqual(['rank 1', 'rank 2', 'rank 0']);
     expect(sorter.closest('th')!.getAttribute('aria-sort')).toBe('ascending');
@@ -85,7 +74,7 @@ describe('the grid', () => {
 
   it('marks the straggler', async () => {
     await tab([aRank(0), aRank(1)], [100, 50]);
-    expect(find(root, '.td-behind', 'behind').closest('tr')!.textContent).toContain('rank 1');
+    expect(find(page.root, '.td-behind', 'behind').closest('tr')!.textContent).toContain('rank 1');
   });
 
   it('folds equal states above 64 ranks, and opens them', async () => {
@@ -93,16 +82,16 @@ describe('the grid', () => {
       Array.from({ length: 100 }, (_, rank) => aRank(rank, rank === 7 ? { state: 'failed', error: anError() } : {}))
     );
     expect(rows().map(row => cells(row)[0])).toEqual(['rank 7', '▸ 99 ranks']);
-    find(root, '.td-group button').click();
+    find(page.root, '.td-group button').click();
     expect(rows()).toHaveLength(101);
-    expect(find(root, '.td-group button').getAttribute('aria-expanded')).toBe('true');
-    find(root, '.td-group button').click();
+    expect(find(page.root, '.td-group button').getAttribute('aria-expanded')).toBe('true');
+    find(page.root, '.td-group button').click();
     expect(rows()).toHaveLength(2);
   });
 
   it('says that there are none', async () => {
     await tab([]);
-    expect(root.textContent).toContain('No rank has started yet.');
+    expect(page.root.textContent).toContain('No rank has started yet.');
   });
 });
 
@@ -122,11 +111,11 @@ describe('what ranks take', () => {
 
   async function take(ranks: RankState[], told: Record<string, Gauges>, state = {}, plan = {}): Promise<void> {
     const first = hello(aState(ranks, state), { plan: { ...PLAN, ...plan } });
-    const { session } = await played(ended.signal, first, status({ gauges: told }));
-    new RanksTab(root, session, ended.signal, () => {}).show();
+    const { session } = await played(page.signal, first, status({ gauges: told }));
+    new RanksTab(page.root, session, page.signal, () => {}).show();
   }
 
-  const shown = () => [...root.querySelectorAll('thead th')].filter(cell => !cell.hasAttribute('hidden')).length;
+  const shown = () => [...page.root.querySelectorAll('thead th')].filter(cell => !cell.hasAttribute('hidden')).length;
   const last = (row: Element) => cells(row).slice(8);
   const onCpus = { nodes: [{ ...PLAN.nodes[0]!, gpus: [] }] };
 
@@ -136,7 +125,7 @@ describe('what ranks take', () => {
     expect(last(rows()[1]!)).toEqual(['', '', '', '']);
     expect(shown()).toBe(10);
     expect([...rows()[0]!.children].filter(cell => !cell.hasAttribute('hidden'))).toHaveLength(10);
-    expect(find(root, '.td-sort', 'Memory').title).toContain('children');
+    expect(find(page.root, '.td-sort', 'Memory').title).toContain('children');
   });
 
   it('has the GPU where there is one, and says whose memory it is', async () => {
@@ -161,7 +150,7 @@ describe('what ranks take', () => {
     await take([aRank(0, { state: 'done', ended: NOW + 9 }), aRank(1)], { '0': own, '1': own });
     expect(last(rows()[0]!)).toEqual(['', 'peak 2.5 GB', '', 'peak 14 of 80 GB']);
     expect(last(rows()[1]!)[1]).toBe('1.25 GB');
-    root.replaceChildren();
+    page.root.replaceChildren();
     await take([aRank(0)], { '0': own }, { state: 'lost', ended: NOW + 9 });
     expect(last(rows()[0]!)).toEqual(['', 'peak 2.5 GB', '', 'peak 14 of 80 GB']);
   });
@@ -169,7 +158,7 @@ describe('what ranks take', () => {
   it('sorts as numbers, unknown ones last', async () => {
     const told = { '0': gauges({ memory: 9e8 }), '1': gauges({ memory: 2 * GB }), '2': gauges({ memory: 1.5 * GB }) };
     await take([aRank(0), aRank(1), aRank(2), aRank(3)], told);
-    const sorter = find(root, '.td-sort', 'Memory');
+    const sorter = find(page.root, '.td-sort', 'Memory');
     sorter.click();
     sorter.click();
     expect(rows().map(row => cells(row)[0])).toEqual(['rank 1', 'rank 2', 'rank 0', 'rank 3']);

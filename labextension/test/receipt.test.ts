@@ -1,32 +1,21 @@
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, describe, expect, it, vi } from 'vitest';
 import { CommunicationTab } from '../src/view/communication';
 import { ReceiptTab } from '../src/view/receipt';
-import { aRank, aState, find, frames, hello, PLAN, played, SPEC } from './played';
+import { aPage, aRank, aState, find, frames, hello, PLAN, played, SPEC } from './played';
 
-let ended: AbortController;
-let root: HTMLElement;
+const page = aPage();
 
-beforeEach(() => {
-  ended = new AbortController();
-  root = document.createElement('div');
-  document.body.append(root);
-});
-
-afterEach(() => {
-  ended.abort();
-  root.remove();
-  vi.unstubAllGlobals();
-});
+afterEach(() => void vi.unstubAllGlobals());
 
 async function receipt(more: Record<string, unknown> = {}): Promise<void> {
-  const { session } = await played(ended.signal, hello(aState([aRank(0)]), more));
-  new ReceiptTab(root, session, ended.signal).show();
+  const { session } = await played(page.signal, hello(aState([aRank(0)]), more));
+  new ReceiptTab(page.root, session, page.signal).show();
 }
 
 describe('the receipt', () => {
   it('lists what was captured, in the words of Python', async () => {
     await receipt();
-    const row = find(root, 'table[class] tbody tr', 'model');
+    const row = find(page.root, 'table[class] tbody tr', 'model');
     expect([...row.children].map(cell => cell.textContent)).toEqual([
       'model',
       'model',
@@ -34,9 +23,9 @@ describe('the receipt', () => {
       '2 MB',
       'line 3'
     ]);
-    expect(root.textContent).toContain('forked from a warm process');
-    expect(root.textContent).toContain('rank 0, names auto');
-    expect(root.textContent).toContain('2 ranks, backend gloo, OMP_NUM_THREADS=1');
+    expect(page.root.textContent).toContain('forked from a warm process');
+    expect(page.root.textContent).toContain('rank 0, names auto');
+    expect(page.root.textContent).toContain('2 ranks, backend gloo, OMP_NUM_THREADS=1');
   });
 
   it('says what a strategy came to', async () => {
@@ -50,42 +39,42 @@ describe('the receipt', () => {
       notes: ['auto chose fsdp: it is large']
     };
     await receipt({ plan: { ...PLAN, strategy } });
-    expect(root.textContent).toContain('fsdp+tp, dp_shard=4 × tp=2, fp32');
-    expect(root.textContent).toContain('cpu_offload=true, --compile, --checkpoint /c');
-    expect(root.textContent).toContain('auto chose fsdp: it is large');
+    expect(page.root.textContent).toContain('fsdp+tp, dp_shard=4 × tp=2, fp32');
+    expect(page.root.textContent).toContain('cpu_offload=true, --compile, --checkpoint /c');
+    expect(page.root.textContent).toContain('auto chose fsdp: it is large');
   });
 
   it('says nothing of a strategy where there is none, nor in a plan of an earlier version', async () => {
     for (const strategy of [PLAN.strategy, undefined]) {
-      root.replaceChildren();
+      page.root.replaceChildren();
       await receipt({ plan: { ...PLAN, strategy } });
-      expect(root.textContent).toContain('rank 0, names auto');
-      expect(root.textContent).not.toContain('strategy');
+      expect(page.root.textContent).toContain('rank 0, names auto');
+      expect(page.root.textContent).not.toContain('strategy');
     }
   });
 
   it('says that nothing was captured', async () => {
     await receipt({ receipt: [] });
-    expect(root.textContent).toContain('nothing: the cell needs no name of the notebook');
+    expect(page.root.textContent).toContain('nothing: the cell needs no name of the notebook');
   });
 
   it('keeps names, notes and source as text', async () => {
     const bad = '<script>alert(1)</script>';
     const captured = [{ name: bad, kind: bad, what: bad, size: 0, needed: bad }];
     await receipt({ receipt: captured, notes: [bad], command: bad, spec: { ...SPEC, source: bad, label: bad } });
-    expect(root.querySelector('script')).toBeNull();
-    expect(root.textContent!.split(bad).length).toBeGreaterThan(7);
+    expect(page.root.querySelector('script')).toBeNull();
+    expect(page.root.textContent!.split(bad).length).toBeGreaterThan(7);
   });
 
   it('numbers the source as its tracebacks do', async () => {
     await receipt();
-    expect(find(root, '.td-source-numbers').textContent).toBe('2\n3\n4');
-    expect(find(root, '.td-source code').textContent).toBe(SPEC.source);
+    expect(find(page.root, '.td-source-numbers').textContent).toBe('2\n3\n4');
+    expect(find(page.root, '.td-source code').textContent).toBe(SPEC.source);
   });
 
   it('shows the options that were chosen, and no others', async () => {
     await receipt();
-    const terms = [...root.querySelectorAll('dt')].map(term => term.textContent);
+    const terms = [...page.root.querySelectorAll('dt')].map(term => term.textContent);
     expect(terms).toContain('--ranks');
     expect(terms).not.toContain('--gpus');
     expect(terms).not.toContain('--background');
@@ -95,10 +84,10 @@ describe('the receipt', () => {
     const writeText = vi.fn().mockResolvedValue(undefined);
     vi.stubGlobal('navigator', { clipboard: { writeText } });
     await receipt();
-    find(root, 'button', 'Copy').click();
+    find(page.root, 'button', 'Copy').click();
     await frames();
     expect(writeText).toHaveBeenCalledWith('torchdist rerun 20260101-000000-0a1b2c');
-    expect(find(root, '.td-said').textContent).toBe('copied');
+    expect(find(page.root, '.td-said').textContent).toBe('copied');
   });
 
   it('bounds a receipt of ten thousand names', async () => {
@@ -110,22 +99,22 @@ describe('the receipt', () => {
       needed: ''
     }));
     await receipt({ receipt: captured });
-    expect(root.textContent).toContain('and 9000 more rows');
+    expect(page.root.textContent).toContain('and 9000 more rows');
   });
 
   it('waits in words for what is not there yet', async () => {
-    const { session } = await played(ended.signal);
-    new ReceiptTab(root, session, ended.signal).show();
-    expect(root.textContent).toContain('not told yet');
+    const { session } = await played(page.signal);
+    new ReceiptTab(page.root, session, page.signal).show();
+    expect(page.root.textContent).toContain('not told yet');
   });
 });
 
 describe('communication', () => {
   it('shows the plan and says what is missing and what to do', async () => {
-    const { session } = await played(ended.signal, hello(aState([aRank(0)]), { plan: { ...PLAN, backend: 'nccl' } }));
-    new CommunicationTab(root, session, ended.signal).show();
-    expect(root.textContent).toContain('nccl');
-    expect(root.textContent).toContain('127.0.0.1');
-    expect(find(root, '.td-empty').textContent).toContain('%dist doctor');
+    const { session } = await played(page.signal, hello(aState([aRank(0)]), { plan: { ...PLAN, backend: 'nccl' } }));
+    new CommunicationTab(page.root, session, page.signal).show();
+    expect(page.root.textContent).toContain('nccl');
+    expect(page.root.textContent).toContain('127.0.0.1');
+    expect(find(page.root, '.td-empty').textContent).toContain('%dist doctor');
   });
 });

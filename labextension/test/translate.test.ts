@@ -8,7 +8,7 @@ import { JobPanel } from '../src/panel';
 import { RunningJobs } from '../src/status';
 import { JobView } from '../src/view/job';
 import { translateWith } from '../src/view/translate';
-import { anError, aRank, aSeries, aState, frames, hello, NOW, played, status } from './played';
+import { aPage, anError, aRank, aSeries, aState, frames, hello, NOW, played, status } from './played';
 import { aSummary, Serving, until } from './serving';
 
 /** Words of ranks, of the job and of Python, which are nobody's to translate. */
@@ -20,24 +20,16 @@ const DATA = `night run box train.ipynb Cell In loss model Linear ValueError bat
 /** An option, what one types, a job's id, a date in the reader's own form. */
 const NO_WORDS = /--\w+|%dist doctor|\d{8}-\d{6}-\w{6}|\b\w{3} \d+, (\d{4}, )?\d\d:\d\d|[AP]M/g;
 
-let life: AbortController;
-let root: HTMLElement;
+const page = aPage();
 
 beforeEach(() => {
-  life = new AbortController();
-  root = document.createElement('div');
-  document.body.append(root);
   translateWith({
     one: (text, ...args) => filled(text, args),
     many: (single, many, count, ...args) => filled(count === 1 ? single : many, [count, ...args])
   });
 });
 
-afterEach(() => {
-  translateWith(null);
-  life.abort();
-  root.remove();
-});
+afterEach(() => void translateWith(null));
 
 /** A language whose letters are all wide; what is put in stays as it is. */
 function filled(text: string, args: unknown[]): string {
@@ -109,26 +101,26 @@ test.each([
     t: NOW,
     text: `line of rank ${rank}\n`
   }));
-  const { feed, session } = await played(life.signal, hello(state), STATUS, { type: 'lines', segments });
+  const { feed, session } = await played(page.signal, hello(state), STATUS, { type: 'lines', segments });
   feed.answer = asked =>
     asked.what === 'curves' ? { version: 1, complete: true, series: [aSeries('loss')] } : { error: 'a warning' };
-  const view = new JobView(root, session, { signal: life.signal });
+  const view = new JobView(page.root, session, { signal: page.signal });
   for (const tab of ['curves', 'logs', 'ranks', 'communication', 'receipt'] as const) {
     view.show(tab);
     await frames();
   }
-  expect(shown(root).length).toBeGreaterThan(100);
-  expect(inEnglish(root)).toEqual([]);
+  expect(shown(page.root).length).toBeGreaterThan(100);
+  expect(inEnglish(page.root)).toEqual([]);
 });
 
 test('a view that has lost its feed, and one whose job is not there', async () => {
   for (const final of [false, true]) {
-    const { feed, session } = await played(life.signal);
-    new JobView(root, session, { signal: life.signal, still: document.createElement('p') });
-    expect(inEnglish(root)).toEqual([]);
+    const { feed, session } = await played(page.signal);
+    new JobView(page.root, session, { signal: page.signal, still: document.createElement('p') });
+    expect(inEnglish(page.root)).toEqual([]);
     feed.handlers.lost('', final);
     await frames();
-    expect(inEnglish(root)).toEqual([]);
+    expect(inEnglish(page.root)).toEqual([]);
   }
 });
 
@@ -149,16 +141,16 @@ test('the panel and the item of the status bar', async () => {
     aSummary(`${i}`, { effective: state, ended: NOW, name: 'night' })
   );
   serving.greeting = [{ type: 'jobs', now: NOW, jobs }];
-  const list = new JobList(serving.settings, life.signal);
+  const list = new JobList(serving.settings, page.signal);
   const panel = new JobPanel(list, new CommandRegistry());
   const item = new RunningJobs(list, () => undefined);
   try {
-    Widget.attach(panel, root);
-    Widget.attach(item, root);
-    expect(inEnglish(root)).toEqual([]);
-    await until(() => root.querySelectorAll('.td-row').length === jobs.length, 'the rows');
-    expect(shown(root).length).toBeGreaterThan(50);
-    expect(inEnglish(root)).toEqual([]);
+    Widget.attach(panel, page.root);
+    Widget.attach(item, page.root);
+    expect(inEnglish(page.root)).toEqual([]);
+    await until(() => page.root.querySelectorAll('.td-row').length === jobs.length, 'the rows');
+    expect(shown(page.root).length).toBeGreaterThan(50);
+    expect(inEnglish(page.root)).toEqual([]);
   } finally {
     panel.dispose();
     item.dispose();

@@ -25,11 +25,12 @@ import { trans, translateWith } from './view/translate';
 const RANK = -20;
 
 function speak(translator: ITranslator | null): void {
-  const bundle = translator?.load('jupyter_torchdist');
-  if (bundle) {
+  if (translator) {
+    const bundle = translator.load('jupyter_torchdist');
     translateWith({
       one: (text, ...args) => bundle.__(text, ...args),
-      many: (single, many, count, ...args) => bundle._n(single, many, count, ...args)
+      many: (single, many, count, ...args) => bundle._n(single, many, count, ...args),
+      language: translator.languageCode
     });
   }
 }

@@ -87,7 +87,7 @@ describe('translation', () => {
   });
 
   it('can be replaced', () => {
-    translateWith({ one: () => 'eins', many: () => 'viele' });
+    translateWith({ one: () => 'eins', many: () => 'viele', language: 'de' });
     expect([trans('one'), plural('one', 'many', 2)]).toEqual(['eins', 'viele']);
   });
 });
@@ -101,5 +101,11 @@ describe('when a job began', () => {
     [at(2025, 10, 21, 14, 3, 7), 'Nov 21, 2025, 14:03']
   ])('is said as shortly as can be', (then, words) => {
     expect(startedAt(then, now)).toBe(words);
+  });
+
+  it('is said in the form of the words’ language', () => {
+    translateWith({ one: () => '', many: () => '', language: 'de' });
+    expect(startedAt(at(2026, 10, 21, 14, 3, 7), now)).toBe('21. Nov., 14:03');
+    translateWith(null);
   });
 });

@@ -1,6 +1,6 @@
 /** Numbers, times and states as words, in the wording of views.py. Pure. */
 import type { ErrorRecord, JobState, NodePlan, RankState, Waiting } from '../protocol';
-import { plural, trans } from './translate';
+import { language, plural, trans } from './translate';
 
 /** Bytes for people: `512 B`, `1.5 kB`, `256 MB` (powers of ten, three digits). */
 export function size(bytes: number): string {
@@ -105,7 +105,7 @@ export function startedAt(t: number, now: number): string {
     return clock(t);
   }
   const year = then.getFullYear() === today.getFullYear() ? undefined : 'numeric';
-  const day = then.toLocaleDateString('en', { day: 'numeric', month: 'short', year });
+  const day = then.toLocaleDateString(language, { day: 'numeric', month: 'short', year });
   return `${day}, ${clock(t).slice(0, 5)}`;
 }
 

@@ -2,6 +2,7 @@
 import type { JobState } from '../protocol';
 import { button, make, setAttribute, setText } from './dom';
 import { RankBar } from './rankbar';
+import { grouped } from './format';
 import { plural, trans } from './translate';
 
 /** Milliseconds after the last key before a search begins. */
@@ -142,10 +143,10 @@ export class LogBar {
 
   setHits(position: number, total: number, busy: boolean, more: boolean, error: string): void {
     setAttribute(this.box, 'aria-invalid', error !== '' && 'true');
-    const count = `${total.toLocaleString('en')}${more ? '+' : ''}`;
+    const count = `${grouped(total)}${more ? '+' : ''}`;
     const found =
       position > 0
-        ? trans('%1 of %2, newest first', position.toLocaleString('en'), count)
+        ? trans('%1 of %2, newest first', grouped(position), count)
         : plural('%2 hit', '%2 hits', total, count);
     const words = error || (this.choice.text ? found : '');
     setText(this.hits, busy && !error ? trans('%1, searching…', words) : words);

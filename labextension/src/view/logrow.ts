@@ -133,7 +133,7 @@ export class LogRowDrawer implements LogListSource {
     }
     element.standing = words;
     const time = logs.rows.time[row]!;
-    const where = [stream, time > 0 ? new Date(time * 1000).toLocaleTimeString() : ''].filter(Boolean).join(' · ');
+    const where = [stream, time > 0 ? clock(time) : ''].filter(Boolean).join(' · ');
     const now = ofAll ? trans('the ranks now: %1', words) : trans('rank %1 now: %2', rank, words);
     const apart = differs ? trans('Not all ranks said this, unlike the lines around it.') : '';
     setAttribute(element.firstElementChild!, 'title', [where, now, apart].filter(Boolean).join('\n'));

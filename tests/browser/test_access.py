@@ -183,6 +183,41 @@ def test_nothing_serious_in_any_theme(server: Jupyter, page: Page, running_job: 
     assert not notebook.errors
 
 
+def test_a_narrow_view_leaves_room_for_lines(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """What is seldom used stands behind one button there; what is in force stays in sight."""
+    rich(running_job)
+    page.set_viewport_size({"width": 700, "height": 700})
+    outputs = {0: [an_output(running_job.spec.job)]}
+    notebook = Notebook.open(page, server, "lab", server.write("narrow.ipynb", "1", outputs=outputs))
+    page.get_by_role("tab", name="Distributed Jobs").click()
+    view = notebook.view(0)
+    is_shown(view, "Logs")
+    bar, search = view.locator(".td-logs-bar"), view.get_by_role("searchbox")
+    follow, case, rest = (view.get_by_role("button", name=name) for name in ("Follow", "heed upper", "more choices"))
+    expect(search).to_be_visible()
+    expect(follow).to_be_hidden()
+    assert height(bar) < 3 * height(search)
+    notebook.picture("narrow")
+    rest.click()
+    expect(follow).to_be_visible()
+    case.click()
+    check(page, "all choices of a narrow view", ".td-view")
+    rest.click()
+    expect(follow).to_be_hidden()
+    expect(case).to_be_visible()
+    page.get_by_role("tab", name="Distributed Jobs").click()
+    page.set_viewport_size({"width": 1280, "height": 700})
+    expect(follow).to_be_visible()
+    expect(rest).to_be_hidden()
+    assert not notebook.errors
+
+
+def height(element: Locator) -> float:
+    box = element.bounding_box()
+    assert box
+    return box["height"]
+
+
 @pytest.mark.parametrize("front_end", ["lab", "notebook"])
 def test_keys_in_a_view_are_not_the_notebooks(
     front_end: str, server: Jupyter, page: Page, running_job: FakeJob

@@ -77,8 +77,9 @@ export class LogBar {
       this.rankBar.element,
       this.streams(),
       this.searchGroup(),
+      this.moreButton(),
       make(
-        'span.td-logs-group',
+        'span.td-logs-group.td-logs-seldom',
         {},
         this.followButton,
         this.foldButton,
@@ -206,13 +207,25 @@ export class LogBar {
       'span.td-logs-group',
       { role: 'search' },
       this.box,
-      this.toggle('case', 'Aa', trans('heed upper and lower case: Loss is not loss')),
-      this.toggle('regex', '.*', trans('search by a regular expression, such as loss: \\d+')),
-      this.toggle('only', trans('Only hits'), trans('show only lines that the search finds')),
+      seldom(this.toggle('case', 'Aa', trans('heed upper and lower case: Loss is not loss'))),
+      seldom(this.toggle('regex', '.*', trans('search by a regular expression, such as loss: \\d+'))),
+      seldom(this.toggle('only', trans('Only hits'), trans('show only lines that the search finds'))),
       this.button('↑', trans('older hit: Enter'), () => this.actions.step(1)),
       this.button('↓', trans('newer hit: Shift+Enter'), () => this.actions.step(-1)),
       this.hits
     );
+  }
+
+  /** Where there is little room it stands for what is seldom used; elsewhere it is not shown. */
+  private moreButton(): HTMLButtonElement {
+    const element = this.button('⋯', trans('more choices'), () => {
+      const open = element.getAttribute('aria-expanded') !== 'true';
+      setAttribute(element, 'aria-expanded', String(open));
+      setAttribute(this.element, 'data-whole', open && 'true');
+    });
+    element.classList.add('td-logs-more');
+    setAttribute(element, 'aria-expanded', 'false');
+    return element;
   }
 
   private toggle(name: Toggle, words: string, label: string): HTMLButtonElement {
@@ -249,6 +262,12 @@ export class LogBar {
       this.actions.download(name);
     }
   }
+}
+
+/** In a narrow view it is shown on request, and while it is pressed. */
+function seldom(element: HTMLButtonElement): HTMLButtonElement {
+  element.classList.add('td-logs-seldom');
+  return element;
 }
 
 function fileWords(name: string): string {

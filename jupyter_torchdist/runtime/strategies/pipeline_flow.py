@@ -308,21 +308,23 @@ class StageRun(TorchFunctionMode):
         """As ``Runner``. What is computed within is no step.
 
         It is not even looked at, unless the cell has a mode of its own above: a step calls this for every unit of each
-        microbatch.
+        microbatch. Most units of other stages come to nothing here but a fake tensor.
         """
+        step, silent = self._step(f"unit {number}"), self._silent[self._next - 1]
+        if silent and step.stage != self._stage and isinstance(step.template, Tensor):
+            return step.template
         above = torch.overrides._get_current_function_mode() is self
         self._inside = True
         if above:
             torch.overrides._pop_mode()
         try:
-            return self._unit(self._step(f"unit {number}"), original, args, kwargs)
+            return self._unit(step, silent, original, args, kwargs)
         finally:
             self._inside = False
             if above:
                 torch.overrides._push_mode(self)
 
-    def _unit(self, step: Step, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        silent = self._silent[self._next - 1]
+    def _unit(self, step: Step, silent: bool, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_in(args)
         if kwargs:
             given += tensors_in(kwargs)

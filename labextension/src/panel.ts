@@ -12,6 +12,9 @@ import { plural, trans } from './view/translate';
 /** Rows that are drawn; more with a button. A thousand jobs are there at once. */
 const PAGE = 200;
 
+/** Without it a notebook's kernel does not know the magic. */
+const LOAD = '%load_ext jupyter_torchdist';
+
 export class JobPanel extends Widget {
   constructor(
     private readonly list: JobList,
@@ -109,7 +112,7 @@ export class JobPanel extends Widget {
       ? trans('Loading…')
       : list.jobs.size
         ? trans('No job has these words')
-        : trans('No jobs yet. Begin a cell with %1 and run it.', '%%distribute');
+        : trans('No jobs yet. Run %1 in a notebook, then a cell that begins with %2.', LOAD, '%%distribute');
     setText(this.empty, reason);
     this.empty.hidden = matching > 0 || (!list.loaded && list.trouble !== '');
     this.more.hidden = shown === matching;

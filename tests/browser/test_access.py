@@ -309,7 +309,8 @@ def test_with_the_keyboard_alone(server: Jupyter, page: Page, home: Path) -> Non
     notebook = Notebook.open(page, server, "lab", server.write("keys.ipynb", "pass"))
     page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
     expect(page.get_by_label("Filter jobs")).to_be_focused()
-    expect(page.locator(".td-panel")).to_contain_text("No jobs yet")
+    said = "No jobs yet. Run %load_ext jupyter_torchdist in a notebook, then a cell that begins with %%distribute."
+    expect(page.locator(".td-panel")).to_contain_text(said)
     check(page, "the panel without a job", ".lm-Widget.td-panel", least=3)
     with FakeJob(now=time.time(), label="Cell In[7]") as job:
         job.running()

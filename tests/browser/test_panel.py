@@ -11,9 +11,10 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from jupyter_torchdist.protocol.spec import Options
-from jupyter_torchdist.testing import FakeJob
+from jupyter_torchdist.testing import FakeJob, requests
 from tests.browser.frontend import Jupyter, Notebook, write_settings
 from tests.browser.test_output import an_output
+from tests.leaks import wait_until
 
 THEMES = ["JupyterLab Dark", "JupyterLab Light", "JupyterLab Dark High Contrast"]
 
@@ -38,11 +39,12 @@ def test_the_panel_and_its_jobs(server: Jupyter, page: Page, running_job: FakeJo
         other.running()
         notebook = Notebook.open(page, server, "lab", path)
         expect(page.locator(f"body[data-jp-theme-name='{THEMES[0]}']")).to_be_attached()
-        open_panel(page)
+        page.get_by_role("button", name="2 distributed jobs", exact=True).click()
         are_listed_filtered_and_copied(notebook, running_job)
         is_opened_in_each_theme(notebook)
         its_end_is_told(notebook, running_job)
-        is_cancelled_and_deleted(notebook, other)
+        is_killed_cancelled_and_deleted(notebook, other)
+        nothing_runs_and_the_status_bar_is_silent(page)
     is_chosen_in_the_palette(notebook, failed)
     as_much_is_told_as_the_settings_say(notebook)
     assert not notebook.errors
@@ -58,7 +60,7 @@ def are_listed_filtered_and_copied(notebook: Notebook, running: FakeJob) -> None
     expect(rows.first).to_contain_text("Cell In[7]")
     expect(rows.first).to_contain_text("running")
     expect(page.get_by_role("status").filter(has_text="3 jobs, 2 running")).to_be_visible()
-    expect(page.get_by_role("button", name="2 distributed jobs", exact=True)).to_be_visible()
+    expect(page.get_by_label("Filter jobs")).to_be_focused()
     page.get_by_label("Filter jobs").fill("failed")
     expect(rows).to_have_count(1)
     page.get_by_label("Filter jobs").fill("")
@@ -94,7 +96,7 @@ def its_end_is_told(notebook: Notebook, running: FakeJob) -> None:
     notebook.picture("tab")
 
 
-def is_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
+def is_killed_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
     page, row = notebook.page, row_of(notebook.page, "Cell In[8]")
     row.get_by_role("button", name="Open Cell In[8]").focus()
     page.keyboard.press("Tab")
@@ -102,7 +104,11 @@ def is_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator(".Toastify")).to_contain_text("every rank is asked to stop")
-    assert list(job.paths.requests.glob("*.json"))
+    assert requests(job.paths) == ["interrupt"]
+    row.hover()
+    row.get_by_role("button", name="Cancel Cell In[8]…").click()
+    page.get_by_role("button", name="Kill it").click()
+    assert wait_until(lambda: requests(job.paths) == ["kill"], timeout=20)
     job.now = time.time()
     job.ended("cancelled")
     row.hover()
@@ -112,6 +118,11 @@ def is_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(row).to_have_count(0)
     assert not job.paths.root.exists()
+
+
+def nothing_runs_and_the_status_bar_is_silent(page: Page) -> None:
+    expect(page.get_by_role("status").filter(has_text="2 jobs")).to_be_visible()
+    expect(page.locator(".td-status-button")).to_be_hidden()
 
 
 def is_chosen_in_the_palette(notebook: Notebook, job: FakeJob) -> None:
@@ -160,6 +171,9 @@ def as_much_is_told_as_the_settings_say(notebook: Notebook) -> None:
         ends(page, last, "succeeded")
         expect(toasts).to_contain_text("the last succeeded")
         expect(toasts).not_to_contain_text("a silent one")
+        told = page.locator(".Toastify__toast").filter(has_text="a loud one failed")
+        told.get_by_role("button", name="Open").click()
+        expect(page.get_by_role("tab", name="a loud one · ")).to_be_visible()
 
 
 def a_running_job(name: str) -> FakeJob:

@@ -214,6 +214,32 @@ def check_each_rank_holds_its_stage_alone() -> None:
         automatic.abandon()
 
 
+def check_an_optimizers_state_dict_is_whole_and_takes_a_whole_one() -> None:
+    kept: list[dict[str, Any]] = []
+
+    def resumed(automatic: Automatic | None) -> Trained:
+        """The state goes through a file's bytes in mid-training, and a new run of the optimizer begins with it."""
+        model = gpt(tied=True).model()
+        optimizer, losses = adamw(list(model.parameters())), []
+        for batch in gpt(tied=True).batches(STEPS):
+            losses.append(models.step(model, optimizer, *batch, after=lambda: None))
+            saved = pickle.dumps(optimizer.state_dict())
+            kept.append(pickle.loads(saved))
+            optimizer.state.clear()
+            optimizer.load_state_dict(pickle.loads(saved))
+            assert not any(value.is_meta for state in optimizer.state.values() for value in state.values())
+        if automatic is not None:
+            automatic.finish({})
+            automatic.abandon()
+        return losses, model, optimizer
+
+    same_as(resumed(None), resumed(staged()))
+    for alone, ours in zip(kept[:STEPS], kept[STEPS:], strict=True):
+        assert list(ours["state"]) == list(alone["state"]) and ours["param_groups"] == alone["param_groups"]
+        for place, values in alone["state"].items():
+            torch.testing.assert_close(ours["state"][place], values, atol=CLOSE, rtol=CLOSE)
+
+
 def stages_of(build: Callable[[], nn.Module] = Deep, **options: Any) -> tuple[list[int], str]:
     """Parameters of each stage, and what was said."""
     automatic = staged(**options)

@@ -125,6 +125,8 @@ class Automatic:
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
         statedicts.install(self._patches, whole=chosen(self._setting.plan, "state_dict_type") == "FULL_STATE_DICT")
+        around(torch.optim.Optimizer, "state_dict", self._optimizer_state)
+        around(torch.optim.Optimizer, "load_state_dict", self._take_optimizer_state)
         if self._sharded:
             noise.install(self._patches)
             around(nn.Module, "named_parameters", self._named_parameters)
@@ -355,6 +357,22 @@ class Automatic:
         # A norm over sharded gradients comes as a number that can be printed; every rank calls it.
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
+
+    def _optimizer_state(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
+        """``Optimizer.state_dict`` with the state of all stages; all ranks call it."""
+        found = original(optimizer)
+        for staged in self._pipelines:
+            staged.make_optimizer_whole(optimizer, found["state"])
+        if self._pipelines:
+            found["state"] = dict(sorted(found["state"].items()))
+        return found
+
+    def _take_optimizer_state(
+        self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, state_dict: Any
+    ) -> None:
+        original(optimizer, state_dict)
+        for staged in self._pipelines:
+            staged.forget_others(optimizer)
 
     def _named_parameters(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """``parameters()``, too, asks this. A penalty that is computed before the backward may have whole ones."""

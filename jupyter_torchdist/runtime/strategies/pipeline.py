@@ -194,6 +194,22 @@ class Pipeline:
                 if len(held) < self.layout.ranks:
                     state[prefix + name] = self.wires.of_holder(parameter, held[0])
 
+    def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
+        """What ``Optimizer.state_dict`` keeps by the places of parameters, of all stages. All ranks call it."""
+        names = loading.names_of(self.root)
+        for place, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+            held = self._holders[names[parameter]] if parameter in names else range(self.layout.ranks)
+            if len(held) < self.layout.ranks:
+                mine = state.pop(place, None)
+                found = self.wires.of_owner(mine, held[0])
+                if found is not None:
+                    state[place] = mine if mine is not None and self.rank in held else found
+
+    def forget_others(self, optimizer: torch.optim.Optimizer) -> None:
+        """A whole state was loaded: that of other stages' parameters is their ranks'."""
+        for parameter in self._whole:
+            optimizer.state.pop(parameter, None)
+
     def own_parameters(self) -> list[nn.Parameter]:
         """What this rank's stages train."""
         return [one for one in self.root.parameters() if one.requires_grad and not one.is_meta]

@@ -70,6 +70,12 @@ class Wires:
         self.from_rank(whole, owner)
         return whole
 
+    def of_owner(self, mine: Any, owner: int) -> Any:
+        """The owner's object or tensors (on the CPU), on all."""
+        found = [_on_cpu(mine) if self.rank == owner else None]
+        dist.broadcast_object_list(found, group=self.group, group_src=owner)
+        return found[0]
+
     def to_first(self, mine: Any, owner: int) -> Any:
         """An owner's object or tensors (on the CPU) on the first rank; None elsewhere."""
         if owner == 0:

@@ -17,7 +17,11 @@ PACKAGES = (
     "pytorch_lightning",
     "ray.train",
     "transformers.trainer",
+    "transformers.trainer_seq2seq",
+    "trl",
 )
+TRAINERS = frozenset({"Trainer", "Seq2SeqTrainer"})
+"""Of transformers, which is itself no distributed library."""
 NAMES = frozenset(
     {
         *("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
@@ -100,14 +104,27 @@ def _codes_of_all(values: Any) -> list[CodeType]:
 def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:
     """The first thing of a distributed library that ``code``, or a function or class of ``names``, speaks of."""
     for block in _codes(code, names):
+        spoken = NAMES | TRAINERS if "transformers" in block.co_names else NAMES
         for name in block.co_names:
-            if name in NAMES or name.startswith(PACKAGES):
+            if name in spoken or _is_of_a_package(name):
                 return name
     for name, value in names.items():
-        home = getattr(value, "__module__", None) if callable(value) else getattr(value, "__name__", None)
-        if isinstance(home, str) and home.startswith(PACKAGES):
+        if any(_is_of_a_package(home) for home in _homes(value)):
             return name
     return None
+
+
+def _homes(value: object) -> Iterator[object]:
+    """The modules a value comes from: a class, from those of its bases too."""
+    if isinstance(value, type):
+        yield from (getattr(base, "__module__", None) for base in value.__mro__)
+    else:
+        yield getattr(value, "__module__" if callable(value) else "__name__", None)
+
+
+def _is_of_a_package(module: object) -> bool:
+    """``transformers.trainer_utils``, where ``set_seed`` lives, is not of ``transformers.trainer``."""
+    return isinstance(module, str) and any(module == one or module.startswith(f"{one}.") for one in PACKAGES)
 
 
 def _codes(code: CodeType, names: Mapping[str, Any]) -> Iterator[CodeType]:

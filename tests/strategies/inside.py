@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from jupyter_torchdist.runtime.strategies import (
     precision,
     replicate,
 )
-from jupyter_torchdist.runtime.strategies.dtensors import local
+from jupyter_torchdist.runtime.strategies.dtensors import local, whole
 
 from . import models
 from .languages import LENGTH, WORDS, Language
@@ -283,6 +284,33 @@ def check_all_ranks_skip_the_step_in_which_one_shard_overflowed() -> None:
         equal(tp, scaled(Language, fused, "layers.0.attention.q.weight"))
         equal_prepared(tp, scaled(Language, fused, "layers.0.attention.q.weight"))
     assert torch.amp.GradScaler._unscale_grads_ is torchs_own
+
+
+def clipped_by_value(build: Any) -> Any:
+    """A cell that clips each gradient by its value."""
+
+    def cell(prepare: Any = alone) -> Any:
+        torch.manual_seed(3)
+        model, losses = build(), []
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        samples = torch.randint(WORDS, (16, LENGTH)) if build is Language else torch.randn(16, 6)
+        model, optimizer, loader = prepare(model, optimizer, DataLoader(TensorDataset(samples), 4))
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            losses.append(max(float(whole(p.grad).abs().max()) for p in model.parameters() if p.grad is not None))
+            optimizer.step()
+        assert max(losses) == pytest.approx(0.01)
+        return model, optimizer, losses
+
+    return cell
+
+
+def check_values_of_gradients_are_clipped_where_some_are_sharded() -> None:
+    for how, build in ((setting(), Tempered), (setting({"tp": dist.get_world_size()}), Language)):
+        for same in (equal, equal_prepared):
+            same(how, clipped_by_value(build))
 
 
 def check_fp16_trains_a_sharded_mixture_with_a_scaler() -> None:

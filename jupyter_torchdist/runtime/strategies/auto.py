@@ -132,6 +132,8 @@ class Automatic:
             around(nn.Module, "named_parameters", self._named_parameters)
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", self._clip)
+            if self._sharded:
+                around(place, "clip_grad_value_", norms.clip_grad_value_)
         around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
         if self._engine is not None:
             self._engine.install(self._patches)

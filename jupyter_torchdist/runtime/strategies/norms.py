@@ -1,9 +1,9 @@
-"""The norm of all gradients, as one device has it, where they are sharded over different meshes or not at all."""
+"""Gradients clipped as on one device, where they are sharded over different meshes or not at all."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -64,3 +64,13 @@ def clip_grad_norm_(
         part = local(gradient)
         part.mul_(factor.to(part.device))
     return total
+
+
+@torch.no_grad()
+def clip_grad_value_(
+    _original: Callable[..., None], parameters: Parameters, clip_value: float, foreach: bool | None = None
+) -> None:
+    """As ``torch.nn.utils.clip_grad_value_``, for any mixture of plain and sharded parameters: each rank its parts."""
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).clamp_(-float(clip_value), float(clip_value))

@@ -89,6 +89,7 @@ class Prepared:
             noise.install(self._patches)
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 around(place, "clip_grad_norm_", _clip)
+                around(place, "clip_grad_value_", norms.clip_grad_value_)
             unscale = partial(precision.unscale, device=self._setting.device)
             around(torch.amp.GradScaler, "_unscale_grads_", unscale)
 

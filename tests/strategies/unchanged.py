@@ -97,6 +97,9 @@ def check_tensor_parallelism() -> None:
 
 def check_context_parallelism() -> None:
     equal(setting({"cp": WORLD()}), language(Language))
+    compiled: Any = lambda: torch.compile(Language(), backend="eager")  # noqa: E731
+    (_, _, expected), (_, _, losses) = language(Language)(), under(setting({"cp": WORLD()}), language(compiled))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=2 * CLOSE, rtol=0)
 
 
 class Crossed(Language):

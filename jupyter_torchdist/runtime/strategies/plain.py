@@ -126,7 +126,7 @@ def _strip(module: nn.Module) -> None:
     _composable_state._module_state_mapping.pop(module, None)
     for name, value in list(vars(module).items()):
         if isinstance(value, (FunctionType, MethodType)) and _is_foreign(value):
-            delattr(module, name)
+            del vars(module)[name]  # torch.compile's wrapper passes delattr on to what it wraps
     module._compiled_call_impl = None
 
 

@@ -273,6 +273,11 @@ def test_nothing_serious_in_notebook(server: Jupyter, page: Page, running_job: F
     is_shown(view, "Logs")
     check_log(page, "Notebook", ".jp-Notebook .td-view")
     notebook.picture("notebook")
+    notebook.in_theme(THEMES[1])
+    for tab in ("Logs", "Curves"):
+        is_shown(view, tab)
+        check(page, f"Notebook, dark: {tab}", ".jp-Notebook .td-view", ".lm-Widget.td-panel", colours=True)
+    notebook.picture("notebook-dark")
     assert not notebook.errors
 
 

@@ -109,6 +109,24 @@ def is_cancelled(server: Jupyter, view: Locator) -> str:
     return "cancelled"
 
 
+@pytest.mark.parametrize("front_end", ["lab", "notebook"])
+def test_the_interrupt_button_cancels(front_end: str, server: Jupyter, page: Page) -> None:
+    notebook = Notebook.open(page, server, front_end, server.write("stop.ipynb", LOAD, HANGS))
+    notebook.kernel_ready()
+    notebook.run(0)
+    notebook.run(1)
+    view = notebook.view(1)
+    state_is(view, "running")
+    expect(view).to_contain_text("asleep")
+    page.get_by_role("button", name="Interrupt the kernel").first.click()
+    state_is(view, "cancelled")
+    expect(notebook.cell(1)).to_contain_text("KeyboardInterrupt")
+    notebook.kernel_ready()
+    assert wait_until(lambda: {job.state for job in catalog.jobs()} == {"cancelled"}, 20)
+    notebook.picture("interrupted")
+    assert not notebook.errors
+
+
 @pytest.mark.parametrize(
     ("front_end", "the_kernel", "ends"),
     [

@@ -132,6 +132,7 @@ def test_colab_has_no_buffers(server: Jupyter, page: Page) -> None:
     view.get_by_label("download a whole file").select_option("1.out")
     name = f"{catalog.jobs()[0].job}-1.out.txt"
     page.wait_for_function("name => name in notebook.saved", arg=name, timeout=30_000)
+    check(page, "a page like Colab's", ".td-view")
     lines = page.evaluate("name => notebook.saved[name]", name).splitlines()
     steps = [f"step {step} of rank 1" for step in range(5)]
     assert lines == ["needle of rank 1", *["x" * 99] * (BULK // 100), *steps]

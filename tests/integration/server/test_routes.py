@@ -254,6 +254,13 @@ async def test_a_turn_with_bad_words(jp_fetch: Fetch, body: str) -> None:
         assert await a_turn(jp_fetch, job.paths.job, {"type": "of a later version"}) == []
 
 
+async def test_a_question_that_is_not_asked_so(jp_fetch: Fetch) -> None:
+    with FakeJob() as job:
+        job.running()
+        code, words = await refused(jp_fetch(*API, "jobs", job.paths.job, method="PUT", body="{}"))
+        assert (code, words["message"]) == (405, "Method Not Allowed")
+
+
 async def test_delete(jp_fetch: Fetch) -> None:
     with FakeJob() as job:
         job.running()

@@ -42,7 +42,7 @@ def check_copies_on_four_ranks() -> None:
 
 
 def check_unchanged_cells_under_products() -> None:
-    for degrees in ({"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}):
+    for degrees in ({"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}):
         equal(setting(degrees), language(lambda: Language(tied=True), epochs=1))
 
 

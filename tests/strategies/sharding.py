@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from jupyter_torchdist.runtime.strategies import fsdp, optimizers, plain
+from jupyter_torchdist.runtime.strategies import dtensors, fsdp, optimizers, plain
 from jupyter_torchdist.runtime.strategies.base import Setting
 
 from . import models
@@ -94,3 +95,26 @@ def check_restored_models_are_plain_whole_and_tied() -> None:
     else:
         assert all(parameter.is_meta for parameter in model.parameters())
         assert model.head.weight.shape == (11, 16)
+
+
+def check_a_model_comes_back_one_parameter_at_a_time() -> None:
+    """Rank 0 collects one full copy; no other rank ever has more than the parameter that is being gathered."""
+    model = Gpt(tied=False, width=16)
+    sharded(model, setting())
+    gathered: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+    original = dtensors.whole
+
+    def noting(tensor: Tensor) -> Tensor:
+        found = original(tensor)
+        gathered.append(weakref.ref(found))
+        alive.append(sum(one() is not None for one in gathered))
+        return found
+
+    dtensors.whole = noting
+    try:
+        plain.restore(model)
+    finally:
+        dtensors.whole = original
+    assert len(alive) == len(list(model.parameters()))
+    assert max(alive) == 1 or dist.get_rank() == 0, alive

@@ -102,6 +102,73 @@ def check_context_parallelism() -> None:
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=2 * CLOSE, rtol=0)
 
 
+def check_flags_act_where_layers_and_sequences_are_divided() -> None:
+    """Each block is computed again, in half precision, by the parts of a batch; and all of it at once."""
+    begun: list[int] = []
+    kinds: list[torch.dtype] = []
+
+    def watched() -> nn.Module:
+        built = Language()
+        built.get_submodule("layers.0").register_forward_pre_hook(lambda _m, _a: begun.append(1))
+        built.get_submodule("layers.0.mlp").register_forward_hook(lambda _m, _a, out: kinds.append(out.dtype))
+        return built
+
+    for degrees in ({"tp": WORLD()}, {"cp": WORLD()}):
+        begun.clear()
+        equal(setting(degrees, activation_checkpointing=True), language(watched))
+        assert len(begun) >= 6 + 2 * 6, (degrees, begun)  # alone; forward, and again for each backward
+        kinds.clear()
+        under(setting(degrees, precision="bf16"), language(watched))
+        assert kinds[-6:] == [torch.bfloat16] * 6, (degrees, kinds)
+        rows: list[int] = []
+        equal(setting(degrees, grad_accumulation=2, activation_checkpointing=True), in_parts(rows, []))
+        assert rows.count(4) >= 2 * 2 * 2, (degrees, rows)
+
+
+class Masked(nn.Module):
+    """Gives what dropout leaves of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x * self.weight, 0.5)
+
+
+def check_dropout_differs_by_rank_and_what_the_cell_draws_does_not() -> None:
+    for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
+        masks: list[Any] = []
+        drawn: list[float] = []
+
+        def cell(masks: list[Any] = masks, drawn: list[float] = drawn) -> Any:
+            model = Masked()  # no seed is set
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            for _ in range(2):
+                output = model(torch.ones(2 * WORLD(), 16))
+                output.sum().backward()
+                masks.append(output.detach().ne(0).tolist())
+                drawn.append(torch.rand(()).item())
+            return model, optimizer, []
+
+        under(setting(degrees), cell)
+        assert len({str(one) for one in everyone(drawn)}) == 1
+        for mask in masks:  # of all ranks' samples: none is another's
+            assert len({str(row) for row in mask}) == 2 * WORLD(), mask
+        assert masks[0] != masks[1]
+
+
+def check_batch_normalisation_over_all_ranks_is_said() -> None:
+    def cell() -> Any:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(8, 4)).square().sum().backward()
+        return model, optimizer, []
+
+    under(setting({"dp_replicate": WORLD()}), cell)
+    assert "batch normalisation is over the samples of all ranks, as on one device" in SAID
+
+
 class Crossed(Language):
     """Between the layers of its MLP is something that looks at a rank's part as if it were the whole."""
 

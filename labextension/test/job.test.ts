@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { aPage, aRank, anError, aState, find, frames, hello, played, SPEC, status, type PlayedFeed } from './played';
+import type { ErrorRecord } from '../src/protocol';
 import { JobView } from '../src/view/job';
 import { others } from '../src/view/describe';
 import { sourceAround } from '../src/view/failure';
@@ -100,8 +101,22 @@ describe('what comes first', () => {
   });
 
   it('shows only the line of the rank where the source is another', () => {
-    expect(sourceAround('Cell In[2]', 3, 'other()', SPEC)).toEqual([{ number: 3, text: 'other()' }]);
-    expect(sourceAround('Cell In[2]', 3, 'train(model)', SPEC).map(row => row.number)).toEqual([2, 3, 4]);
+    expect(sourceAround('Cell In[2]', 3, 'other()', SPEC, 2)).toEqual([{ number: 3, text: 'other()' }]);
+    expect(sourceAround('Cell In[2]', 3, 'train(model)', SPEC, 2).map(row => row.number)).toEqual([2, 3, 4]);
+  });
+
+  it('shows neighbours of the innermost line alone, so that it is in sight', async () => {
+    const frames: ErrorRecord['frames'] = [
+      ['Cell In[2]', 2, '<module>', 'import torch'],
+      ['Cell In[2]', 3, 'load', 'train(model)'],
+      ['/opt/env/lib/python3.11/site-packages/torch/nn/functional.py', 10, 'linear', 'return _linear(x)']
+    ];
+    const error = anError({ frames });
+    await view([hello(aState([aRank(0), aRank(1, { state: 'failed', error, ended: 9 })], { state: 'failed' }))]);
+    const numbers = [...find(page.root, '.td-failure').querySelectorAll('.td-source-number')].map(
+      each => each.textContent
+    );
+    expect(numbers).toEqual(['→ 2', '2', '→ 3', '4', '→ 10']);
   });
 });
 

@@ -13,6 +13,7 @@ type Frame = ErrorRecord['frames'][number];
 /** Shows a line of a cell, `Cell In[5]`. Rejects with a sentence where that cannot be. */
 export type Reveal = (cell: string, line: number) => Promise<void>;
 
+/** Lines before and after the user's innermost one; of the frames that led there each has its line alone. */
 const AROUND = 2;
 
 const MANY = 8;
@@ -98,8 +99,9 @@ export class Failure {
       return error.text ? [whole] : [];
     }
     const parts: HTMLElement[] = [];
+    const innermost = error.frames.findLast(([file]) => !isLibrary(file));
     for (const group of grouped(error.frames)) {
-      const blocks = group.frames.map(frame => this.frame(frame, spec));
+      const blocks = group.frames.map(frame => this.frame(frame, spec, frame === innermost ? AROUND : 0));
       if (group.own || error.frames.length === 1) {
         parts.push(...blocks);
       } else {
@@ -117,13 +119,13 @@ export class Failure {
     return parts;
   }
 
-  private frame([file, line, name, source]: Frame, spec: JobSpec | null): HTMLElement {
+  private frame([file, line, name, source]: Frame, spec: JobSpec | null, around: number): HTMLElement {
     const text = trans('%1, line %2', shortPath(file), line);
     const place = make('div.td-frame-place', {}, this.isOfNotebook(file, spec) ? this.link(text, file, line) : text);
     if (name && name !== '<module>') {
       place.append(trans(', in '), make('code', {}, name));
     }
-    const rows = sourceAround(file, line, source, spec).map(row =>
+    const rows = sourceAround(file, line, source, spec, around).map(row =>
       make(
         row.number === line ? 'span.td-source-row.td-here' : 'span.td-source-row',
         {},
@@ -186,20 +188,21 @@ export function isCell(file: string): boolean {
   return /^Cell In\[\d+\]$/.test(file);
 }
 
-/** The line that raised with its neighbours where the cell's source is known, else the rank's own line alone. */
+/** The line, and so many around it where the cell's source is known, else the rank's own line alone. */
 export function sourceAround(
   file: string,
   line: number,
   source: string,
-  spec: JobSpec | null
+  spec: JobSpec | null,
+  around: number
 ): { number: number; text: string }[] {
   const lines = spec && spec.label === file ? spec.source.split('\n') : [];
   const at = line - (spec?.first_line ?? 1);
   if (!(at in lines) || (source && lines[at]!.trim() !== source.trim())) {
     return [{ number: line, text: source }];
   }
-  let first = Math.max(at - AROUND, 0);
-  let last = Math.min(at + AROUND, lines.length - 1);
+  let first = Math.max(at - around, 0);
+  let last = Math.min(at + around, lines.length - 1);
   while (first < at && !lines[first]!.trim()) {
     first += 1;
   }

@@ -266,7 +266,9 @@ def test_nothing_serious_in_notebook(server: Jupyter, page: Page, running_job: F
     notebook = Notebook.open(page, server, "notebook", path)
     view = notebook.view(0)
     expect(view).to_contain_text("running")
-    page.evaluate("() => window.jupyterapp.commands.execute('torchdist:show-jobs')")
+    page.get_by_role("menuitem", name="View").click()
+    notebook.picture("menu")
+    page.get_by_role("menuitem", name="Show Distributed Jobs").click()
     for tab in TABS:
         is_shown(view, tab)
         check(page, f"Notebook: {tab}", ".jp-Notebook .td-view", ".lm-Widget.td-panel")

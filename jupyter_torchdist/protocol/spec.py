@@ -269,8 +269,9 @@ def _store(chosen: dict[str, Any], option: Option, text: str) -> None:
 def _unknown(flag: str) -> OptionError:
     if not flag.startswith("-"):
         return OptionError(f"{flag!r} is not an option", "options begin with --; `%%distribute --help` lists them")
-    near = difflib.get_close_matches(flag, list(BY_FLAG), 1, 0.5)
-    hint = f"did you mean {near[0]}?" if near else "`%%distribute --help` lists the options"
+    names = [known[2:] for known in BY_FLAG if known.startswith("--")]
+    near = difflib.get_close_matches(flag.lstrip("-"), names, 1, 0.5)
+    hint = f"did you mean --{near[0]}?" if near else "`%%distribute --help` lists the options"
     return OptionError(f"there is no option {flag}", hint)
 
 

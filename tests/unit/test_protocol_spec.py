@@ -83,6 +83,7 @@ def test_options_of_the_strategy_add_to_those_of_files() -> None:
         ("--gpu 2", "no option --gpu", "did you mean --gpus?"),
         ("--backgruond", "no option --backgruond", "did you mean --background?"),
         ("--zzzz", "no option --zzzz", "--help"),
+        ("--nonsense", "no option --nonsense", "--help"),  # its dashes alone are like those of another one
         ("2", "'2' is not an option", "begin with --"),
         ("--fresh=1", "takes no value", "--fresh alone"),
         ("--collect rank1", "one of rank0, all; did you mean rank0?", "--collect"),

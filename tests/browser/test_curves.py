@@ -21,6 +21,17 @@ from tests.browser.frontend import Jupyter, Notebook
 STEPS = 101
 BEGUN = 1_767_225_600.0
 DRAWN = "canvas => canvas.toDataURL()"
+EMPTY_SHARE = """canvas => {
+    const [scale, context] = [devicePixelRatio, canvas.getContext('2d')];
+    const [top, high] = [10 * scale, canvas.height - 46 * scale];
+    const shares = [];
+    for (let left = 70 * scale; left < canvas.width - 15 * scale; left++) {
+        const alphas = context.getImageData(left, top, 1, high).data.filter((_, at) => at % 4 === 3);
+        shares.push(alphas.filter(alpha => alpha === 0).length / alphas.length);
+    }
+    return Math.max(...shares);
+}"""
+"""Of the grid's emptiest column of pixels, which has no line but those across."""
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -178,6 +189,38 @@ def drawn_anew(curve: Curve, act: Callable[[], object]) -> None:
     act()
     changed = "([card, before]) => card.querySelector('canvas')?.toDataURL() !== before"
     curve.card.page.wait_for_function(changed, arg=[curve.card.element_handle(), before])
+
+
+def test_begun_with_one_step_it_is_drawn_as_any_other(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """A value alone is a dot; those after it are a line, without dots, whatever the plot began with."""
+    rank = running_job.rank(0)
+    rank.records(a_log(0, 0))
+    Notebook.open(page, server, "lab", server.write("one.ipynb", "pass"))
+    page.evaluate("job => window.jupyterapp.commands.execute('torchdist:open-job', {job})", running_job.spec.job)
+    view = page.locator(".td-main .td-view")
+    view.get_by_role("tab", name="Curves").click()
+    curve = Curve(view, "loss")
+    curve.ends_between(0, 0)
+    rank.records(*(a_log(step, 0) for step in range(1, STEPS)))
+    curve.ends_between(100, 100)
+    grown = curve.card.locator("canvas").evaluate(DRAWN)
+    drawn_anew(curve, lambda: view.get_by_label("log axis").check())
+    drawn_anew(curve, lambda: view.get_by_label("log axis").uncheck())
+    same = "([card, grown]) => card.querySelector('canvas')?.toDataURL() === grown"
+    page.wait_for_function(same, arg=[curve.card.element_handle(), grown], timeout=5_000)
+
+
+def test_many_decades_leave_room_between_the_lines(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    rank = running_job.rank(0)
+    rank.records(*({**a_log(step, 0), "v": {"loss": 10.0 ** (2 - 14 * step / (STEPS - 1))}} for step in range(STEPS)))
+    Notebook.open(page, server, "lab", server.write("decades.ipynb", "pass"))
+    page.evaluate("job => window.jupyterapp.commands.execute('torchdist:open-job', {job})", running_job.spec.job)
+    view = page.locator(".td-main .td-view")
+    view.get_by_role("tab", name="Curves").click()
+    curve = Curve(view, "loss")
+    curve.ends_between(100, 100)
+    drawn_anew(curve, lambda: view.get_by_label("log axis").check())
+    assert curve.card.locator("canvas").evaluate(EMPTY_SHARE) > 0.9
 
 
 def is_drawn_by_time(view: Locator, curve: Curve) -> None:

@@ -42,6 +42,10 @@ const BANDS = 16;
 
 const REACH = 40;
 
+/** In pixels: how high a decade of a log axis must be for lines within it, and how far apart decades' lines are. */
+const DECADE = 30;
+const LINE_GAP = 14;
+
 export const READINGS = 16;
 
 /** The theme where `element` is. A canvas understands neither variables nor `light-dark()`, so the browser resolves them. */
@@ -211,7 +215,13 @@ export class Plot {
       values.map(value => (value === null ? '' : unscaled(Number(value.toPrecision(12)), power)));
     return [
       { ...common, size: 26, space: 56, ...(time ? {} : { values: (_, values) => say(values, 0) }) },
-      { ...common, size: 62, space: 28, values: (_, values) => say(values, this.shown.power) }
+      {
+        ...common,
+        size: 62,
+        space: 28,
+        values: (_, values) => say(values, this.shown.power),
+        ...(this.look.log ? { grid: { ...common.grid, filter: apart } } : {})
+      }
     ];
   }
 
@@ -230,6 +240,19 @@ export class Plot {
     const found = typeof idx === 'number' && (left ?? -1) >= 0 ? readings(this.shown, idx, this.look) : null;
     this.acts.hover(found, left ?? 0);
   }
+}
+
+/** Of a log axis's lines those that have room: all of a decade's, its first, or of every second, third, … decade. */
+function apart(chart: uPlot, lines: number[]): (number | null)[] {
+  const decade = Math.abs(chart.valToPos(1, 'y') - chart.valToPos(10, 'y'));
+  if (decade >= DECADE) {
+    return lines;
+  }
+  const every = Math.ceil(LINE_GAP / decade);
+  return lines.map(line => {
+    const power = Math.log10(line);
+    return Math.abs(power - Math.round(power)) < 1e-6 && Math.round(power) % every === 0 ? line : null;
+  });
 }
 
 function hasBand(picture: Picture): boolean {
@@ -262,7 +285,7 @@ function seriesOf(picture: Picture, look: Look): { series: uPlot.Series[]; bands
   const bands: uPlot.Band[] = [];
   picture.lines.forEach((line, index) => {
     const colour = colourOf(line, index, look.theme);
-    const points = { show: picture.x.length < 2 };
+    const points = { show: (chart: uPlot) => chart.data[0].length < 2 };
     if (hasBand(picture)) {
       const at = series.length;
       series.push(

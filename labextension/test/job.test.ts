@@ -35,6 +35,17 @@ describe('what comes first', () => {
     expect(current()).toBe('curves');
   });
 
+  it('comes to the front, too, where the reader touched the view before there was anything', async () => {
+    const { feed } = await view([]);
+    page.root.firstElementChild!.dispatchEvent(new Event('pointerdown'));
+    feed.say(hello(running));
+    await frames();
+    expect(current()).toBe('logs');
+    feed.say(status(curves));
+    await frames();
+    expect(current()).toBe('logs');
+  });
+
   it('is the error of the rank that failed, with the line of the notebook', async () => {
     await view([hello(failedState()), status(curves)]);
     expect(current()).toBe('logs');

@@ -117,10 +117,12 @@ export class JobView {
     }
     const { tab, rank } = firstTab(this.session.state, this.session.status);
     const news = rank !== null && rank !== this.shownFailure;
-    if (this.touched || (this.tabs.current === tab && !news)) {
+    const { current } = this.tabs;
+    // Nothing is in front yet where the reader pressed a button that the first words moved away.
+    if ((this.touched && current !== '') || (current === tab && !news)) {
       return;
     }
-    const done = isFinal(this.session.state) && this.tabs.current !== '' && rank === null;
+    const done = isFinal(this.session.state) && current !== '' && rank === null;
     if (done) {
       return;
     }

@@ -10,8 +10,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +35,8 @@ LARGE = 16 * 1024
 """Characters of JSON from which on a message travels as a binary buffer, where the front end can take one."""
 STRAYS = 2.0
 """Seconds for which a message may still be on its way to the main shell once there is a subshell of ours."""
+IDLE = 0.1
+"""Seconds after which the kernel has said that a message was handled."""
 KEPT = 8
 """Widgets of ended jobs that stay alive with their views; earlier ones become still pictures."""
 
@@ -54,7 +55,8 @@ class Live:
     def __init__(self, kernel: Any, paths: JobPaths, still: Callable[[], None]) -> None:
         """``still``: show the picture again, this time without the widget. It is called from a thread."""
         self._paths, self._still = paths, still
-        self._subshells = subshells(kernel)
+        self._kernel, self._subshells = kernel, subshells(kernel)
+        self._idle_at = math.inf
         self._main = MainShell.of(kernel)
         self._pump = pump.Pump(self)
         self._pump.start()  # first, so that the subshell is there before a browser can answer
@@ -82,12 +84,24 @@ class Live:
 
     def tick(self) -> None:
         """From the waiting cell: what came while no subshell of ours heard is in the main shell's queue."""
+        self._stay_busy()
         if not (self._routed and self._subshells.name):
             self._heard_elsewhere = math.inf
         elif self._heard_elsewhere == math.inf:
             self._heard_elsewhere = time.monotonic()
         if self._main and self._widget and time.monotonic() - self._heard_elsewhere < STRAYS:
             self._main.poll({self._comm.comm_id: self._comm.handle_msg})
+
+    def _stay_busy(self) -> None:
+        """After each message on any channel the kernel says *idle*, and front ends show that of the whole kernel."""
+        if time.monotonic() >= self._idle_at:
+            self._idle_at = math.inf
+            kernel, status = self._kernel, {"execution_state": "busy"}
+            kernel.session.send(kernel.iopub_socket, "status", status, kernel.get_parent("shell"))
+
+    def _idles(self) -> None:
+        """The kernel is about to say so."""
+        self._idle_at = min(self._idle_at, time.monotonic() + IDLE)
 
     def show(self, snapshot: dict[str, Any]) -> None:
         """What a view that opens from now on begins with."""
@@ -124,12 +138,16 @@ class Live:
         """Nobody looks: the widget goes, the picture stays."""
         self._end()
 
-    def held(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
         """The subshell, while the thread lives."""
-        return self._subshells.held()
+        with self._subshells.held():
+            self._idles()
+            yield
 
     def _hear(self, content: Any) -> None:
         """In whatever thread the kernel chose."""
+        self._idles()
         if isinstance(content, dict):
             with contextlib.suppress(ValueError, TypeError):
                 message = codec.loads(content["message"]) if content.get("message") else None

@@ -46,6 +46,7 @@ def test_from_an_empty_panel_to_a_traceback_and_a_cancel(server: Jupyter, page: 
     paste(notebook, 2, f"{magic} --ranks 2{SLEEPS}")
     view = notebook.view(2)
     state_is(view, "running")
+    expect(page.get_by_text("Python 3 (ipykernel) | Busy")).to_be_visible()
     view.get_by_role("button", name="Cancel").click()
     notebook.picture("asked")
     view.get_by_role("button", name="Cancel job").click()

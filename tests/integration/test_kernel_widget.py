@@ -40,6 +40,8 @@ class Browser:
         self.heard: list[dict[str, Any]] = []
         """Messages of feeds, in order."""
         self.idle: set[str] = set()
+        self.busy: list[str] = []
+        """What the kernel said to be busy with."""
         self.subshell: str | None = None
 
     def ask_for_a_subshell(self) -> None:
@@ -69,8 +71,12 @@ class Browser:
             self.closed.add(content["comm_id"])
         elif kind == "comm_msg" and content["comm_id"] in self.models:
             self._comm(content, message.get("buffers") or [])
-        elif kind == "status" and content["execution_state"] == "idle":
-            self.idle.add(message["parent_header"].get("msg_id", ""))
+        elif kind == "status":
+            about = message["parent_header"].get("msg_id", "")
+            if content["execution_state"] == "idle":
+                self.idle.add(about)
+            else:
+                self.busy.append(about)
 
     def _comm(self, content: dict[str, Any], buffers: list[Any]) -> None:
         data = content["data"]
@@ -176,7 +182,9 @@ def test_a_view_lives_while_the_cell_blocks(notebook: Notebook) -> None:
     assert time.monotonic() - asked < 2
     assert answer["id"] == 1 and any(hit["text"].strip() == "line 2" for hit in answer["hits"])
 
+    said = browser.busy.count(cell)
     browser.say(model, "two", {"type": "open", "logs": {}})
+    browser.until(lambda: browser.busy.count(cell) > said, 10)  # front ends take its last word for all it does
     browser.until(lambda: browser.of("two", "hello") and "line 1\n" in browser.text("two"))
     browser.say(model, "two", {"type": "ask", "id": 1, "what": "cancel", "kill": False})
     browser.until(lambda: browser.of("two", "answer"))

@@ -225,6 +225,45 @@ def check_sequences_that_cannot_be_divided_are_refused_before_the_first_step() -
     assert "1 heads over 2 ranks" in of(lambda: Language(lambda: Apart(heads=1)))  # type: ignore[arg-type]
 
 
+class Asked(Language):
+    """A model that is trained by another method than ``forward``."""
+
+    def logits(self, words: Tensor) -> Tensor:
+        return self.head(self.last(self.words(words)))  # type: ignore[no-any-return]
+
+
+def check_a_model_that_is_called_by_another_method_is_named_where_it_cannot_be_divided() -> None:
+    def called(call: Callable[[Any, Tensor], Tensor], build: Callable[[], nn.Module] = Asked) -> Cell:
+        def cell() -> Any:
+            model = build()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            call(model, torch.randint(WORDS, (4, LENGTH))).sum().backward()
+            return model, optimizer, []
+
+        return cell
+
+    models = lambda: nn.ModuleDict({"a": nn.Embedding(WORDS, 3), "b": Language()})  # noqa: E731
+    for one in ("pp", "tp", "cp"):
+        how = setting({one: WORLD()})
+        for call, words, remedy in (
+            (
+                lambda model, x: model.logits(x),
+                "Asked.logits is called, which is not its forward",
+                "move what logits does",
+            ),
+            (
+                lambda model, x: model.forward(x),
+                "Asked.forward is called, and not the model",
+                "the model itself (model(x))",
+            ),
+            (lambda model, x: model.words(x), "a part of Asked is called by itself", "move what the loop does"),
+        ):
+            said = refusal(lambda call=call, how=how: under(how, called(call)))  # type: ignore[misc]
+            assert words in said and remedy in said and f"{one} would divide Embedding alone" in said, said
+        said = refusal(lambda how=how: under(how, called(lambda both, x: both["a"](x), models)))  # type: ignore[misc]
+        assert "would divide" not in said, said
+
+
 def operations(output: Tensor) -> int:
     """How many there are in its graph: each keeps what it needs for the backward."""
     seen: set[Any] = set()

@@ -40,6 +40,7 @@ from . import (
     noise,
     norms,
     optimizers,
+    parts,
     pipeline,
     pipeline_checks,
     plain,
@@ -105,6 +106,7 @@ class Automatic:
             self._engine,
         )
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
+        self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
         self._pipelines: list[pipeline.Pipeline] = []
         self._calls, self._functional = Calls(), 0
 
@@ -237,7 +239,13 @@ class Automatic:
                 lacking = meta.lacks_values(module)  # it is tried when it is sharded
                 ways = None if lacking else self._divider.ready(forward, module, args, kwargs)
                 hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
-                self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
+                try:
+                    self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
+                except StrategyError as error:
+                    if not self._is_divided_inside:
+                        raise
+                    said = parts.explain(error, module, self._setting.plan.name, self._optimized.pending)
+                    raise said or error from None
             if self._engine is not None:
                 forward = self._engine.forward(module, forward)
             if self._loops.sliced is None:

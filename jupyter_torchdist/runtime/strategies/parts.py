@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Collection
 from types import FrameType
@@ -62,7 +63,8 @@ def _whole(part: nn.Module, pending: Collection[torch.Tensor]) -> nn.Module | No
 
 
 def _trains_more(holder: nn.Module, part: nn.Module, pending: Collection[torch.Tensor]) -> bool:
-    if holder is part or isinstance(holder, _CONTAINERS) or type(holder).forward is nn.Module.forward:
+    forward = inspect.getattr_static(type(holder), "forward")  # of a torch.jit script it is a descriptor that fails
+    if holder is part or isinstance(holder, _CONTAINERS) or forward is nn.Module.forward:
         return False
     if not any(module is part for module in holder.modules()):
         return False

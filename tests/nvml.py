@@ -26,7 +26,7 @@ int nvmlDeviceGetHandleByUUID(const char *s, void **h) {
   if (sscanf(s, "GPU-%ld", &i) != 1 && sscanf(s, "MIG-%ld", &i) != 1) return 6;
   *h = (void *)i; return i < 1000 && i >= 100 + COUNT ? 6 : i == 100 + BROKEN ? 15 : 0; }
 int nvmlDeviceGetName(void *h, char *s, unsigned n) { snprintf(s, n, "NVIDIA Test %ld", (long)h); return 0; }
-int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = 80ULL << 30; m->used = 3ULL << 30; return 0; }
+int nvmlDeviceGetMemoryInfo(void *h, memory_t *m) { m->total = TOTAL * 1048576ULL; m->used = 3ULL << 30; return 0; }
 #ifdef USE
 int nvmlDeviceGetUtilizationRates(void *h, utilization_t *u) {
   u->gpu = USE; u->memory = 55; return (long)h >= 1000 ? 3 : 0; }
@@ -44,7 +44,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, process_t *p) 
 #endif
 """
 
-GPUS = {"INIT": 0, "COUNT": 3, "BROKEN": -1, "PID": 4711, "HELD": 2 << 30}
+GPUS = {"INIT": 0, "COUNT": 3, "BROKEN": -1, "PID": 4711, "HELD": 2 << 30, "TOTAL": 80 << 10}  # MiB
 
 
 def compiled(directory: Path, **defines: int) -> Path:

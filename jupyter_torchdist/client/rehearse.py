@@ -116,7 +116,7 @@ def memory_plan(
     with rehearsing(spec, capture, cwd, home, gpus=any(node.gpus for node in plan.nodes)) as rehearse:
         found = rehearse(strategy)
         judged = memory.judge(found, plan, inventory)
-        if judged.fits is False and not strategy.activation_checkpointing:
+        if judged.fits is False and not strategy.activation_checkpointing and strategy.degree("pp") == 1:
             checkpointed = rehearse(memory.with_checkpointing(strategy))
             judged = memory.judge(found, plan, inventory, checkpointed)
         return judged

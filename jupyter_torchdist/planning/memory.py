@@ -9,7 +9,7 @@ from ..protocol.plan import Inventory, Plan
 from ..protocol.strategy import StrategyPlan
 from .topology import OVERSUBSCRIPTION_LIMIT
 
-DIVIDES = ("ddp", "fsdp", "hsdp")
+DIVIDES = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp")
 """Strategies of which a rehearsal knows what a rank holds."""
 
 
@@ -21,9 +21,11 @@ def need(found: Rehearsed, strategy: StrategyPlan) -> Need:
     optimizer = _optimizer_state(trained, strategy)
     peak = None
     if found.working is not None:
-        peak = parameters + optimizer + found.buffers + found.batch + found.working
-    whole = sum(elements(one.shape) * one.itemsize for one in found.parameters)
-    return Need(parameters, gradients, optimizer, found.buffers, found.activations, peak, whole + found.buffers)
+        kept = 0 if found.offloaded else parameters + optimizer
+        peak = kept + found.buffers + found.batch + found.working
+    whole = sum(elements(one.shape) * one.split * one.itemsize for one in found.parameters)
+    building = 0 if found.outlined else whole + found.elsewhere + found.buffers + found.trying
+    return Need(parameters, gradients, optimizer, found.buffers, found.activations, peak, building, found.offloaded)
 
 
 def with_checkpointing(strategy: StrategyPlan) -> StrategyPlan:
@@ -62,17 +64,17 @@ def judge(found: Rehearsed, plan: Plan, inventory: Inventory, checkpointed: Rehe
     wanted = need(found, plan.strategy)
     room, where = room_of(plan, inventory)
     notes = list(found.notes)
-    if plan.strategy.degree("dp_shard") > 1:
-        notes.append(f"before its first step a rank holds the whole model: {gigabytes(wanted.building)} GB")
+    if wanted.building and any(plan.strategy.degree(one) > 1 for one in ("dp_shard", "tp", "cp", "pp")):
+        notes.append(f"before its first step a rank tries the whole model, undivided: {gigabytes(wanted.building)} GB")
     if found.reason:
         notes.append(f"not rehearsed: {found.reason}")
     others = [part for part in plan.strategy.name.split("+") if part not in DIVIDES]
     if others:
         notes.append(f"{' and '.join(others)} not counted: it divides what stands here further")
-    offloaded = bool(plan.strategy.options.get("cpu_offload"))
-    if offloaded:
-        notes.append("cpu_offload not counted: parameters, gradients and optimizer state wait in host memory")
-    fits, verdict = _verdict(wanted, room, where, bound="at most " if others or offloaded else "")
+    if wanted.offloaded:
+        waiting = gigabytes(wanted.parameters + wanted.gradients + wanted.optimizer)
+        notes.append(f"cpu_offload: {waiting} GB a rank wait in host memory, not counted in the peak")
+    fits, verdict = _verdict(wanted, room, where, bound="at most " if others else "")
     if fits is False and checkpointed is not None and checkpointed.working is not None:
         verdict += f"; with activation checkpointing {gigabytes(need(checkpointed, plan.strategy).least)}"
     return MemoryPlan(plan.world_size, wanted, room, where, fits, verdict, tuple(notes))

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ParameterSize:
-    """One parameter of a trained model, whole."""
+    """One parameter of a trained model: whole, or what a rank of ``tp`` has of it."""
 
     shape: tuple[int, ...]
     itemsize: int
@@ -20,11 +20,13 @@ class ParameterSize:
     """Of the optimizer, for each element of the parameter."""
     state_whole: int = 0
     """Of the optimizer, of another shape: on every rank."""
+    split: int = 1
+    """Ranks of ``tp`` that have a part of this shape each."""
 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """One step of the cell as a rank takes it, under one strategy."""
+    """One step of the cell as a rank (of a pipeline: the fullest) takes it, under one strategy."""
 
     parameters: tuple[ParameterSize, ...] = ()
     buffers: int = 0
@@ -35,6 +37,14 @@ class Rehearsed:
     working: int | None = None
     """The most of forward, backward and the optimizer's step, gradients included, above parameters, optimizer state,
     buffers and batch."""
+    elsewhere: int = 0
+    """Parameters of other stages of a pipeline, which a rank holds until its first step."""
+    trying: int = 0
+    """What takes a rank's first step to hold the model, divided, against itself as it was, above the whole model."""
+    offloaded: bool = False
+    """Whether parameters, gradients and optimizer state wait in host memory, beside a GPU."""
+    outlined: bool = False
+    """Whether models are built without values (``td.meta``): no rank holds one whole."""
     samples: int | None = None
     """Of the global batch."""
     reason: str = ""
@@ -61,13 +71,15 @@ class Need:
     activations: int | None
     peak: int | None
     building: int
-    """While the model is whole, before its first step."""
+    """While the model is whole, in the first step, above the batch; nothing where it never is."""
+    offloaded: bool = False
+    """Whether parameters, gradients and optimizer state are in host memory, and not in the peak."""
 
     @property
     def least(self) -> int:
         """What is needed for certain: the peak where it is known."""
-        states = self.parameters + self.gradients + self.optimizer + self.buffers
-        return states if self.peak is None else self.peak
+        states = 0 if self.offloaded else self.parameters + self.gradients + self.optimizer
+        return states + self.buffers if self.peak is None else self.peak
 
 
 @dataclass(frozen=True)

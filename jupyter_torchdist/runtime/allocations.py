@@ -18,8 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 Scalar = Callable[[torch.Tensor], Any]
 """What a number read from a tensor is."""
 
-Weight = Callable[[int, int], float]
-"""How much a change counts: of its position in the log, and the number of its storage."""
+Weight = Callable[[int], float]
+"""How much a storage counts, by its number."""
 
 
 class Allocations(TorchDispatchMode):
@@ -79,16 +79,24 @@ class Allocations(TorchDispatchMode):
         """Where in ``log`` we are."""
         return len(self.log)
 
+    @property
+    def next_number(self) -> int:
+        """Of the next storage."""
+        return len(self._refs)
+
     def live(self, until: int | None = None) -> int:
         """Bytes at a position (default: now)."""
         return sum(change for _, change in self.log[:until])
 
-    def most(self, start: int, stop: int, weight: Weight = lambda position, number: 1.0) -> int:
+    def sum(self, start: int, stop: int, weight: Weight) -> int:
+        """What is there at one position more than at another."""
+        return round(sum(change * weight(number) for number, change in self.log[start:stop]))
+
+    def most(self, start: int, stop: int, weight: Weight = lambda number: 1.0) -> int:
         """The most between two positions, above what there was at ``start``."""
         now = most = 0.0
-        for position in range(start, stop):
-            number, change = self.log[position]
-            now += change * weight(position, number)
+        for number, change in self.log[start:stop]:
+            now += change * weight(number)
             most = max(most, now)
         return round(most)
 

@@ -8,6 +8,7 @@ would change anything outside of the process is refused, and ends its rehearsal.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -112,7 +113,7 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
         if library := distributed_by(code, names):
             return Rehearsed(reason=f"the cell is distributed already ({library})")
     here = rehearsed.smaller(plan)
-    _join(here.degree("dp_replicate") * here.degree("dp_shard"))
+    _join(math.prod(here.degrees.values()))
     setting = make_setting(here, torch.device("cpu"), lambda _text: None)
     rehearsal = rehearsed.Rehearsal(plan, setting, gpus=order.gpus)
     rehearsal.install()

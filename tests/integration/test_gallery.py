@@ -55,7 +55,12 @@ SHOWN: dict[str, dict[str, str]] = {
         "run": "BertForSequenceClassification",
         "refused": "TPUs (PyTorch/XLA) are not run here",
     },
-    "memory_plan": {"eight": "parameters       1.34 GB", "thousand": "parameters       10.5 MB"},
+    "memory_plan": {
+        "eight": "parameters       1.34 GB",
+        "thousand": "parameters       10.5 MB",
+        "layers": "parameters       168 MB",
+        "stages": "optimizer state  5.88 GB",
+    },
     "one_cell_five_strategies": {},
     "pp": {"run": "GPT in 2 stages", "staged": "StagedGPT in 2 stages"},
     "sagemaker": {"auto": "GroupedNet in 2 stages", "manual": "StagedNet in 2 stages"},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from jupyter_torchdist.planning.memory import need
 from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from tests.memory import MODEL, Cell, gpt
+from tests.nvml import compiled
 
 pytestmark = pytest.mark.strategies
 
@@ -25,6 +29,7 @@ MEASURED = """
 import os, sys, time
 
 Work = sys.modules["torch.distributed"].Work
+functional = sys.modules["torch.distributed._functional_collectives"]
 
 def gloo_runs():
     for thread in os.listdir("/proc/self/task"):
@@ -37,14 +42,18 @@ def gloo_runs():
             return True
     return False
 
-def wait_until_gloo_rests(work, *arguments, wait=Work.wait):
-    found = wait(work, *arguments)
-    while gloo_runs():
-        time.sleep(0)
-    return found
+def then_gloo_rests(wait):
+    def waiting(*arguments):
+        found = wait(*arguments)
+        while gloo_runs():
+            time.sleep(0)
+        return found
+    return waiting
 
-Work.wait = wait_until_gloo_rests
+Work.wait, functional.wait_tensor = then_gloo_rests(Work.wait), then_gloo_rests(functional.wait_tensor)
 profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+stepped = []
+sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(lambda *_: stepped.append(time.time_ns()))
 profiler.start()
 {loop}
 profiler.stop()
@@ -54,10 +63,14 @@ while events:
     events += event.children
     if event.tag == torch._C._profiler._EventType.Allocation:
         found.append((event.start_time_ns, event.extra_fields.alloc_size))
-now = peak = 0
-for _, size in sorted(found):
+now = 0
+peak = {{"first": 0, "later": 0}}
+for when, size in sorted(found):
     now += size
-    peak = max(peak, now)
+    step = "later" if when > stepped[0] else "first"
+    peak[step] = max(peak[step], now)
+peaks = [None] * int(os.environ["WORLD_SIZE"])
+sys.modules["torch.distributed"].all_gather_object(peaks, peak)
 del profiler, events, event, found
 """
 """The allocator's own account: torch's profiler is told by it of every block, workspaces of kernels too.
@@ -100,9 +113,56 @@ def test_strategies_and_worlds(tmp_path: Path) -> None:
         assert need(rehearse(hybrid), hybrid).parameters == PARAMETERS
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param("--ranks 1 --strategy ddp", marks=pytest.mark.soak), "--ranks 2 --strategy fsdp"]
+def test_before_its_first_step(tmp_path: Path) -> None:
+    """A rank has the whole model and tries it, unless it is built within ``td.meta``."""
+    tp, pp = StrategyPlan("tp", {"tp": 2}), StrategyPlan("pp", {"pp": 2})
+    source = gpt(layers=LAYERS)
+    with Cell(source, tmp_path / "whole") as rehearse:
+        split, staged = rehearse(tp), rehearse(pp)
+        for plan, found in ((tp, split), (pp, staged)):
+            wanted = need(found, plan)
+            assert wanted.parameters < 0.7 * 4 * PARAMETERS
+            assert wanted.building == 4 * PARAMETERS + found.trying and found.trying > 0
+        assert staged.elsewhere == 4 * PARAMETERS - need(staged, pp).parameters
+        assert "of pp needs the most" in staged.notes[0]
+    aside = "import jupyter_torchdist as td\nwith td.meta():\n    model = GPT("
+    with Cell(source.replace("model = GPT(", aside), tmp_path / "outlined") as rehearse:
+        wanted = need(rehearse(tp), tp)
+    assert wanted.building == 0
+    assert wanted.peak == need(split, tp).peak
+
+
+def test_what_is_offloaded_is_not_on_the_gpu(tmp_path: Path) -> None:
+    here = StrategyPlan("fsdp", {"dp_shard": 2})
+    away = StrategyPlan("fsdp", {"dp_shard": 2}, {"cpu_offload": True})
+    with Cell(gpt(layers=LAYERS), tmp_path, gpus=True) as rehearse:
+        kept, waiting = need(rehearse(here), here), need(rehearse(away), away)
+    assert (waiting.parameters, waiting.gradients, waiting.optimizer) == (
+        kept.parameters,
+        kept.gradients,
+        kept.optimizer,
+    )
+    assert kept.peak is not None and waiting.peak is not None
+    assert waiting.peak <= kept.peak - kept.parameters - kept.optimizer
+
+
+SOME = ("--ranks 2 --strategy fsdp", "--ranks 2 --strategy tp", "--ranks 2 --strategy pp")
+MORE = (
+    "--ranks 1 --strategy ddp",
+    "--ranks 2 --strategy ddp -O zero1=1",
+    "--ranks 2 --strategy cp",
+    "--ranks 4 --strategy fsdp+tp -O tp=2",
+    "--ranks 4 --strategy ddp+tp -O tp=2",
+    "--ranks 4 --strategy ddp+pp -O pp=2",
+    "--ranks 2 --strategy pp -O microbatches=8",
+    "--ranks 2 --strategy pp -O microbatches=8 -O schedule=1f1b",
+    "--ranks 2 --strategy pp -O microbatches=4 -O schedule=interleaved_1f1b",
+    "--ranks 2 --strategy pp -O microbatches=4 -O schedule=zbv",
+    "--ranks 2 --strategy pp --precision bf16",
 )
+
+
+@pytest.mark.parametrize("line", [*SOME, *(pytest.param(line, marks=pytest.mark.soak) for line in MORE)])
 def test_the_peak_is_what_ranks_allocate(home: Path, line: str) -> None:
     source = gpt(width=64, length=129)
     model, loop = source[: len(MODEL)], source[len(MODEL) :]
@@ -113,7 +173,11 @@ def test_the_peak_is_what_ranks_allocate(home: Path, line: str) -> None:
     job.raise_for_state()
     names: dict[str, Any] = {}
     job.bring(names)
-    assert planned.need.peak == pytest.approx(names["peak"], rel=0.1)
+    peaks = names["peaks"]
+    assert planned.need.peak == pytest.approx(max(peak["later"] for peak in peaks), rel=0.1), peaks
+    if line in SOME:  # with less for a rank to compute, the trial of so small a model takes more than its steps
+        first = max(planned.need.peak or 0, planned.need.building)
+        assert first == pytest.approx(max(peak["first"] for peak in peaks), rel=0.1), peaks
     assert planned.fits is True
     assert f"peak             {views.size(planned.need.peak or 0)}" in views.memory_table(planned)
 
@@ -158,3 +222,36 @@ def test_what_was_captured_is_rehearsed_and_stays_as_it_was(tmp_path: Path) -> N
     assert wanted.parameters == wanted.optimizer == 4 * (220 + 40 + 21)
     assert wanted.buffers == 2 * 20 * 4 + 8
     assert torch.equal(first.weight, before)
+
+
+CHOSEN = """
+import sys
+from pathlib import Path
+from jupyter_torchdist.client.submit import Request, prepare
+from jupyter_torchdist.protocol.paths import Home
+from jupyter_torchdist.protocol.spec import Options
+
+options = Options(gpus=2, strategy="auto")
+plan = prepare(Request(sys.stdin.read(), "Cell In[1]", 1, options, {}), Home(Path(sys.argv[1]))).plan
+print(plan.strategy.name, plan.strategy.degrees, *plan.strategy.notes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "chosen", "why"),
+    [
+        (80 << 10, "ddp", "a whole copy of the training fits beside each rank"),
+        (25, "fsdp", "a whole copy of the training does not fit"),
+    ],
+)
+def test_auto_chooses_by_whether_a_gpu_holds_a_whole_copy(
+    home: Path, tmp_path: Path, megabytes: int, chosen: str, why: str
+) -> None:
+    """In a process of its own, which keeps the NVML that it has loaded. The cell needs 36 MB a rank."""
+    environ = {**os.environ, "TORCHDIST_NVML": str(compiled(tmp_path, TOTAL=megabytes))}
+    done = subprocess.run(
+        [sys.executable, "-c", CHOSEN, home], env=environ, input=gpt(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{chosen} ")
+    assert f"auto chose {chosen}: {why}" in done.stdout

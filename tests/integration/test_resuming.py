@@ -113,7 +113,7 @@ words = torch.randint(12, (32, 8))
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)  # a bias of keys has gradients of rounding
 losses = []
-for epoch in range(2):
+for epoch in range(3):
     for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), batch_size=8, shuffle=True):
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         optimizer.zero_grad()
@@ -196,7 +196,7 @@ def test_sigterm_of_one_rank_saves_on_all(home: Path, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_checkpoint_of_one_parallelism_goes_on_under_the_next(home: Path, tmp_path: Path) -> None:
-    """Layers divided, then sequences, then two copies of two shards, then one device: one curve."""
+    """Layers divided, then sequences, two stages, two copies of two shards, and one device: one curve."""
 
     def run(strategy: str, ranks: int, place: Path | None, **more: Any) -> Outcome:
         where, env = None if place is None else str(place), ("OMP_NUM_THREADS=1",)
@@ -207,7 +207,10 @@ def test_a_checkpoint_of_one_parallelism_goes_on_under_the_next(home: Path, tmp_
     every = ("checkpoint_steps=2", "checkpoint_keep=9")
     alone, earlier = run("ddp", 1, None), tmp_path / "tp"
     found = [run("tp", 2, earlier, option=every)]
-    for step, strategy, ranks, option in ((2, "cp", 2, ()), (4, "hsdp", 4, ("dp_shard=2",)), (6, "ddp", 1, ())):
+    hops: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+        ("cp", 2, ()), ("pp", 2, ("microbatches=4",)), ("hsdp", 4, ("dp_shard=2",)), ("ddp", 1, ())
+    )  # fmt: skip
+    for step, (strategy, ranks, option) in zip((2, 4, 6, 8), hops, strict=True):
         name, place = f"step-{step:06d}", tmp_path / strategy
         shutil.copytree(earlier / name, place / name)
         found.append(run(strategy, ranks, place, resume=True, option=(*every, *option)))

@@ -18,7 +18,7 @@ DEEPSPEED = find_spec("deepspeed") is not None
 
 PARTS = [
     *(("sharding", 2), ("sharding_options", 2), ("replicating", 2), ("averaging", 2), ("inside", 2), ("hybrid", 4)),
-    *(("splitting", 2), ("lengths", 2), ("unchanged", 2), ("hugging_face", 2), ("products", 4)),
+    *(("splitting", 2), ("lengths+keeping+holding", 2), ("unchanged", 2), ("hugging_face", 2), ("products", 4)),
     ("preparing+effects", 2),
     *(("pipelines", 2), ("pipeline_schedules", 2)),
     *(pytest.param(module, 4, marks=pytest.mark.soak) for module in ("pipelines", "products_more")),

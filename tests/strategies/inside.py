@@ -248,10 +248,11 @@ def check_whole_blocks_are_compiled_and_whole_forwards_where_there_are_none() ->
     assert len(graphs) == 1 and {"layer_norm", "linear", "scaled_dot_product_attention", "silu"} <= set(graphs[0])
 
 
-def check_blocks_that_tp_splits_are_compiled_between_its_layers() -> None:
-    with compiled_graphs() as graphs:
-        equal(setting({"tp": dist.get_world_size()}, compile=True), language(Language))
-    assert graphs and any("under tp what lies between its layers is compiled" in said for said in SAID)
+def check_blocks_that_tp_or_cp_divides_are_compiled_in_parts() -> None:
+    for one, said in (("tp", "under tp what lies between its layers"), ("cp", "under cp a block is compiled in parts")):
+        with compiled_graphs() as graphs:
+            equal(setting({one: dist.get_world_size()}, compile=True), language(Language))
+        assert len(graphs) > 1 and any(said in line for line in SAID), (one, graphs)
 
 
 def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:

@@ -97,9 +97,39 @@ def check_tensor_parallelism() -> None:
 
 def check_context_parallelism() -> None:
     equal(setting({"cp": WORLD()}), language(Language))
-    compiled: Any = lambda: torch.compile(Language(), backend="eager")  # noqa: E731
-    (_, _, expected), (_, _, losses) = language(Language)(), under(setting({"cp": WORLD()}), language(compiled))
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=2 * CLOSE, rtol=0)
+
+
+def check_a_model_that_the_cell_compiles_is_one_model_by_both_names() -> None:
+    """Trained and evaluated through either, and plain afterwards."""
+
+    def cell(order: tuple[bool, ...]) -> Cell:
+        def run() -> Any:
+            torch.manual_seed(3)
+            model, losses = Language(), []
+            fast = torch.compile(model, backend="eager")
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            words = torch.randint(WORDS, (12, LENGTH))
+            for number, (x, y) in enumerate(DataLoader(TensorDataset(words, words.roll(1, 1)), 4)):
+                ways: tuple[Any, Any] = (fast, model) if order[number] else (model, fast)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(ways[0](x).view(-1, WORDS), y.view(-1))
+                loss.backward()
+                optimizer.step()
+                for way in ways:
+                    way.eval()
+                    with torch.no_grad():
+                        losses.append(F.cross_entropy(way(x).view(-1, WORDS), y.view(-1)).item())
+                    way.train()
+                losses.append(loss.item())
+            return model, optimizer, losses
+
+        return run
+
+    for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
+        for order in ((True, True, True), (False, True, False)):
+            SAID.clear()
+            equal(setting({one: WORLD()}), cell(order))
+            assert any("what the cell compiled runs as it is" in line for line in SAID) == (order[0] and one in "tp pp")
 
 
 def check_flags_act_where_layers_and_sequences_are_divided() -> None:

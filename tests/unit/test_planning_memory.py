@@ -117,14 +117,31 @@ def test_what_was_not_rehearsed_may_still_not_fit() -> None:
 
 
 def test_what_divides_further_is_no_reason_to_refuse() -> None:
-    inventory = machine(0, *[80 * GB] * 4)
-    judged = judge(LARGE, plan_of("--gpus 4 --strategy fsdp+tp -O tp=2", inventory), inventory)
-    assert "tp not counted: it divides what stands here further" in judged.notes
     small = machine(0, *[GB] * 4)
-    for line in ("fsdp+tp -O tp=2", "fsdp -O cpu_offload=1"):
-        judged = judge(LARGE, plan_of(f"--gpus 4 --strategy {line}", small), small)
-        assert judged.fits is None
-        assert "at most" in judged.verdict
+    plan = plan_of("--gpus 4 --strategy ddp", small)
+    judged = judge(LARGE, replace(plan, strategy=replace(plan.strategy, name="deepspeed")), small)
+    assert "deepspeed not counted: it divides what stands here further" in judged.notes
+    assert judged.fits is None
+    assert "at most" in judged.verdict
+
+
+def test_what_waits_in_host_memory_is_not_in_the_peak() -> None:
+    inventory = machine(0, *[80 * GB] * 4)
+    plan = plan_of("--gpus 4 --strategy fsdp -O cpu_offload=1", inventory)
+    judged = judge(replace(LARGE, offloaded=True), plan, inventory)
+    assert judged.need.peak == 75 * GB + LARGE.batch + LARGE.buffers
+    assert "cpu_offload: 4.0 GB a rank wait in host memory, not counted in the peak" in judged.notes
+    unknown = judge(replace(LARGE, offloaded=True, working=None), plan, inventory)
+    assert unknown.need.least == LARGE.buffers
+
+
+def test_what_tp_splits_is_whole_at_first_and_so_are_other_stages() -> None:
+    parts = (replace(adam(10, 3, sharded=False), split=2), adam(6, sharded=False))
+    split = need(replace(found(*parts), trying=50), StrategyPlan("tp", {"tp": 2}))
+    assert split.parameters == (30 + 6) * 4
+    assert split.building == (60 + 6) * 4 + 40 + 50
+    staged = need(replace(found(*parts), elsewhere=1000), StrategyPlan("pp", {"pp": 2}))
+    assert staged.building == (60 + 6) * 4 + 40 + 1000
 
 
 def test_auto_asks_for_a_copy_a_rank() -> None:

@@ -106,6 +106,7 @@ class Automatic:
             self._engine,
         )
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
+        self._is_cut = any(setting.plan.degree(one) > 1 for one in ("tp", "pp"))
         self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
         self._pipelines: list[pipeline.Pipeline] = []
         self._calls, self._functional = Calls(), 0
@@ -204,17 +205,24 @@ class Automatic:
         if self._sharded:
             with self._loops.aside():
                 self._gathered.keep_writes()
+        compiled, module = module, compiling.unwrapped(module)
+        forward = functools.partial(original, module if self._is_cut else compiled)
         if not torch.is_grad_enabled():
-            return original(module, *args, **kwargs)
+            if compiled is module:
+                return forward(*args, **kwargs)
+            with self._calls.within():
+                return forward(*args, **kwargs)
         replaceable = not (self._functional and self._sharded)
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)
         if not new and id(module) not in self._roots:
-            return original(module, *args, **kwargs)
+            return forward(*args, **kwargs)
         if torch._C._functorch.maybe_current_level() is not None:
             self._check_transform(module)
-            return original(module, *args, **kwargs)  # each rank computes all of it
+            return forward(*args, **kwargs)  # each rank computes all of it
         with self._calls.within():
-            return self._root_call(functools.partial(original, module), module, args, kwargs, new=new)
+            if new and self._is_cut and compiled is not module:
+                self._setting.say(f"{self._setting.plan.name}: what the cell compiled runs as it is")
+            return self._root_call(forward, module, args, kwargs, new=new)
 
     def _root_call(
         self,
@@ -238,7 +246,8 @@ class Automatic:
                 loading.move(module, self._setting.device)
                 lacking = meta.lacks_values(module)  # it is tried when it is sharded
                 ways = None if lacking else self._divider.ready(forward, module, args, kwargs)
-                hold = functools.partial(Held, forward, module, *self._divider.part(args, kwargs))
+                part, samples = self._divider.part(args, kwargs), self._divider.samples_of_part(args, kwargs)
+                hold = functools.partial(Held, forward, module, part, samples, self._setting)
                 try:
                     self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
                 except StrategyError as error:

@@ -37,6 +37,15 @@ def apply(model: nn.Module, setting: Setting) -> None:
             _compile_forward(module, dynamic)
     if split:
         setting.say("--compile: under tp what lies between its layers is compiled, not the layers themselves")
+    if setting.plan.degree("cp") > 1:
+        setting.say("--compile: under cp a block is compiled in parts, between the exchanges around its attention")
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model within what ``torch.compile(model)`` gave the cell, which may call either."""
+    while type(module).__module__ == "torch._dynamo.eval_frame":  # not imported here: that takes seconds
+        module = module._orig_mod  # type: ignore[assignment]
+    return module
 
 
 def revert(model: nn.Module) -> None:

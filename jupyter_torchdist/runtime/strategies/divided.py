@@ -195,6 +195,13 @@ class Divider:
         share = self._share(args, kwargs)
         return (args, kwargs) if self._whole or share is None else self._cut((args, kwargs), share)
 
+    def samples_of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """How many samples ``part`` gives, where a loader has said how many there are."""
+        if self.samples not in [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]:
+            return None
+        share = self._share(args, kwargs)
+        return self.samples if self._whole or share is None else share.mine.stop - share.mine.start
+
     @property
     def synchronised(self) -> bool:
         """Whether ranks exchange moments of batches in some model."""

@@ -49,10 +49,15 @@ UNUSED, SPARSE, DENSE = 0, 1, 2
 def used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
     """``UNUSED``, ``SPARSE`` or ``DENSE``: each gradient on the ranks that have one; dense where these differ."""
     device = local(parameters[0]).device
-    states = [UNUSED if p.grad is None else SPARSE if p.grad.is_sparse else DENSE for p in parameters]
+    states = [state_of(parameter) for parameter in parameters]
     agreed = torch.tensor(states, dtype=torch.int32, device=device)
     dist.all_reduce(agreed, dist.ReduceOp.MAX, group)
     return agreed.tolist()
+
+
+def state_of(parameter: nn.Parameter) -> int:
+    """``UNUSED``, ``SPARSE`` or ``DENSE``, of this rank's gradient."""
+    return UNUSED if parameter.grad is None else SPARSE if parameter.grad.is_sparse else DENSE
 
 
 def average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

@@ -7,14 +7,17 @@ be the same but for rounding.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ...protocol.errors import StrategyError
+from .base import Setting
 from .dtensors import whole
 from .leavings import no_trace
 from .shares import map_tensors, tensors_in
@@ -23,16 +26,49 @@ from .streams import undone
 Measures = dict[str, tuple[float, float, float]]
 """By what was measured: norm, sum, number of elements."""
 
+FEW = 2
+"""Samples of a batch, which stand for all. The whole model is there, with gradients: more would need more memory than
+any later step."""
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
 ROUNDING = {torch.bfloat16: 0.1, torch.float16: 0.02, torch.float32: 2e-3, torch.float64: 1e-6}
 
 
 class Held:
-    """Measures of a model, taken before it is changed. Nothing where a rank lacks the weights."""
+    """Measures of a model, taken before it is changed. Nothing where a rank lacks the weights, or the memory."""
 
-    def __init__(self, forward: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._forward, self._module, self._inputs = forward, module, (args, kwargs)
+    def __init__(
+        self, forward: Callable[..., Any], module: nn.Module, inputs: Inputs, samples: int | None, setting: Setting
+    ) -> None:
+        """``samples`` that ``inputs`` have, of which two are enough; None: not known. All ranks call it."""
+        self._forward, self._module, self._inputs = forward, module, inputs
+        self._before: Measures = {}
         self._lacking = any(parameter.is_meta for parameter in module.parameters())
-        self._before = {} if self._lacking else self._measured()
+        if not self._lacking and _someone(not self._fits(samples), setting.device):
+            self._lacking = True
+            setting.say(
+                f"{type(module).__name__} is divided unchecked: what it is held against, a step of {FEW} samples by "
+                "the undivided model, takes more memory than there is"
+            )
+
+    def _fits(self, samples: int | None) -> bool:
+        """Measure two samples; all, where the model does not take two. False without the memory for that."""
+        given = self._inputs
+        try:
+            if samples is not None and samples > FEW:
+                self._inputs = map_tensors(given, functools.partial(few, samples=samples))
+                try:
+                    self._before = self._measured()
+                    return True
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception:  # noqa: BLE001  # a batch size that is written in the model
+                    self._inputs = given
+            self._before = self._measured()
+        except torch.OutOfMemoryError:
+            return False
+        return True
 
     def compare(self, what: str, explain: Callable[[BaseException], StrategyError | None]) -> None:
         """Raise ``StrategyError`` where the changed model computes something else, or nothing; ``what`` changed it."""
@@ -73,6 +109,19 @@ class Held:
                 if parameter.grad is not None:
                     found[f"the gradient of {name}"] = _measure(parameter.grad)
             return found
+
+
+def few(tensor: torch.Tensor, samples: int | None, count: int = FEW) -> torch.Tensor:
+    """The first samples of a tensor of a batch; another as it is."""
+    is_of_the_batch = tensor.dim() and tensor.size(0) == samples and not isinstance(tensor, nn.Parameter)
+    return tensor[:count] if is_of_the_batch else tensor
+
+
+def _someone(lacks: bool, device: torch.device) -> bool:
+    """Whether any rank of the job does; all ask."""
+    told = torch.tensor(float(lacks), device=device)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return bool(told.item())
 
 
 _INSTEAD = "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the others), or use --strategy fsdp"

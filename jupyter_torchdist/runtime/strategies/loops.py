@@ -100,6 +100,7 @@ class Loops:
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
         self.samples: int | None = None
+        """Of the batch in flight, where that is known."""
         self.joint: Joint | None = None
 
     def joint_of(self, loss: torch.Tensor) -> tuple[Added, Share]:
@@ -140,11 +141,16 @@ class Loops:
         return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
 
     def _whole(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
-        with self._steps.loop(loader, loader, frame):
-            for batch in self._moved(original, loader):
-                self._steps.begins_step()
-                yield batch
-                self._steps.ends_step()
+        try:
+            with self._steps.loop(loader, loader, frame):
+                for batch in self._moved(original, loader):
+                    self._steps.begins_step()
+                    self.samples = _samples_of(batch)
+                    yield batch
+                    self.samples = None
+                    self._steps.ends_step()
+        finally:
+            self.samples = None
 
     def _moved(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
         for batch in original(loader):
@@ -257,3 +263,9 @@ class Loops:
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         return frame
+
+
+def _samples_of(batch: Any) -> int | None:
+    """Where all tensors agree in it."""
+    sizes = {tensor.size(0) for tensor in tensors_in(batch) if tensor.dim()}
+    return sizes.pop() if len(sizes) == 1 else None

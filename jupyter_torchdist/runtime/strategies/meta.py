@@ -26,6 +26,10 @@ _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
 
+asked_for = False
+"""Whether a program that is no rank has said ``td.meta``, as a rehearsal wants to know."""
+
+
 @contextmanager
 def meta() -> Iterator[None]:
     """Models built within have no values until they are distributed, by ``--strategy`` or ``td.prepare``.
@@ -34,7 +38,9 @@ def meta() -> Iterator[None]:
     since (``model.load_state_dict(…, assign=True)``). The random numbers of the building are not drawn before that.
     Without a job, in one plain process, nothing is other than without it.
     """
+    global asked_for
     if part.current is None:
+        asked_for = True
         yield
         return
     record = Record(torch.get_rng_state(), torch.get_default_dtype())

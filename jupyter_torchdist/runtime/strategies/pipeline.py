@@ -11,6 +11,7 @@ In place: the model and its units keep their classes and names; what a rank does
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
@@ -41,7 +42,7 @@ from .pipeline_inside import Inside
 from .pipeline_pass import Passage
 from .pipeline_schedules import WHOLE_FORWARD, Layout, stages_a_rank
 from .pipeline_trial import ways_of_microbatches
-from .pipeline_units import Units, assigned, marked, measured
+from .pipeline_units import Units, assigned, clock, marked, measured
 from .pipeline_wires import Wires
 from .shares import map_tensors, tensors_in
 from .streams import undone
@@ -136,7 +137,8 @@ class Pipeline:
         if dist.get_rank() == 0:
             try:
                 with no_trace(self.root), undone(), self.precision():
-                    costs = measured(self._units, self._setting.device, lambda: self._original(*args, **kwargs))
+                    now = functools.partial(clock, self._setting.device)
+                    costs = measured(self._units, now, lambda: self._original(*args, **kwargs))
                 stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._setting.plan, "balance"))
                 found = [[(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)]]
             except Exception as error:  # noqa: BLE001  # all ranks raise it

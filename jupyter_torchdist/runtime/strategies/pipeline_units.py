@@ -131,19 +131,20 @@ class Cost:
 class Measurer:
     """Runs each call of a unit forward and backward by itself, with a watch and a scale."""
 
-    def __init__(self, units: Units, device: torch.device) -> None:
-        self._units, self._device = units, device
+    def __init__(self, units: Units, now: Callable[[], float]) -> None:
+        self._units, self._now = units, now
         self.costs: list[Cost] = []
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As ``Runner``: the outputs, without a graph."""
         own = [p for p in self._units.modules[number].parameters() if p.requires_grad]
         kept: dict[int, int] = {}
-        known = {p.data_ptr() for p in own}
+        known = {p.untyped_storage()._cdata for p in own}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.data_ptr() not in known:
-                kept[tensor.data_ptr()] = tensor.nbytes
+            storage = tensor.untyped_storage()
+            if storage._cdata not in known:
+                kept[storage._cdata] = storage.nbytes()
             return tensor
 
         args, kwargs = map_tensors((args, kwargs), _leaf)
@@ -160,24 +161,26 @@ class Measurer:
         self.costs.append(Cost(number, seconds, trained + sum(kept.values()), size))
         return map_tensors(outputs, lambda tensor: tensor.detach())
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+
+def clock(device: torch.device) -> float:
+    """Seconds, when all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.is_floating_point())
 
 
-def measured(units: Units, device: torch.device, forward: Callable[[], Any], rounds: int = 2) -> list[Cost]:
-    """The calls of one forward in order; of the times the shortest counts.
+def measured(units: Units, now: Callable[[], float], forward: Callable[[], Any], rounds: int = 2) -> list[Cost]:
+    """The calls of one forward in order; of the times the shortest counts. ``now``: what time it is, or work done.
 
     Blocks that are alike cost the same: else what the machine does beside would cut ten blocks into four and six.
     """
     tries = []
     for _ in range(rounds):
-        measurer = Measurer(units, device)
+        measurer = Measurer(units, now)
         with torch.no_grad(), units.run_by(measurer):
             forward()
         tries.append(measurer.costs)

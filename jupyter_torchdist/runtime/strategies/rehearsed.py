@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,23 +20,29 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from ...protocol.memory import ParameterSize, Rehearsed, elements
 from ...protocol.strategy import StrategyPlan
-from ..allocations import Allocations, storages
-from . import activations, fsdp, gradients, loading, optimizers, precision
+from ..allocations import Allocations, Weight, storages
+from . import activations, changes, fsdp, gradients, held, loading, meta, optimizers, precision, replicate
 from .base import Setting
 from .dtensors import local
 from .fakes import NotRehearsed, Reached, cut, joined, place
 from .holders import all_of
 from .patches import Patches
+from .pipeline_rehearsed import Stages
 from .shares import map_tensors, tensors_in
 
+REHEARSED = ("dp_replicate", "dp_shard", "cp", "tp")
+"""Dimensions of the mesh in a rehearsal."""
+
 MOST_RANKS = {"dp_shard": 8, "dp_replicate": 2}
-"""Of the mesh in a rehearsal: more cost time (one copy a rank and unit), and what is sharded is scaled."""
+"""Of these more cost time (one copy a rank and unit), and what is sharded is scaled."""
 
 STEPS = 2
 """Of each optimizer: in the second one gradients of the first may still be there when the forward begins."""
@@ -46,7 +53,8 @@ READ = 1.0
 
 def smaller(plan: StrategyPlan) -> StrategyPlan:
     """The strategy on the mesh of the rehearsal."""
-    return replace(plan, degrees={name: min(plan.degree(name), most) for name, most in MOST_RANKS.items()})
+    degrees = {name: min(plan.degree(name), MOST_RANKS.get(name, plan.degree(name))) for name in REHEARSED}
+    return replace(plan, degrees=degrees)
 
 
 class Rehearsal:
@@ -56,19 +64,24 @@ class Rehearsal:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.log = Allocations(self._number)
         self._plan, self._setting, self._gpus = plan, setting, gpus
+        self._offloads = gpus and bool(plan.options.get("cpu_offload"))
         self._group = setting.data_group  # a mesh is cut with real numbers: not under ``mode``
         self._ranks = plan.degree("dp_replicate") * plan.degree("dp_shard")
         self._patches = Patches()
         self._hooks: list[Any] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._roots: dict[int, nn.Module] = {}
+        self._stages: dict[int, Stages] = {}  # of roots, under pp
         self._depth = 0
         self._samples: int | None = None
         self._given_in_parts = plan.options.get("batch") == "slices"
         self._sliced = False  # whether the batch in flight is the rank's part
         self._begun: int | None = None
         self._held = 0
-        self._activations: int | None = None
+        self._trying = 0
+        self._graph_ends: int | None = None  # where the first backward begins
+        self._gathered_then = 0
+        self._of_parameters: list[tuple[int, int]] = []  # where all trained parameters are worked on
         self._steps: list[tuple[torch.optim.Optimizer, int, int]] = []
         self._stepping = 0
         self._scale: dict[int, float] = {}  # of sharded gradients
@@ -86,10 +99,19 @@ class Rehearsal:
         around(torch.amp.GradScaler, "_maybe_opt_step", _stepped_always)
         around(torch, "compile", _not_compiled)
         around(nn.Module, "compile", lambda *_: None)
+        self._answer_for_the_others()
         self._hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
+
+    def _answer_for_the_others(self) -> None:
+        """Where the parts of strategies read a number that other ranks have said: those are as this one."""
+        around = self._patches.around
+        around(loading, "broadcast_states", lambda *_: None)
+        around(loading, "someone_lacks_weights", lambda *_: False)
+        around(gradients, "used_somewhere", lambda _original, ours, _group: [*map(gradients.state_of, ours)])
+        around(DeviceMesh, "_compute_coordinate_on_dim", _with_real_numbers)
 
     def undo(self) -> None:
         """torch is as it was."""
@@ -176,18 +198,25 @@ class Rehearsal:
         self._depth += 1
         try:
             if id(module) not in self._roots:
-                self._distribute(module)
+                self._distribute(module, functools.partial(original, module), args, kwargs)
             if self._begun is None:
                 self._begun, self._held = self.log.position, self._others()
             rows = self._rows(args, kwargs)
             if rows is None:
-                return original(module, *args, **kwargs)
+                return self._forward(original, module, args, kwargs, self._batch_size(args, kwargs) or 1)
             total, mine = rows
             args, kwargs = map_tensors((args, kwargs), lambda tensor: cut(tensor, total, mine))
-            outputs = original(module, *args, **kwargs)
+            outputs = self._forward(original, module, args, kwargs, mine)
             return map_tensors(outputs, lambda tensor: joined(tensor, total, mine))
         finally:
             self._depth -= 1
+
+    def _forward(
+        self, original: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: int
+    ) -> Any:
+        if id(module) in self._stages:
+            return self._stages[id(module)].forward(functools.partial(original, module), args, kwargs, rows)
+        return original(module, *args, **kwargs)
 
     def _is_trained(self, module: nn.Module) -> bool:
         trained = {one for optimizer in self._living() for one in loading.trained_by(optimizer)}
@@ -195,8 +224,7 @@ class Rehearsal:
 
     def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
         """Samples of the batch, and how many this rank computes; None where it computes all."""
-        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
-        total = self._samples if self._samples in sizes else next(iter(sizes), None)
+        total = self._batch_size(args, kwargs)
         if total is None or self._sliced or self._plan.options.get("model") == "whole":
             return None
         if total < self._ranks:
@@ -206,41 +234,77 @@ class Rehearsal:
         self._samples = total
         return total, -(-total // self._ranks)
 
-    def _distribute(self, root: nn.Module) -> None:
-        setting = self._setting
+    def _batch_size(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        return self._samples if self._samples in sizes else next(iter(sizes), None)
+
+    def _try(self, root: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What is done with the whole model first: ``Divider`` follows rows through it, ``Held`` keeps its measures."""
+        begun, samples = self.log.position, self._batch_size(args, kwargs)
+        parts = self._ranks if self._ranks > 1 else self._plan.degree("pp")
+        if samples is not None and parts > 1:
+            rows = max(2, -(-samples // parts))
+            forward(*map_tensors(args, few := functools.partial(held.few, samples=samples, count=rows)),
+                    **map_tensors(kwargs, few))  # fmt: skip
+        if changes.divisions(self._setting):
+            few = functools.partial(held.few, samples=samples)
+            outputs = tensors_in(forward(*map_tensors(args, few), **map_tensors(kwargs, few)))
+            torch.stack([one.float().sum() for one in outputs if one.requires_grad]).sum().backward()
+            for parameter in root.parameters():
+                parameter.grad = None
+        self._trying = max(self._trying, self.log.most(begun, self.log.position))
+
+    def _distribute(
+        self, root: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        setting, before = self._setting, optimizers.by_name(root)
+        changes.check(root, setting)
+        if any(self._plan.degree(one) > 1 for one in ("dp_shard", "cp", "tp", "pp")) and not meta.asked_for:
+            self._try(root, forward, args, kwargs)
+        for _, parallelism in changes.divisions(setting):
+            parallelism.apply(root, setting)
         if setting.plan.activation_checkpointing:
-            activations.check(root, setting)
             activations.apply(root, setting)
         if self._shards:
-            fsdp.check(root, setting)
-            before = optimizers.by_name(root)
-            fsdp.shard_alone(root, setting)
-            replaced = optimizers.replaced(before, root)
+            fsdp.shard_alone(root, setting if self._cuts else replicate.beside_tp(setting))
+        elif self._plan.degree("pp") > 1:
+            self._stages[id(root)] = Stages(root, replace(setting, plan=self._plan), self.log)
+        else:
+            precision.apply(root, setting)
+        if replaced := optimizers.replaced(before, root):
             for optimizer in self._living():
                 optimizers.remap(optimizer, replaced)
             optimizers.release(replaced)
-        else:
-            precision.apply(root, setting)
         self._roots[id(root)] = root
 
     @property
-    def _shards(self) -> bool:
+    def _cuts(self) -> bool:
+        """Whether parameters are cut over the ranks that divide the batch."""
         return self._setting.plan.degree("dp_shard") > 1
+
+    @property
+    def _shards(self) -> bool:
+        """Whether FSDP2 averages the gradients, of copies too."""
+        return self._cuts or (self._setting.plan.degree("tp") > 1 and self._ranks > 1)
 
     # ------------------------------------------------------------------------------------------------ the step's parts
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         nested = self._depth or torch._C._current_graph_task_id() != -1
-        if not nested and self._begun is not None and self._activations is None:
-            self._activations = self.log.live() - self.log.live(self._begun) - self._gathered()
+        if not nested and self._begun is not None and self._graph_ends is None:
+            self._graph_ends, self._gathered_then = self.log.position, self._gathered()
         original(*args, **kwargs)
+        for stages in self._stages.values():
+            stages.own(None)
         if nested or self._shards or self._ranks == 1:
             return
+        begun = self.log.position
         trained = dict.fromkeys(one for optimizer in self._living() for one in loading.trained_by(optimizer))
         dense = [one.grad for one in trained if one.grad is not None and not one.grad.is_sparse]
         with torch.no_grad():
             for bucket in gradients.buckets(dense):
                 gradients.average_bucket(bucket, self._group)
+        self._of_parameters.append((begun, self.log.position))
 
     def _gathered(self) -> int:
         """Whole parameters of sharded units that stay between forward and backward."""
@@ -255,6 +319,7 @@ class Rehearsal:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._steps.append((optimizer, self._stepping, self.log.position))
+        self._of_parameters.append((self._stepping, self.log.position))
         for parameter in loading.trained_by(optimizer):
             if parameter.grad is not None:
                 numbers = self.log.number(parameter.grad)
@@ -267,28 +332,51 @@ class Rehearsal:
 
     def found(self, reason: str = "") -> Rehearsed:
         """All that is known now; under ``mode`` and ``log`` as the cell was. ``reason``: why there is no whole step."""
-        notes = list(self._notes)
-        working = self._working() if self._steps and self._begun is not None else None
-        if working is not None and reason:
+        notes, whole_step = list(self._notes), bool(self._steps) and self._begun is not None
+        if whole_step and reason:
             notes.append(f"rehearsed up to its first step: {reason}")
             reason = ""
-        elif working is None and not reason:
+        elif not whole_step and not reason:
             reason = "it takes no optimizer step on a model that it calls"
         for optimizer in self._living():
             if all(one is not optimizer for one, _, _ in self._steps) and (why := self._step_alone(optimizer)):
                 notes.append(why)
         roots = list(self._roots.values())
         buffers = {id(one): one for root in roots for one in root.buffers()}
-        return Rehearsed(
-            parameters=tuple(self._size(one) for one in self._parameters()),
+        common = Rehearsed(
             buffers=sum(_bytes(one) for one in buffers.values()),
-            batch=self._held if working is not None else 0,
-            activations=self._activations if working is not None else None,
-            working=working,
+            batch=self._held if whole_step else 0,
+            trying=self._trying,
+            offloaded=self._offloads,
+            outlined=meta.asked_for,
             samples=self._samples,
             reason=reason,
             notes=tuple(notes),
         )
+        each = [self._of_rank(rank, common, whole_step=whole_step) for rank in range(self._plan.degree("pp"))]
+        fullest = max(each, key=_total)
+        if not self._stages:
+            return fullest
+        said = f"rank {each.index(fullest)} of pp needs the most; stages are cut by operations here, by time in a job"
+        return replace(fullest, notes=(*fullest.notes, said))
+
+    def _of_rank(self, rank: int, common: Rehearsed, *, whole_step: bool) -> Rehearsed:
+        """``rank``: along ``pp``, where there is a pipeline."""
+        every = self._parameters()
+        own = [one for one in every if all(rank in stages.ranks_of(one) for stages in self._stages.values())]
+        others = sum(map(_bytes, every)) - sum(map(_bytes, own))
+        found = replace(common, parameters=tuple(self._size(one) for one in own), elsewhere=others)
+        if not whole_step or self._begun is None:
+            return found
+        begun, weight = self._begun, self._weight(rank, own, every)
+        working = self.log.most(begun, self.log.position, weight)
+        kept = None
+        if self._graph_ends is not None:
+            kept = self.log.sum(begun, self._graph_ends, weight) - self._gathered_then
+        for stages in self._stages.values():
+            most, activations = stages.mixed(rank, lambda position: self.log.sum(begun, position, weight))
+            working, kept = max(working, most), activations or kept
+        return replace(found, working=working, activations=kept)
 
     def _parameters(self) -> list[torch.Tensor]:
         """Of the models that were called to be trained, and all that an optimizer trains."""
@@ -303,10 +391,9 @@ class Rehearsal:
                     alike += value.element_size()
                 else:
                     whole += _bytes(value)
-        sharded = self._shards and parameter.dim() > 0
-        return ParameterSize(
-            tuple(parameter.shape), parameter.element_size(), parameter.requires_grad, sharded, alike, whole
-        )
+        sharded = self._cuts and parameter.dim() > 0
+        shape, split = _split_shape(parameter)
+        return ParameterSize(shape, parameter.element_size(), parameter.requires_grad, sharded, alike, whole, split)
 
     def _others(self) -> int:
         """What lives beside the models: batches, data that the cell made, its other tensors."""
@@ -314,30 +401,37 @@ class Rehearsal:
         numbers = {number for one in states for number in self.log.number(one)}
         return sum(change for number, change in self.log.log if number not in numbers)
 
-    def _working(self) -> int:
+    def _weight(self, rank: int, own: list[torch.Tensor], every: list[torch.Tensor]) -> Weight:
         """Optimizer state is counted elsewhere; what is a part of a sharded parameter counts as on the real mesh."""
-        begun = self._begun
-        assert begun is not None
         states: set[int] = set()
-        for parameter in self._parameters():
+        for parameter in every:
             for optimizer in self._living():
                 for value in tensors_in(dict(optimizer.state.get(parameter, {}))):
                     states.update(self.log.number(value))
         scale = {**self._scale, **dict.fromkeys(states, 0.0)}
-        rest = self._ratio(self._parameters())
+        rest = self._ratio(every) * sum(map(_bytes, own)) / (sum(map(_bytes, every)) or 1)
+        if self._offloads:  # gradients wait in host memory, too, and there the optimizer steps
+            scale, rest = dict.fromkeys(scale, 0.0), 0.0
+        staged = [stages.weight(rank) for stages in self._stages.values()]
 
-        def weight(position: int, number: int) -> float:
-            stepping = any(start <= position < stop for _, start, stop in self._steps)
-            return scale.get(number, rest if stepping else 1.0)
+        made: dict[int, int] = {}
+        for position, (number, _) in enumerate(self.log.log):
+            made.setdefault(number, position)
 
-        return self.log.most(begun, self.log.position, weight)
+        @functools.cache
+        def weight(number: int) -> float:
+            if number in scale or not any(start <= made[number] < stop for start, stop in self._of_parameters):
+                return scale.get(number, 1.0) * math.prod(part(number) for part in staged)
+            return rest
+
+        return weight
 
     def _ratio(self, parameters: list[torch.Tensor]) -> float:
         """A rank's shards on the real mesh, by those of the rehearsal."""
-        if not self._shards:
+        if not self._cuts:
             return 1.0
         here, there = self._setting.plan.degree("dp_shard"), self._plan.degree("dp_shard")
-        shapes = [tuple(one.shape) for one in parameters]
+        shapes = [_split_shape(one)[0] for one in parameters]
         return sum(elements(shape, there) for shape in shapes) / sum(elements(shape, here) for shape in shapes)
 
     def _step_alone(self, optimizer: torch.optim.Optimizer) -> str:
@@ -354,6 +448,11 @@ class Rehearsal:
         return ""
 
 
+def _with_real_numbers(original: Callable[..., Any], *args: Any) -> Any:
+    with _disable_current_modes():
+        return original(*args)
+
+
 def _stepped_always(
     _original: Callable[..., Any],
     _scaler: Any,
@@ -368,6 +467,23 @@ def _stepped_always(
 
 def _not_compiled(_original: Callable[..., Any], model: Any = None, **_options: Any) -> Any:
     return model if model is not None else lambda function: function
+
+
+def _split_shape(parameter: torch.Tensor) -> tuple[tuple[int, ...], int]:
+    """What a rank of ``tp`` has of a parameter before it is sharded, and over how many ranks it is split."""
+    shape, split = list(parameter.shape), 1
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        for name, size, placement in zip(mesh.mesh_dim_names or (), mesh.shape, parameter.placements, strict=True):
+            if name == "tp" and isinstance(placement, Shard):
+                shape[placement.dim], split = -(-shape[placement.dim] // size), size
+    return tuple(shape), split
+
+
+def _total(found: Rehearsed) -> int:
+    """By which ranks of a pipeline, where nothing is sharded, are compared."""
+    states = sum(elements(one.shape) * (one.itemsize + one.state) + one.state_whole for one in found.parameters)
+    return states + (found.working or 0)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

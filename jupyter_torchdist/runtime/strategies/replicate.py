@@ -40,8 +40,7 @@ def apply(model: nn.Module, setting: Setting) -> None:
     parameters are DTensors, FSDP2's own way to replicate does it (then they are replaced, as with fsdp).
     """
     if setting.plan.degree("tp") > 1:
-        options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
-        fsdp.apply(model, replace(setting, plan=replace(setting.plan, options=options)))
+        fsdp.apply(model, beside_tp(setting))
         return
     loading.move(model, setting.device)
     loading.broadcast_states(model, setting.data_group, setting.device)
@@ -59,6 +58,12 @@ def apply(model: nn.Module, setting: Setting) -> None:
     )
     type(model).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
     _compress(model, setting)
+
+
+def beside_tp(setting: Setting) -> Setting:
+    """FSDP2's own way to replicate."""
+    options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
+    return replace(setting, plan=replace(setting.plan, options=options))
 
 
 def _compress(model: Any, setting: Setting) -> None:

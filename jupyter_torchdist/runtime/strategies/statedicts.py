@@ -171,10 +171,12 @@ class Files:
     is written by that rank. Saves are told apart by their number. Arguments have torch's names: cells may use those.
     """
 
+    saves = 0
+    """Of this process so far: each has a key of its own in the store."""
+
     def __init__(self, *, whole: bool = True) -> None:
         """``whole`` false: state dicts of the cell hold shards, which no single file should."""
         self._whole = whole
-        self._saves = 0
         self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
 
     def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,20 +190,20 @@ class Files:
         if not isinstance(f, (str, os.PathLike)):
             return original(obj, f, *args, **kwargs)
         path = os.path.abspath(f)
-        self._saves += 1
+        Files.saves += 1
         if dist.get_rank() != 0:
             if self._path_of_the_first() == path:
-                self._left[path] = self._saves
+                self._left[path] = self.saves
                 return None
             return original(obj, path, *args, **kwargs)
-        _store().set(_key("path", self._saves), path)
+        _store().set(_key("path", self.saves), path)
         aside = f"{path}.part"
         try:
             original(obj, aside, *args, **kwargs)
             os.replace(aside, path)
         finally:
             Path(aside).unlink(missing_ok=True)
-            _store().set(_key("written", self._saves), b"1")
+            _store().set(_key("written", self.saves), b"1")
         return None
 
     def load(self, original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,7 +214,7 @@ class Files:
 
     def _path_of_the_first(self) -> str | None:
         """None where the first rank does not save: a branch of the cell is another rank's alone."""
-        key = _key("path", self._saves)
+        key = _key("path", self.saves)
         try:
             _store().wait([key], _PATIENCE)
         except RuntimeError:

@@ -1,0 +1,97 @@
+"""What a cell keeps in files, under each strategy, is one device's: whole, plain, and written once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import nn
+
+import jupyter_torchdist as td
+
+from .languages import Language
+from .ranks import assert_close, everyone, setting
+from .unchanged import Cell, language, under
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    """The same for all ranks."""
+    place = Path(everyone(tempfile.mkdtemp() if dist.get_rank() == 0 else "")[0])
+    try:
+        yield place
+    finally:
+        dist.barrier()
+        if dist.get_rank() == 0:
+            shutil.rmtree(place)
+
+
+@contextmanager
+def writes() -> Iterator[list[str]]:
+    """The files that ``torch.save`` writes on this rank."""
+    save, written = torch.save, []
+
+    def noted(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, (str, os.PathLike)):
+            written.append(Path(f).name)
+        save(obj, f, *args, **kwargs)
+
+    torch.save = noted
+    try:
+        yield written
+    finally:
+        torch.save = save
+
+
+def keeping(place: Path) -> Cell:
+    """Trains, keeps model and optimizer in three ways, and goes on with what it reads."""
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model, optimizer, losses = language(Language)()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, place / "whole.pt")
+        td.save(place / "steps", model, optimizer, step=6).wait()
+        td.export(model, place / "model.safetensors")
+        read = torch.load(place / "whole.pt")
+        model.load_state_dict(read["model"])
+        optimizer.load_state_dict(read["optimizer"])
+        return model, optimizer, losses
+
+    return cell
+
+
+def check_what_a_cell_keeps_is_one_device_s_and_written_once() -> None:
+    alone, _, _ = language(Language)()
+    expected = alone.state_dict()
+    for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
+        with directory() as place:
+            with writes() as written:
+                model, optimizer, _ = under(setting({one: dist.get_world_size()}), keeping(place))
+            assert everyone(written) == [["whole.pt.part"], []], one
+            assert sorted(os.listdir(place)) == ["model.safetensors", "steps", "whole.pt"], one
+            read = torch.load(place / "whole.pt")
+            assert not any(type(value) is not torch.Tensor for value in read["model"].values()), one
+            assert_close(read["model"], expected)
+            exported = load_file(place / "model.safetensors")
+            assert_close({name: exported.pop(name) for name in expected}, expected)
+            assert not exported
+            fresh = Language()
+            again = torch.optim.AdamW(fresh.parameters())
+            assert td.load(place / "steps", fresh, again)["step"] == 6
+            assert_close(fresh.state_dict(), expected)
+            if dist.get_rank() == 0:
+                assert_close(model.state_dict(), expected)
+                for kept in (read["optimizer"]["state"], again.state_dict()["state"]):
+                    assert_close(moments(kept), moments(optimizer.state_dict()["state"]))
+
+
+def moments(state: dict[int, Any]) -> dict[str, torch.Tensor]:
+    """Of an optimizer's state, by name."""
+    return {f"{place}.{name}": value for place, values in state.items() for name, value in values.items()}

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import jupyter_torchdist as td
 from jupyter_torchdist.runtime.strategies.auto import Automatic
+from jupyter_torchdist.runtime.strategies.pipeline_wires import Arriving, Wires
 
 from . import models
 from .models import CASES, Case, adamw, sgd
@@ -269,6 +270,27 @@ class Dear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.02)
         return super().forward(x).unsqueeze(-1).expand(-1, -1, 1000).tanh().mean(-1)
+
+
+def check_with_gloo_receptions_are_begun_before_they_are_waited_for() -> None:
+    order: list[str] = []
+    begin, arrived = Wires.begin_to_receive, Arriving.arrived
+
+    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            order.append(name)
+            return original(*args)
+
+        return call
+
+    Wires.begin_to_receive = noted("begins", begin)  # type: ignore[method-assign]
+    Arriving.arrived = noted("waits", arrived)  # type: ignore[method-assign]
+    try:
+        trained(CASES["untied"], staged(microbatches=4), steps=1)
+    finally:
+        Wires.begin_to_receive, Arriving.arrived = begin, arrived  # type: ignore[method-assign]
+    if dist.get_rank() in (0, dist.get_world_size() - 1):  # one neighbour
+        assert order[-8:] == ["begins", "begins", "waits", "begins", "waits", "begins", "waits", "waits"], order
 
 
 def check_stages_are_cut_by_measured_cost_not_by_parameters() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from .pipeline_flow import Flow, Value
 from .pipeline_schedules import Action, Kind, Orders, messages
+from .pipeline_wires import Arriving
 from .shares import tensors_in
 
 if TYPE_CHECKING:
@@ -59,11 +61,16 @@ class Work:
         self._kept: dict[tuple[int, int], _Part] = {}
         self._mail: dict[Action, list[Tensor]] = {}
         self._arriving: list[Iterator[Action]] = []
+        self._begun: list[deque[tuple[Action, list[Arriving]]]] = []
+        """Of each rank what it was begun to receive from, in order."""
 
     def perform(self, orders: Orders, ends: Callable[[Microbatch], Pairs] = lambda one: []) -> None:
         """This rank's actions; all ranks of the pipeline are given the same orders."""
         rank = self._wires.rank
         self._arriving = [messages(self._layout, order, rank) for order in orders]
+        self._begun = [deque() for _ in orders]
+        for other in range(len(orders)):
+            self._begin_to_receive(other, self._wires.ahead)
         for action in orders[rank]:
             if action.kind is Kind.FORWARD:
                 self._forward(action)
@@ -77,9 +84,18 @@ class Work:
         """What an action needs of the neighbouring ``stage``; what was sent before it is kept until it is needed."""
         rank = self._layout.rank_of(stage)
         while needed not in self._mail:
-            arrived = next(self._arriving[rank])
-            self._mail[arrived] = [self._wires.receive(one.shape, one.dtype, rank) for one in self._values(arrived)]
+            self._begin_to_receive(rank, 1)
+            arrived, tensors = self._begun[rank].popleft()
+            self._mail[arrived] = [tensor.arrived() for tensor in tensors]
+            self._begin_to_receive(rank, self._wires.ahead)
         return self._mail.pop(needed)
+
+    def _begin_to_receive(self, rank: int, count: int) -> None:
+        """What comes next from a rank, until so much is under way."""
+        while len(self._begun[rank]) < count and (arriving := next(self._arriving[rank], None)) is not None:
+            values = self._values(arriving)
+            tensors = [self._wires.begin_to_receive(one.shape, one.dtype, rank) for one in values]
+            self._begun[rank].append((arriving, tensors))
 
     def _give(self, needed: Action, tensors: Sequence[Tensor]) -> None:
         rank = self._layout.rank_of(needed.stage)

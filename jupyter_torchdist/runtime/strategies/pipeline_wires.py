@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,22 @@ from .shares import map_tensors
 
 COPIED = 1 << 20
 """Bytes of a tensor that is copied rather than waited for."""
+
+
+AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A tensor on its way."""
+
+    tensor: Tensor
+    work: Any
+
+    def arrived(self) -> Tensor:
+        """Wait for it."""
+        self.work.wait()
+        return self.tensor
 
 
 class Wires:
@@ -36,11 +53,24 @@ class Wires:
         group = self.group if rank > self.rank else self._down
         self._sent.append((dist.isend(_bytes(whole), group=group, group_dst=rank), whole))
 
+    @property
+    def ahead(self) -> int:
+        """How many receptions from a rank are begun before they are needed.
+
+        Gloo begins to send when the receiver asks. NCCL's calls wait for each other, and a send behind a reception
+        that waits for what comes of it would never begin.
+        """
+        return AHEAD if self.device.type == "cpu" else 0
+
+    def begin_to_receive(self, shape: torch.Size, dtype: torch.dtype, rank: int) -> Arriving:
+        """Say where the next tensor of a rank may go."""
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        group = self._down if rank > self.rank else self.group
+        return Arriving(tensor, dist.irecv(_bytes(tensor), group=group, group_src=rank))
+
     def receive(self, shape: torch.Size, dtype: torch.dtype, rank: int) -> Tensor:
         """Wait for a tensor."""
-        tensor = torch.empty(shape, dtype=dtype, device=self.device)
-        dist.recv(_bytes(tensor), group=self._down if rank > self.rank else self.group, group_src=rank)
-        return tensor
+        return self.begin_to_receive(shape, dtype, rank).arrived()
 
     def flush(self) -> None:
         """Wait until all is sent."""

@@ -151,6 +151,8 @@ MORE = (
     "--ranks 1 --strategy ddp",
     "--ranks 2 --strategy ddp -O zero1=1",
     "--ranks 2 --strategy cp",
+    "--ranks 2 --strategy ddp --grad-accumulation 4",
+    "--ranks 2 --strategy fsdp --grad-accumulation 4",
     "--ranks 4 --strategy fsdp+tp -O tp=2",
     "--ranks 4 --strategy ddp+tp -O tp=2",
     "--ranks 4 --strategy ddp+pp -O pp=2",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from . import held
+from .divided import Added, Joined, Kept, Way
+from .shares import map_tensors, tensors_in
 
 
 class Reached(BaseException):
@@ -81,3 +88,40 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
+
+
+def with_real_numbers(original: Callable[..., Any], *args: Any) -> Any:
+    """What reads numbers of its own tensors, such as where a rank is in a mesh."""
+    with _disable_current_modes():
+        return original(*args)
+
+
+def stepped_always(
+    _original: Callable[..., Any],
+    _scaler: Any,
+    optimizer: torch.optim.Optimizer,
+    _state: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """No gradient of a rehearsal is infinite."""
+    return optimizer.step(*args, **kwargs)
+
+
+def not_compiled(_original: Callable[..., Any], model: Any = None, **_options: Any) -> Any:
+    """What is compiled keeps no more than what is not."""
+    return model if model is not None else lambda function: function
+
+
+def ways_by_shape(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> list[Way]:
+    """How outputs of parts of a batch make the whole's, by their shapes: a job proves it."""
+    few = functools.partial(held.few, samples=rows)
+    with torch.no_grad():
+        outputs = tensors_in(forward(*map_tensors(args, few), **map_tensors(kwargs, few)))
+    return [_way(one, min(rows, held.FEW)) for one in outputs]
+
+
+def _way(output: torch.Tensor, rows: int) -> Way:
+    if output.dim():
+        return Kept() if output.size(0) % rows else Joined(0, output.size(0) // rows)
+    return Added(mean=True) if output.is_floating_point() else Kept()

@@ -14,6 +14,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,14 +30,28 @@ from torch.utils.data import DataLoader
 from ...protocol.memory import ParameterSize, Rehearsed, elements
 from ...protocol.strategy import StrategyPlan
 from ..allocations import Allocations, Weight, storages
-from . import activations, changes, fsdp, gradients, held, loading, meta, optimizers, precision, replicate
+from . import (
+    accumulating,
+    activations,
+    changes,
+    fakes,
+    fsdp,
+    gradients,
+    held,
+    loading,
+    meta,
+    optimizers,
+    precision,
+    replicate,
+)
 from .base import Setting
+from .divided import Way
 from .dtensors import local
 from .fakes import NotRehearsed, Reached, cut, joined, place
 from .holders import all_of
 from .patches import Patches
 from .pipeline_rehearsed import Stages
-from .shares import map_tensors, tensors_in
+from .shares import Rows, map_tensors, tensors_in
 
 REHEARSED = ("dp_replicate", "dp_shard", "cp", "tp")
 """Dimensions of the mesh in a rehearsal."""
@@ -72,6 +87,8 @@ class Rehearsal:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._roots: dict[int, nn.Module] = {}
         self._stages: dict[int, Stages] = {}  # of roots, under pp
+        self._accumulation = accumulating.of(plan)
+        self._ways: dict[int, list[Way]] = {}  # of roots, in parts
         self._depth = 0
         self._samples: int | None = None
         self._given_in_parts = plan.options.get("batch") == "slices"
@@ -96,8 +113,8 @@ class Rehearsal:
         around(nn.Module, "__call__", self._call)
         around(torch.autograd, "backward", self._backward)
         around(DataLoader, "__iter__", self._batches)
-        around(torch.amp.GradScaler, "_maybe_opt_step", _stepped_always)
-        around(torch, "compile", _not_compiled)
+        around(torch.amp.GradScaler, "_maybe_opt_step", fakes.stepped_always)
+        around(torch, "compile", fakes.not_compiled)
         around(nn.Module, "compile", lambda *_: None)
         self._answer_for_the_others()
         self._hooks = [
@@ -111,7 +128,7 @@ class Rehearsal:
         around(loading, "broadcast_states", lambda *_: None)
         around(loading, "someone_lacks_weights", lambda *_: False)
         around(gradients, "used_somewhere", lambda _original, ours, _group: [*map(gradients.state_of, ours)])
-        around(DeviceMesh, "_compute_coordinate_on_dim", _with_real_numbers)
+        around(DeviceMesh, "_compute_coordinate_on_dim", fakes.with_real_numbers)
 
     def undo(self) -> None:
         """torch is as it was."""
@@ -216,7 +233,14 @@ class Rehearsal:
     ) -> Any:
         if id(module) in self._stages:
             return self._stages[id(module)].forward(functools.partial(original, module), args, kwargs, rows)
-        return original(module, *args, **kwargs)
+        if self._accumulation is None:
+            return original(module, *args, **kwargs)
+        forward = functools.partial(original, module)
+        if id(module) not in self._ways:
+            self._ways[id(module)] = fakes.ways_by_shape(forward, args, kwargs, rows)
+        cut = [tensor.dim() > 0 and tensor.size(0) == rows for tensor in tensors_in((args, kwargs))]
+        alone = Rows(rows, accumulating.Accumulation(1).as_ranks)
+        return self._accumulation(forward, module, args, kwargs, self._ways[id(module)], cut, alone)
 
     def _is_trained(self, module: nn.Module) -> bool:
         trained = {one for optimizer in self._living() for one in loading.trained_by(optimizer)}
@@ -258,6 +282,7 @@ class Rehearsal:
         self, root: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         setting, before = self._setting, optimizers.by_name(root)
+        accumulating.check(root, replace(setting, plan=self._plan))
         changes.check(root, setting)
         if any(self._plan.degree(one) > 1 for one in ("dp_shard", "cp", "tp", "pp")) and not meta.asked_for:
             self._try(root, forward, args, kwargs)
@@ -293,7 +318,13 @@ class Rehearsal:
         nested = self._depth or torch._C._current_graph_task_id() != -1
         if not nested and self._begun is not None and self._graph_ends is None:
             self._graph_ends, self._gathered_then = self.log.position, self._gathered()
-        original(*args, **kwargs)
+        parts = nullcontext() if self._accumulation is None else self._accumulation.backward(plain=True)
+        self._depth += 1  # a part's forward is computed again
+        try:
+            with parts:
+                original(*args, **kwargs)
+        finally:
+            self._depth -= 1
         for stages in self._stages.values():
             stages.own(None)
         if nested or self._shards or self._ranks == 1:
@@ -446,27 +477,6 @@ class Rehearsal:
         except Exception as error:  # noqa: BLE001  # an optimizer of the user's may raise anything
             return f"the state of {type(optimizer).__name__} is not known: {error}"
         return ""
-
-
-def _with_real_numbers(original: Callable[..., Any], *args: Any) -> Any:
-    with _disable_current_modes():
-        return original(*args)
-
-
-def _stepped_always(
-    _original: Callable[..., Any],
-    _scaler: Any,
-    optimizer: torch.optim.Optimizer,
-    _state: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """No gradient of a rehearsal is infinite."""
-    return optimizer.step(*args, **kwargs)
-
-
-def _not_compiled(_original: Callable[..., Any], model: Any = None, **_options: Any) -> Any:
-    return model if model is not None else lambda function: function
 
 
 def _split_shape(parameter: torch.Tensor) -> tuple[tuple[int, ...], int]:

@@ -21,7 +21,8 @@ from .base import Setting
 def agree_on_use(model: nn.Module, setting: Setting) -> None:
     """Make gradients of a sharded ``model`` those of one device, whichever ranks use which parameter.
 
-    Costs one all-reduce of a byte a parameter at the end of each backward.
+    Costs one all-reduce of a byte a parameter at the end of each backward, for which only ranks wait that have left a
+    parameter out: elsewhere the next step begins meanwhile.
     """
     root: Any = model
     root.set_reduce_scatter_unused_params(True)
@@ -43,6 +44,7 @@ class Use:
         self.used: set[int] = set()
         self.watched: set[int] = set()
         self.had: list[bool] = []
+        self.sent: Any = None
 
     def begin(self, state: Any, register: Callable[[], None]) -> None:
         """In place of what FSDP does when the first unit of a backward is reached."""
@@ -66,10 +68,15 @@ class Use:
         finish()
         if not all(group.reduce_grads for group in self.groups):
             return  # accumulates without sums; what was used counts for the one that sums
-        used = torch.tensor([number in self.used for number in range(len(self.parameters))], dtype=torch.uint8)
-        used = used.to(self.setting.device)
-        dist.all_reduce(used, dist.ReduceOp.MAX, self.setting.data_group)
+        mine = [number in self.used for number in range(len(self.parameters))]
+        self.used.clear()
+        used = torch.tensor(mine, dtype=torch.uint8).to(self.setting.device, non_blocking=True)
+        if self.sent is not None:
+            self.sent.wait()  # long over; what has gone wrong with it is raised here
+        self.sent = dist.all_reduce(used, dist.ReduceOp.MAX, self.setting.data_group, async_op=True)
+        if all(mine):
+            return
+        self.sent.wait()
         for parameter, somewhere, had in zip(self.parameters, used.tolist(), self.had, strict=True):
             if not somewhere and not had:
                 parameter.sharded_param.grad = None
-        self.used.clear()

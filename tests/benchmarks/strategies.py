@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tests.benchmarks import turns
 from tests.benchmarks.report import Row, in_random_order, median
@@ -51,6 +52,47 @@ torch.manual_seed(0)
 samples = BATCH * STEPS
 data = TensorDataset(torch.rand(samples, 64), torch.randint(10, (samples,)))
 """
+SEQUENCES = f"""
+WIDTH, LAYERS, BATCH, TOKENS, STEPS = 256, 2, 4, 128, {(turns.WARM + TURNS) * turns.WINDOW}
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        query, key, value = (one.unflatten(-1, (8, -1)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.down(F.gelu(self.up(x)))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(64, WIDTH), nn.Parameter(torch.randn(TOKENS, WIDTH))
+        self.layers = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.last = nn.Linear(WIDTH, 64)
+
+    def forward(self, x):
+        x = self.words(x) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x).transpose(1, 2)
+
+torch.manual_seed(0)
+words = torch.randint(64, (BATCH * STEPS, TOKENS + 1))
+data = TensorDataset(words[:, :-1].contiguous(), words[:, 1:].contiguous())
+"""
+"""A text model in place of the one above."""
 CELL = """
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -73,32 +115,129 @@ dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 model, part, share = Net(), None, 1
+
+def mine(x, y):
+    return x, y
 """
-SETUPS = {
-    "ddp": """
+ULYSSES = """
+from torch.distributed.nn.functional import all_gather, all_to_all_single
+each, attend = TOKENS // ranks, F.scaled_dot_product_attention
+
+def exchanged(x, scatter, gather):
+    sent = torch.stack(x.chunk(ranks, scatter)).contiguous()
+    return torch.cat(list(all_to_all_single(torch.empty_like(sent), sent)), gather)
+
+def ulysses(query, key, value, **options):
+    whole = [exchanged(one, 1, 2) for one in (query, key, value)]
+    return exchanged(attend(*whole, **options), 2, 1)
+
+F.scaled_dot_product_attention = ulysses
+"""
+"""Attention to whole sequences of which each rank has a part."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An unmodified loop under ``line``, beside the same written by hand: ``setup``, told as ``beside``."""
+
+    line: str
+    setup: str
+    beside: str
+    ranks: int = 2
+    runs: int = RUNS
+    data: str = DATA
+    options: str = "{}"
+    """Of the optimizer by hand."""
+
+
+CASES = {
+    "ddp": Case(
+        "--strategy ddp",
+        """
 model, share = nn.parallel.DistributedDataParallel(model), ranks
 """,
-    "fsdp": """
+        "DistributedDataParallel and DistributedSampler",
+    ),
+    "fsdp": Case(
+        "--strategy fsdp",
+        """
 from torch.distributed.fsdp import fully_shard
 for layer in model.layers:
     fully_shard(layer)
 fully_shard(model)
 share = ranks
 """,
-    "tp": """
+        "`fully_shard` of each block",
+    ),
+    "hsdp": Case(
+        "--strategy hsdp -O dp_replicate=2 -O dp_shard=2",
+        """
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+for layer in model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+share = ranks
+""",
+        "`fully_shard` of each block on a mesh of 2 x 2",
+        ranks=4,
+        runs=1,
+    ),
+    # Parameters that are DTensors beside plain ones take no kernel over many tensors, neither by hand nor here.
+    "tp": Case(
+        "--strategy tp -O tp_plan=layers.*.up:colwise,layers.*.down:rowwise",
+        """
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 plan = {}
 for number in range(len(model.layers)):
     plan[f"layers.{number}.up"], plan[f"layers.{number}.down"] = ColwiseParallel(), RowwiseParallel()
 parallelize_module(model, init_device_mesh("cpu", (ranks,)), plan)
 """,
-    "pp": """
+        "`parallelize_module`, optimizer without foreach",
+        options="dict(foreach=False)",
+    ),
+    "cp": Case(
+        "--strategy cp",
+        ULYSSES
+        + """
+def cut(_layer, given):
+    return given[0][:, rank * each:][:, :each]
+
+def join(_layer, _given, part):
+    return torch.cat(all_gather(part), 1)
+
+model.layers[0].register_forward_pre_hook(cut)
+model.layers[-1].register_forward_hook(join)
+model = nn.parallel.DistributedDataParallel(model)
+""",
+        "blocks cut and joined, an all-to-all around each attention by hand, DistributedDataParallel",
+        data=SEQUENCES,
+    ),
+    "cp, beside every layer divided by hand (an aim)": Case(
+        "--strategy cp",
+        ULYSSES
+        + """
+def mine(x, y):
+    return x[:, rank * each:][:, :each], y[:, rank * each:][:, :each]
+
+model.places = nn.Parameter(model.places[rank * each:][:each].detach().clone())
+nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["places"])
+model = nn.parallel.DistributedDataParallel(model)
+""",
+        "tokens, targets and positions, an all-to-all around each attention by hand, DistributedDataParallel",
+        data=SEQUENCES,
+    ),
+    "pp": Case(
+        "--strategy pp -O schedule=gpipe -O microbatches=4",
+        """
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 half = len(model.layers) // 2
 parts = [nn.Sequential(model.first, *model.layers[:half]), nn.Sequential(*model.layers[half:], model.last)]
 part = model = parts[rank]
 schedule = ScheduleGPipe(PipelineStage(part, rank, ranks, torch.device("cpu")), 4, loss_fn=F.cross_entropy)
 """,
+        "`PipelineStage` and `ScheduleGPipe`, halves by hand",
+    ),
 }
 LOOP = """
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
@@ -106,6 +245,7 @@ sampler = torch.utils.data.DistributedSampler(data, ranks, rank) if share > 1 el
 loader = DataLoader(data, batch_size=BATCH // share, sampler=sampler)
 turns = Turns(port)
 for x, y in loader:
+    x, y = mine(x, y)
     optimizer.zero_grad()
     if part is not None:
         schedule.step(x) if rank == 0 else schedule.step(target=y)
@@ -118,18 +258,6 @@ if rank == 0:
     pathlib.Path("spent").write_text(repr(spent))
 dist.destroy_process_group()
 """
-LINES = {
-    "ddp": "--strategy ddp",
-    "fsdp": "--strategy fsdp",
-    "tp": "--strategy tp -O tp_plan=layers.*.up:colwise,layers.*.down:rowwise",
-    "pp": "--strategy pp -O schedule=gpipe -O microbatches=4",
-}
-BESIDE = {
-    "ddp": "DistributedDataParallel and DistributedSampler",
-    "fsdp": "`fully_shard` of each block",
-    "tp": "`parallelize_module`, optimizer without foreach",
-    "pp": "`PipelineStage` and `ScheduleGPipe`, halves by hand",
-}
 TOUCH = "torch.ones(2_200_000_000, dtype=torch.uint8)"
 """Memory that is touched and given back: a machine of the cloud lends it, and the first touch of a page is dear."""
 PARTS = "nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(16)])"
@@ -150,26 +278,27 @@ Spent = list[tuple[float, float]]
 
 def rows() -> Iterator[Row]:
     with Stage.open() as stage, stage.notebook() as notebook:
-        notebook.run(MODEL + DATA + turns.SOURCE, timeout=120)
-        for strategy in LINES:
-            yield from compared(stage, notebook, strategy)
+        for name in CASES:
+            yield from compared(stage, notebook, name)
         yield back(stage, notebook)
 
 
-def compared(stage: Stage, notebook: Notebook, strategy: str) -> Iterator[Row]:
-    """Steps a second on 2 ranks, and under ddp what the automatic way costs."""
+def compared(stage: Stage, notebook: Notebook, name: str) -> Iterator[Row]:
+    """Steps a second, and under ddp what the automatic way costs."""
+    case = CASES[name]
+    strategy, comma, of = name.partition(",")
+    what = f"an unmodified loop under `--strategy {strategy}`, {case.ranks} ranks{comma}{of}"
     ours, bare = [], []
-    for _ in range(RUNS):
-        mine, by_hand = by_turns(stage, notebook, strategy)
+    for _ in range(case.runs):
+        mine, by_hand = by_turns(stage, notebook, name)
         ours += mine
         bare += by_hand
     speeds, yardsticks = tuple(1e3 / clock for clock, _ in ours), tuple(1e3 / clock for clock, _ in bare)
     yield Row(
-        "strategies", f"an unmodified loop under `--strategy {strategy}`, 2 ranks", median(speeds), "steps/s", 0.97,
-        median(yardsticks), f"{BESIDE[strategy]} under torchrun; by turns", at_least=True, samples=speeds,
-        yardsticks=yardsticks, paired=True,
+        "strategies", what, median(speeds), "steps/s", 0.97, median(yardsticks),
+        f"{case.beside} under torchrun; by turns", at_least=True, samples=speeds, yardsticks=yardsticks, paired=True,
     )  # fmt: skip
-    if strategy == "ddp":
+    if name == "ddp":
         yield own_cost("", 0, ours, bare)
         yield own_cost(", of the main thread's processor time (an aim)", 1, ours, bare)
 
@@ -184,19 +313,17 @@ def own_cost(of: str, which: int, ours: Spent, bare: Spent) -> Row:
     return Row("strategies", what, median(more), "ms", OWN_COST, note=note, samples=more)
 
 
-def by_turns(stage: Stage, notebook: Notebook, strategy: str) -> tuple[Spent, Spent]:
+def by_turns(stage: Stage, notebook: Notebook, name: str) -> tuple[Spent, Spent]:
     """Ours and what is written by hand, at one time, in turns."""
-    # Parameters that are DTensors beside plain ones take no kernel over many tensors, neither by hand nor here.
-    options = "options = " + ("dict(foreach=False)" if strategy == "tp" else "{}")
-    ran: list[Ran] = []
-    table = turns.Table()
-    body = MODEL + DATA + f"port = {table.port}\n" + turns.SOURCE + options + BY_HAND + SETUPS[strategy] + LOOP
-    script, result = stage.script(strategy, body), stage.root / "spent"
-    thread = threading.Thread(target=lambda: ran.append(torchrun(script)))
+    case, ran, table = CASES[name], list[Ran](), turns.Table()
+    setup = f"{MODEL}{case.data}{turns.SOURCE}port = {table.port}\n"
+    body = f"{setup}options = {case.options}\n{BY_HAND}{case.setup}{LOOP}"
+    script, result = stage.script(name.partition(",")[0], body), stage.root / "spent"
+    thread = threading.Thread(target=lambda: ran.append(torchrun(script, case.ranks)))
     thread.start()
     try:
-        notebook.run(f"port = {table.port}")
-        notebook.run(f"%%distribute --ranks 2 {LINES[strategy]}\n{CELL}", timeout=600)
+        notebook.run(setup, timeout=120)
+        notebook.run(f"%%distribute --ranks {case.ranks} {case.line}\n{CELL}", timeout=600)
     finally:
         thread.join()
         table.close()

@@ -44,14 +44,14 @@ def check_languages_train_as_on_one_device() -> None:
         assert not [part for part in model.modules() if {"forward", "__deepcopy__"} & vars(part).keys()]
 
 
-def check_blocks_keep_a_part_of_the_tokens_and_exchange_them_four_times_an_attention() -> None:
+def check_blocks_keep_a_part_of_the_tokens_and_exchange_them_twice_an_attention() -> None:
     model, shapes = Language(), []
     context.apply(model, cp())
     model.get_submodule("layers.0.mlp").register_forward_hook(lambda _m, inputs, _out: shapes.append(inputs[0].shape))
     with counted_calls("all_to_all_single") as calls:
         output = model(torch.randint(WORDS, (2, LENGTH)))
     assert shapes == [(2, LENGTH // dist.get_world_size(), WIDTH)] and output.shape == (2, LENGTH, WORDS)
-    assert calls == {"all_to_all_single": 8}  # two attentions: query, key, value, and back
+    assert calls == {"all_to_all_single": 4}  # two attentions: query, key and value together, and back
     assert any("2 blocks (Layer)" in line for line in SAID)
 
 
@@ -66,6 +66,19 @@ def check_masks_and_heads_of_keys_mean_what_they_meant() -> None:
         with ulysses():
             ours = F.scaled_dot_product_attention(q, k, v, **options)
         torch.testing.assert_close(ours, expected.chunk(world, 2)[rank])
+
+
+def check_queries_keys_and_values_may_be_of_several_types_under_autocast() -> None:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(2)
+    query, key, value = torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = F.scaled_dot_product_attention(query, key, value)
+        q, k, v = (one.chunk(world, 2)[rank] for one in (query, key, value))
+        with counted_calls("all_to_all_single") as calls, ulysses():
+            ours = F.scaled_dot_product_attention(q, k, v)
+    assert calls == {"all_to_all_single": 4}
+    torch.testing.assert_close(ours, expected.chunk(world, 2)[rank])
 
 
 def ulysses() -> Any:

@@ -8,7 +8,7 @@ meant. What comes before and after the blocks (positions, embeddings, the head) 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ class _Ulysses(TorchFunctionMode):
         """``query``, ``key``, ``value``: batch x heads x this rank's tokens x width."""
         self._check(query, key)
         ranks, rank = int(self._group.size()), int(self._group.rank())
-        whole = [exchange(one, self._group, scatter=-3, gather=-2) for one in (query, key, value)]
+        whole = exchange((query, key, value), self._group, scatter=-3, gather=-2)
         if attn_mask is not None:
             if attn_mask.shape[-1] not in (1, whole[1].shape[-2]) or attn_mask.shape[-2] not in (1, whole[0].shape[-2]):
                 raise StrategyError(
@@ -127,7 +127,7 @@ class _Ulysses(TorchFunctionMode):
                 )
             if attn_mask.ndim >= 3 and attn_mask.shape[-3] > 1:
                 attn_mask = attn_mask.chunk(ranks, -3)[rank]
-        return exchange(func(*whole, attn_mask, *args, **kwargs), self._group, scatter=-2, gather=-3)
+        return exchange((func(*whole, attn_mask, *args, **kwargs),), self._group, scatter=-2, gather=-3)[0]
 
     def _check(self, query: Tensor, key: Tensor) -> None:
         ranks = int(self._group.size())
@@ -149,24 +149,41 @@ class _Ulysses(TorchFunctionMode):
             )
 
 
-def exchange(tensor: Tensor, group: dist.ProcessGroup, *, scatter: int, gather: int) -> Tensor:
-    """All-to-all: dimension ``scatter`` is divided among the ranks, ``gather`` put together. Differentiable."""
-    result: Tensor = _Exchange.apply(tensor, group, scatter, gather)  # type: ignore[no-untyped-call]
+def exchange(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, scatter: int, gather: int) -> tuple[Tensor, ...]:
+    """All-to-all: dimension ``scatter`` is divided among the ranks, ``gather`` put together. Differentiable.
+
+    One for all tensors, but where they are of several types, as autocast may leave them.
+    """
+    if len({one.dtype for one in tensors}) > 1:
+        return tuple(exchange((one,), group, scatter=scatter, gather=gather)[0] for one in tensors)
+    result: tuple[Tensor, ...] = _Exchange.apply(group, scatter, gather, *tensors)  # type: ignore[no-untyped-call]
     return result
 
 
 class _Exchange(torch.autograd.Function):
+    """What goes to one rank lies together: every tensor's part for it, one after the other."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup, scatter: int, gather: int) -> Tensor:
+    def forward(ctx: Any, group: dist.ProcessGroup, scatter: int, gather: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.scatter, ctx.gather = group, scatter, gather
-        sent = torch.stack(tensor.chunk(int(group.size()), scatter)).contiguous()
+        ranks = int(group.size())
+        parts = [tensor.chunk(ranks, scatter) for tensor in tensors]
+        sizes = [part[0].numel() for part in parts]
+        sent = tensors[0].new_empty(ranks, sum(sizes))
+        for part, places in zip(parts, sent.split(sizes, 1), strict=True):
+            for one, place in zip(part, places, strict=True):
+                place.view_as(one).copy_(one)
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=group)
-        return torch.cat(list(received), gather)
+        del sent
+        return tuple(
+            torch.cat([place.view(part[0].shape) for place in places], gather)
+            for part, places in zip(parts, received.split(sizes, 1), strict=True)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return exchange(grads[0], ctx.group, scatter=ctx.gather, gather=ctx.scatter), None, None, None
+        return None, None, None, *exchange(grads, ctx.group, scatter=ctx.gather, gather=ctx.scatter)
 
 
 def explain(error: BaseException) -> StrategyError | None:

@@ -14,6 +14,8 @@ from .dtensors import local
 
 BUCKET_BYTES = 25 * 2**20
 """As large as a bucket of DDP."""
+ALONE_BYTES = 2**19
+"""From here on a gradient is averaged where it is: two copies would cost more than a collective of its own."""
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -39,19 +41,25 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
             elif parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
             dense.append(local(parameter.grad))
-        for bucket in buckets(dense):
-            average_bucket(bucket, group)
+        for finish in [average_bucket(bucket, group) for bucket in buckets(dict.fromkeys(dense))]:
+            finish()
 
 
 UNUSED, SPARSE, DENSE = 0, 1, 2
 
 
 def used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
-    """``UNUSED``, ``SPARSE`` or ``DENSE``: each gradient on the ranks that have one; dense where these differ."""
+    """``UNUSED``, ``SPARSE`` or ``DENSE``: each gradient on the ranks that have one; dense where these differ.
+
+    A rank that has all, and dense ones, waits for nobody.
+    """
     device = local(parameters[0]).device
     states = [state_of(parameter) for parameter in parameters]
     agreed = torch.tensor(states, dtype=torch.int32, device=device)
-    dist.all_reduce(agreed, dist.ReduceOp.MAX, group)
+    told = dist.all_reduce(agreed, dist.ReduceOp.MAX, group, async_op=True)
+    if all(state == DENSE for state in states):
+        return states
+    told.wait()
     return agreed.tolist()
 
 
@@ -78,13 +86,16 @@ def _rows(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
 
 
 def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one type and device, up to a bucket's size, in order."""
+    """Tensors of one type and device, up to a bucket's size, in order; large ones each for themselves."""
     buckets: list[list[Tensor]] = []
     open_: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     room: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:
         key = (tensor.dtype, tensor.device)
         size = tensor.numel() * tensor.element_size()
+        if size >= ALONE_BYTES:
+            buckets.append([tensor])
+            continue
         if key not in open_ or room[key] < size:
             open_[key], room[key] = [], BUCKET_BYTES
             buckets.append(open_[key])
@@ -93,13 +104,21 @@ def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
-def average_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> None:
-    """Replace gradients of one type and device by their means over ``group``."""
-    flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+def average_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
+    """Begin to replace gradients of one type and device by their means over ``group``; what is returned ends it."""
+    in_place = len(bucket) == 1 and bucket[0].is_contiguous()
+    flat = bucket[0] if in_place else torch.cat([tensor.reshape(-1) for tensor in bucket])
     flat /= group.size()  # before the sum, as DDP does: half precision would overflow
-    dist.all_reduce(flat, group=group)
-    for tensor, mean in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
+    sent = dist.all_reduce(flat, group=group, async_op=True)
+
+    def finish() -> None:
+        sent.wait()
+        if in_place:
+            return
+        for tensor, mean in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+    return finish
 
 
 def average_after_backward(model: nn.Module, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:

@@ -334,7 +334,7 @@ class Rehearsal:
         dense = [one.grad for one in trained if one.grad is not None and not one.grad.is_sparse]
         with torch.no_grad():
             for bucket in gradients.buckets(dense):
-                gradients.average_bucket(bucket, self._group)
+                gradients.average_bucket(bucket, self._group)()
         self._of_parameters.append((begun, self.log.position))
 
     def _gathered(self) -> int:

@@ -96,14 +96,16 @@ def test_who_computes_shows_it_and_who_sleeps_does_not(spawn: Spawn) -> None:
     """In ticks of the processes themselves, as a busy machine may give them any part of a core."""
     fork = "if os.fork() == 0:\n    print('ready', flush=True)\n    while True:\n        pass\n"
     busy, idle = spawn(fork + "while True:\n    pass\n"), spawn(SLEEP)
-    loads = Loads()
+    both, loads = Loads().look([busy], 0.0)[busy], Loads()
+    earlier = _ticks(both)
     first = loads.look([busy, idle], 0.0)
     assert first[busy].cpu is None
-    assert len(first[busy].pids) == 2
-    before = _ticks(first[busy])
-    assert wait_until(lambda: _ticks(first[busy]) >= before + 50, 60.0)
+    assert first[busy].pids == both.pids
+    assert len(both.pids) == 2
+    later = _ticks(both)
+    assert wait_until(lambda: _ticks(both) >= later + 50, 60.0)
     found = loads.look([busy, idle], 0.5)
-    grown = 100 * (_ticks(first[busy]) - before) / os.sysconf("SC_CLK_TCK") / 0.5
+    grown = 100 * (_ticks(both) - earlier) / os.sysconf("SC_CLK_TCK") / 0.5
     assert 90 <= (found[busy].cpu or 0) <= grown
     assert found[idle].cpu == 0.0
 

@@ -44,10 +44,7 @@ from .tail import Tail
 Message = dict[str, Any]
 
 WORK = 0.04
-"""Seconds that one call goes on with answers, and as long with reading curves."""
-
-LEAST_WORK = 0.02
-"""Seconds for curves even where an answer took longer."""
+"""Seconds that one call goes on with reading curves, and as long with answers."""
 
 STATUS_PERIOD = 0.25
 LOOK_PERIOD = 0.5
@@ -160,9 +157,8 @@ class Feed:
         if gone := self._look(now):
             return gone
         self._refill(now)
-        until = time.monotonic() + 2 * WORK
+        self._read_curves(now)
         said = self._go_on(WORK)
-        self._read_curves(now, until)
         for more in (self._events, self._status_now, self._lines):
             while self._may_say():
                 found = more(now)
@@ -171,11 +167,11 @@ class Feed:
                     break
         return said
 
-    def _read_curves(self, now: float, until: float) -> None:
+    def _read_curves(self, now: float) -> None:
         """New points are told of as often as the status is; many at once are folded in with less work."""
         if not self._abreast or now - self._folded >= STATUS_PERIOD:
             self._folded = now
-            self._abreast = self._curves.advance(max(LEAST_WORK, min(WORK, until - time.monotonic())))
+            self._abreast = self._curves.advance(WORK)
 
     def _refill(self, now: float) -> None:
         self._tokens = min(_BURST, self._tokens + max(0.0, now - self._refilled) * (RATE - _BURST))
@@ -303,12 +299,16 @@ class Feed:
         return said
 
     def _next_task(self) -> _Task | None:
-        """The first one that need not wait: curves of a job that runs are asked for again and again."""
+        """The first one that need not wait."""
         for _ in range(len(self._tasks)):
-            if not self._tasks[0].on_curves or self._states.state.final or self._pace.open:
+            if not self._tasks[0].on_curves or self._may_draw():
                 return self._tasks[0]
             self._tasks.rotate(-1)
         return None
+
+    def _may_draw(self) -> bool:
+        """Not before the files were read, or there would be no points. A job that runs is asked again and again."""
+        return self._folded > float("-inf") and (self._states.state.final or self._pace.open)
 
     def _step(self, task: _Task) -> curves.Answer | None:
         """The answer, or None while it takes longer."""

@@ -235,10 +235,21 @@ describe('the tab', () => {
     });
   }
 
+  /** With points of this version. */
+  function answers(feed: PlayedFeed, version: number): void {
+    feed.answer = asked =>
+      asked.what === 'curves' ? { version, complete: true, series: asked.names.map(name => aSeries(name)) } : null;
+  }
+
+  /** New points, which answers are of. */
+  function grows(feed: PlayedFeed, version: number, names: string[]): void {
+    answers(feed, version);
+    feed.say(status({ curves: { version, names, note: '' } }));
+  }
+
   async function tab(names: string[]): Promise<{ feed: PlayedFeed; tab: CurvesTab }> {
     const { feed, session } = await played(page.signal, hello(aState([aRank(0), aRank(1)])));
-    feed.answer = asked =>
-      asked.what === 'curves' ? { version: 1, complete: true, series: asked.names.map(name => aSeries(name)) } : null;
+    answers(feed, 1);
     feed.say(status({ curves: { version: 1, names, note: '' } }));
     await frames();
     const shown = new CurvesTab(page.root, session, page.signal);
@@ -269,8 +280,21 @@ describe('the tab', () => {
     feed.say(status({ curves: { version: 1, names: ['loss', 'lr'], note: '' } }));
     await new Promise(resolve => setTimeout(resolve, 700));
     expect(feed.asked('curves')).toHaveLength(1);
-    feed.say(status({ curves: { version: 2, names: ['loss', 'lr'], note: '' } }));
+    grows(feed, 2, ['loss', 'lr']);
     await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(2), PATIENT);
+    await new Promise(resolve => setTimeout(resolve, 700));
+    expect(feed.asked('curves')).toHaveLength(2);
+  });
+
+  it('asks again where the answer is of an older version: a feed that was opened anew reads the files anew', async () => {
+    const { feed } = await tab(['loss']);
+    feed.answer = asked => (asked.what === 'curves' ? { version: 0, complete: true, series: [] } : null);
+    await vi.waitFor(() => expect(feed.asked('curves').length).toBeGreaterThan(1), PATIENT);
+    answers(feed, 1);
+    const asked = feed.asked('curves').length;
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(asked + 1), PATIENT);
+    await new Promise(resolve => setTimeout(resolve, 700));
+    expect(feed.asked('curves')).toHaveLength(asked + 1);
   });
 
   it('is asked nothing while it is not seen', async () => {
@@ -335,7 +359,7 @@ describe('the tab', () => {
     // Without a width nothing is drawn, and a plot that shows nothing has no range to zoom in.
     const plot = find(page.root, '.td-plot');
     Object.defineProperty(plot, 'clientWidth', { value: 300 });
-    feed.say(status({ curves: { version: 2, names: ['loss'], note: '' } }));
+    grows(feed, 2, ['loss']);
     await vi.waitFor(() => expect(plot.getAttribute('aria-label')).toContain('at step 2'), PATIENT);
     plot.dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true, cancelable: true }));
     await vi.waitFor(() => expect(feed.asked('curves').at(-1)).toMatchObject({ low: 0.5, high: 1.5 }), PATIENT);
@@ -347,7 +371,7 @@ describe('the tab', () => {
     await vi.waitFor(() => expect(feed.asked('curves').at(-1)).toMatchObject(all), PATIENT);
   });
 
-  it('says why there are no points', async () => {
+  it('says why there are no points, and asks again once the connection is back', async () => {
     const { feed, session } = await played(page.signal, hello(aState([aRank(0)])));
     feed.answer = () => ({ error: 'the file <b>cannot</b> be read' });
     feed.say(status({ curves: { version: 1, names: ['loss'], note: '' } }));
@@ -357,5 +381,12 @@ describe('the tab', () => {
       () => expect(find(page.root, '.td-curve-note').textContent).toBe('the file <b>cannot</b> be read'),
       PATIENT
     );
+    await new Promise(resolve => setTimeout(resolve, 700));
+    expect(feed.asked('curves')).toHaveLength(1);
+    feed.handlers.lost('the line is cut', false);
+    await frames();
+    feed.handlers.connected();
+    feed.say(hello(aState([aRank(0)])));
+    await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(2), PATIENT);
   });
 });

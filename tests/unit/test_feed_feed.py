@@ -318,6 +318,16 @@ def test_curves_fill_while_the_view_looks(job: FakeJob) -> None:
     assert answer["series"][0]["y"].tolist() == list(range(100))
 
 
+def test_curves_that_are_asked_for_at_once_are_answered_when_the_files_were_read(job: FakeJob) -> None:
+    """A question that was open when its socket broke comes first on the new one, to a feed that knows nothing yet."""
+    job.rank(0).records(*({"t": float(n), "k": "log", "step": n, "v": {"loss": n}} for n in range(100)))
+    view = View(job).open()
+    curves = {"what": "curves", "names": ["loss"], "mode": "band", "ranks": [], "x": "step", "width": 500}
+    answer = view.ask(**curves)
+    assert answer["version"] == 100
+    assert answer["series"][0]["y"].tolist() == list(range(100))
+
+
 def test_curves_of_a_running_job_wait_when_they_have_cost_enough(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SHARE", 0.0)
     job.rank(0).records({"t": 1.0, "k": "log", "step": 1, "v": {"a": 1}})

@@ -26,8 +26,9 @@ export class CurveCard {
   readonly frame = make('div.td-plot', { tabindex: '0', role: 'figure' });
   visible = false;
   range: Range = null;
-  /** What the points on the screen were asked with; another one: they are old. */
+  /** What the points on the screen were asked with, and the feed's version that they are of. */
   asked = '';
+  version = 0;
   private readonly value = make('span.td-curve-value');
   private readonly differs = make('span.td-curve-differs');
   private readonly note = make('span.td-curve-note');
@@ -64,16 +65,26 @@ export class CurveCard {
     this.frame.addEventListener('mouseleave', () => this.hover(null, 0), { signal });
   }
 
-  take(series: Series[], exact: boolean): void {
+  take(series: Series[], version: number, exact: boolean): void {
     this.series = series;
+    this.version = version;
     this.exact = exact;
     this.picture = null;
     this.failed = false;
   }
 
-  fail(why: string): void {
+  /** The feed will not answer before `version` grows. */
+  fail(why: string, version: number): void {
     this.failed = true;
+    this.version = version;
     setText(this.note, why);
+  }
+
+  /** What could not be answered may be asked again. */
+  retry(): void {
+    if (this.failed) {
+      this.asked = '';
+    }
   }
 
   /**

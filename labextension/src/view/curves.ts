@@ -64,6 +64,10 @@ export class CurvesTab {
     this.observer = this.observeCards(element);
     this.observePage();
     session.onChange(changes => {
+      if (changes.has('connection') && session.connection === 'live') {
+        this.cards.forEach(card => card.retry());
+        this.wake(0);
+      }
       if (changes.has('status')) {
         this.update();
       }
@@ -286,17 +290,20 @@ export class CurvesTab {
     }
   }
 
-  private want(): string {
+  /** What `card` is to be asked with. */
+  private key(card: CurveCard): string {
     const { mode, x } = this.bar.settings;
-    return [mode, x, this.session.status?.curves.version ?? 0].join();
+    return [mode, x, card.range?.join() ?? '', this.width()].join();
   }
 
-  private key(card: CurveCard): string {
-    return [this.want(), card.range?.join() ?? '', this.width()].join();
+  /** Grows with every point that the feed knows of. An answer may be of an older one: a feed opened anew reads anew. */
+  private version(): number {
+    return this.session.status?.curves.version ?? 0;
   }
 
   private old(): CurveCard[] {
-    return this.shown.filter(card => card.visible && card.asked !== this.key(card));
+    const version = this.version();
+    return this.shown.filter(card => card.visible && (card.asked !== this.key(card) || card.version < version));
   }
 
   /** How many lines a plot has at the most. */
@@ -306,6 +313,7 @@ export class CurvesTab {
 
   private async ask(batch: CurveCard[]): Promise<void> {
     const keys = batch.map(card => this.key(card));
+    const version = this.version();
     let answer: Answers['curves'] | null = null;
     let why = '';
     try {
@@ -320,10 +328,10 @@ export class CurvesTab {
     batch.forEach((card, index) => {
       card.asked = keys[index]!;
       if (answer) {
-        card.take(found.get(card.name) ?? [], answer.complete && this.session.state.world_size > 1);
+        card.take(found.get(card.name) ?? [], answer.version, answer.complete && this.session.state.world_size > 1);
         this.queue(card);
       } else {
-        card.fail(why);
+        card.fail(why, version);
       }
     });
   }

@@ -222,11 +222,13 @@ async def test_a_turn_of_the_feed_in_one_request(jp_fetch: Fetch) -> None:
         search = {"type": "ask", "id": 5, "what": "search", "pattern": "t", "regex": False, "case": True}
         cancel = {"type": "ask", "id": 6, "what": "cancel", "kill": False}
         have = {"type": "open", "logs": {"0.out": len("one\ntwo\n")}}
-        second = await a_turn(jp_fetch, name, have, {**search, "files": [], "at": None}, cancel)
+        curves = {"type": "ask", "id": 7, "what": "curves", "names": ["loss"], "mode": "band", "ranks": [], "x": "step"}
+        second = await a_turn(jp_fetch, name, have, {**search, "files": [], "at": None}, cancel, {**curves, "width": 9})
         assert texts(second) == {"0.out": "three\n"}
         answers = {each["id"]: each for each in second if each["type"] == "answer"}
         assert [hit["text"].strip() for hit in answers[5]["hits"]] == ["three", "two"]
         assert "asked to stop" in answers[6]["said"]
+        assert answers[7]["series"][0]["y"] == [0.0, 1.0, 2.0]
         assert requests(job.paths) == ["interrupt"]
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from jupyter_torchdist.runtime.strategies import fsdp
@@ -97,6 +98,37 @@ def check_tensor_parallelism() -> None:
 
 def check_context_parallelism() -> None:
     equal(setting({"cp": WORLD()}), language(Language))
+
+
+class InChunks(Language):
+    """Makes its loss itself; of the logits those of a quarter of the tokens are there at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vocabulary, self.head = self.head, nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        def loss_of(hidden: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(self.vocabulary(hidden).flatten(0, 1), targets.flatten())
+
+        parts = zip(super().forward(x).chunk(4, 1), x.roll(-1, 1).chunk(4, 1), strict=True)
+        return torch.stack([checkpoint(loss_of, *part, use_reentrant=False) for part in parts]).mean()
+
+
+def check_a_loss_in_chunks_of_the_sequence_where_blocks_have_a_part_of_it() -> None:
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(4)
+        model, losses = InChunks(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for (x,) in DataLoader(TensorDataset(torch.randint(WORDS, (12, LENGTH))), 4):
+            optimizer.zero_grad()
+            loss = model(x)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return model, optimizer, losses
+
+    equal(setting({"cp": WORLD()}), cell)
 
 
 def check_a_model_that_the_cell_compiles_is_one_model_by_both_names() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -129,6 +130,56 @@ def check_a_loss_in_chunks_of_the_sequence_where_blocks_have_a_part_of_it() -> N
         return model, optimizer, losses
 
     equal(setting({"cp": WORLD()}), cell)
+
+
+def asking(inputs: Callable[[nn.Module], Iterable[Tensor]], penalty: bool = False) -> Cell:
+    """Takes its gradients by ``torch.autograd.grad``; ``penalty``: to train with their norm."""
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(5)
+        model, losses = Language(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+        words = torch.randint(WORDS, (12, LENGTH))
+        for x, y in DataLoader(TensorDataset(words, words.roll(1, 1)), 4):
+            optimizer.zero_grad()
+            with sdpa_kernel(SDPBackend.MATH):  # the others have no gradients of gradients
+                loss = F.cross_entropy(model(x).view(-1, WORDS), y.view(-1))
+                grads = torch.autograd.grad(loss, inputs(model), create_graph=penalty)  # type: ignore[call-overload]
+                if penalty:
+                    loss = loss + torch.stack([grad.square().sum() for grad in grads]).sum()
+                    loss.backward()
+                else:
+                    for parameter, grad in zip(inputs(model), grads, strict=True):
+                        parameter.grad = grad
+            optimizer.step()
+            losses.append(loss.item())
+        return model, optimizer, losses
+
+    return cell
+
+
+def asking_by_name() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    torch.manual_seed(6)
+    model = Language()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+    known: dict[str, Tensor] = dict(model.named_parameters())
+    loss = model(torch.randint(WORDS, (4, LENGTH))).square().mean()
+    for name, grad in torch.autograd.grad(loss, known).items():
+        known[name].grad = grad
+    optimizer.step()
+    return model, optimizer, [loss.item()]
+
+
+def check_gradients_that_the_cell_asks_for_itself() -> None:
+    divided = setting({"dp_replicate": WORLD() // 2, "cp": 2})
+    equal(divided, asking(nn.Module.parameters))
+    equal(divided, asking(nn.Module.parameters, penalty=True))
+    equal(setting({"cp": WORLD()}), asking_by_name)
+    norms = asking(lambda model: [one for one in model.parameters() if one.ndim == 1][:2])
+    equal(setting({"tp": 2}, sequence_parallel=True), norms)
+    for degrees, words in (({"tp": 2}, "has sharded"), ({"pp": 2}, "of a pipeline")):
+        said = refusal(lambda degrees=degrees: under(setting(degrees), asking(nn.Module.parameters)))  # type: ignore[misc]
+        assert words in said and "or backward()" in said, said
 
 
 def check_a_model_that_the_cell_compiles_is_one_model_by_both_names() -> None:

@@ -145,10 +145,9 @@ class Accumulation:
                 raise StrategyError(f"--grad-accumulation: the forward of {type(module).__name__} changes {name}", HINT)
         self._tried.add(id(module))
 
-    def check_asked(self, inputs: Any, trained: Sequence[torch.Tensor]) -> None:
+    def check_asked(self, inputs: Sequence[Any], trained: Sequence[torch.Tensor]) -> None:
         """Raise ``StrategyError`` when ``torch.autograd.grad`` asks for gradients of what is trained."""
-        asked = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-        if {id(one) for one in asked} & {id(one) for one in trained}:
+        if {id(one) for one in inputs} & {id(one) for one in trained}:
             self.refuse_other_gradients()
 
     def refuse_other_gradients(self) -> None:

@@ -93,6 +93,8 @@ class Automatic:
         self._engine = deepspeed.of(setting, self._optimized, self._loops)
         self._roots: dict[int, nn.Module] = {}
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
+        self._inside: list[dist.ProcessGroup] = []
+        self._pipelines: list[pipeline.Pipeline] = []
         self._gathered = Gathered(self._models)
         self._backwards = Backwards(
             self._group,
@@ -102,13 +104,14 @@ class Automatic:
             lambda: self._is_within,
             self._averaging,
             self._gathered,
+            self._inside,
+            self._pipelines,
             accumulation,
             self._engine,
         )
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._is_cut = any(setting.plan.degree(one) > 1 for one in ("tp", "pp"))
         self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
-        self._pipelines: list[pipeline.Pipeline] = []
         self._calls, self._functional = Calls(), 0
 
     # ------------------------------------------------------------------------------------------- around the user's code
@@ -328,6 +331,8 @@ class Automatic:
             for model in models:
                 parallelism.apply(model, setting)
             held.compare(dimension, parallelism.explain)
+            if (group := setting.mesh[dimension].get_group()) not in self._inside:
+                self._inside.append(group)
             if not self._sharded:
                 self._models += models
 

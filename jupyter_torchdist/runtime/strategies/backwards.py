@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.graph import GradientEdge
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
@@ -21,11 +22,15 @@ from .hooks import Before
 from .joining import Joined, Joining, Weight, values_of
 from .loops import Loops
 from .optimized import Optimized
+from .pipeline import Pipeline
 from .shares import averaged
 
 
 class Backwards:
-    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward."""
+    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward.
+
+    ``inside``: groups whose ranks compute different layers or tokens of one forward, and ``pipelines``; more may come.
+    """
 
     def __init__(
         self,
@@ -36,11 +41,14 @@ class Backwards:
         is_within: Callable[[], bool],
         averaging: Averaging,
         gathered: Gathered,
+        inside: Sequence[dist.ProcessGroup] = (),
+        pipelines: Sequence[Pipeline] = (),
         accumulation: Accumulation | None = None,
         engine: Engine | None = None,
     ) -> None:
         self._group, self._optimized, self._averaging = group, optimized, averaging
         self._divider, self._loops, self._is_within, self._gathered = divider, loops, is_within, gathered
+        self._inside, self._pipelines = inside, pipelines
         self._accumulation, self._engine = accumulation, engine
         self._joining = Joining(group)
 
@@ -141,11 +149,21 @@ class Backwards:
     def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
 
-        Raises ``StrategyError`` for sharded parameters, whose gradients exist within ``backward()`` only.
+        Raises ``StrategyError`` for parameters that are sharded, or in stages: their gradients exist within
+        ``backward()`` only.
         """
-        if any(isinstance(one, DTensor) for one in ([inputs] if isinstance(inputs, torch.Tensor) else inputs)):
+        if isinstance(inputs, dict):
+            grads = self.grad(original, outputs, tuple(inputs.values()), *args, **kwargs)
+            return dict(zip(inputs, grads, strict=True))
+        inputs = (inputs,) if isinstance(inputs, (torch.Tensor, GradientEdge)) else tuple(inputs)
+        if any(isinstance(one, DTensor) for one in inputs):
             raise StrategyError(
-                "torch.autograd.grad of parameters that fsdp has sharded", "use --strategy ddp, or backward()"
+                "torch.autograd.grad of parameters that the strategy has sharded", "use --strategy ddp, or backward()"
+            )
+        if any(staged.has(inputs) for staged in self._pipelines):
+            raise StrategyError(
+                "torch.autograd.grad of parameters of a pipeline, whose stages are on several ranks",
+                "use --strategy ddp, or backward()",
             )
         within = self._is_within() or torch._C._current_graph_task_id() != -1
         # A transform of torch.func (vmap, grad) computes on every rank what it computes on one device.
@@ -155,9 +173,11 @@ class Backwards:
             if self._accumulation is not None:
                 self._accumulation.check_asked(inputs, self._optimized.parameters())
         grads = original(outputs, inputs, *args, **kwargs)
-        if within or not self._divider.divided:
+        if within:
             return grads
-        return tuple(None if grad is None else averaged(grad, self._group) for grad in grads)
+        for group in (*self._inside, *([self._group] if self._divider.divided else [])):
+            grads = tuple(None if grad is None else averaged(grad, group) for grad in grads)
+        return grads
 
 
 def _scaled(losses: Sequence[torch.Tensor], factors: Sequence[Weight], grads: Any) -> Any:

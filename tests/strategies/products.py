@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 import jupyter_torchdist as td
@@ -17,7 +18,7 @@ from .pipelines import (  # noqa: F401  # run here too
 )
 from .ranks import local_bytes, setting
 from .splitting import LANGUAGES, case, trained
-from .unchanged import counted, equal, language
+from .unchanged import asking, counted, equal, language
 
 
 def check_sharded_and_split() -> None:
@@ -44,6 +45,10 @@ def check_copies_on_four_ranks() -> None:
 def check_unchanged_cells_under_products() -> None:
     for degrees in ({"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}):
         equal(setting(degrees), language(lambda: Language(tied=True), epochs=1))
+
+
+def check_gradients_that_the_cell_asks_for_itself() -> None:
+    equal(setting({"dp_replicate": 2, "cp": 2}), asking(nn.Module.parameters, penalty=True))
 
 
 def check_each_rank_knows_its_place() -> None:

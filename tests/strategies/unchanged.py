@@ -171,10 +171,10 @@ def asking_by_name() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
 
 
 def check_gradients_that_the_cell_asks_for_itself() -> None:
-    divided = setting({"dp_replicate": WORLD() // 2, "cp": 2})
+    divided = setting({"cp": WORLD()})
     equal(divided, asking(nn.Module.parameters))
     equal(divided, asking(nn.Module.parameters, penalty=True))
-    equal(setting({"cp": WORLD()}), asking_by_name)
+    equal(divided, asking_by_name)
     norms = asking(lambda model: [one for one in model.parameters() if one.ndim == 1][:2])
     equal(setting({"tp": 2}, sequence_parallel=True), norms)
     for degrees, words in (({"tp": 2}, "has sharded"), ({"pp": 2}, "of a pipeline")):

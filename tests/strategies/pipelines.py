@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import time
 import warnings
@@ -64,12 +65,14 @@ def compare(case: Case, make: models.MakeOptimizer = adamw, after: Any = lambda 
 
 
 def same_as(one_device: Trained, ours: Trained) -> None:
-    (expected, alone, _), (losses, model, optimizer) = one_device, ours
+    (expected, alone, theirs), (losses, model, optimizer) = one_device, ours
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), atol=CLOSE, rtol=CLOSE)
     if dist.get_rank() == 0:
         assert_close(model.state_dict(), alone.state_dict())
         states = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"]]
         assert all(state and not value.is_meta for state in states for value in state.values())
+        state, known = optimizer.state_dict()["state"], theirs.state_dict()["state"]
+        torch.testing.assert_close(state, known, atol=CLOSE, rtol=CLOSE)
     else:
         assert all(parameter.is_meta for parameter in model.parameters())
 
@@ -239,6 +242,28 @@ def check_an_optimizers_state_dict_is_whole_and_takes_a_whole_one() -> None:
         assert list(ours["state"]) == list(alone["state"]) and ours["param_groups"] == alone["param_groups"]
         for place, values in alone["state"].items():
             torch.testing.assert_close(ours["state"][place], values, atol=CLOSE, rtol=CLOSE)
+
+
+def check_a_state_from_before_is_on_the_ranks_of_its_stage_alone() -> None:
+    """Elsewhere it would grow old, and get into checkpoints."""
+
+    def trained(automatic: Automatic | None, begun: dict[str, Any] | None = None) -> Trained:
+        model = gpt(tied=False).model()
+        optimizer, losses = adamw(list(model.parameters())), []
+        if begun is not None:
+            optimizer.load_state_dict(copy.deepcopy(begun))
+        for batch in gpt(tied=False).batches(STEPS):
+            losses.append(models.step(model, optimizer, *batch, after=lambda: None))
+        if automatic is not None:
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.is_meta]
+            assert held and not any(parameter in optimizer.state for parameter in held)
+            automatic.finish({})
+            automatic.abandon()
+        return losses, model, optimizer
+
+    _, _, before = trained(None)
+    begun = before.state_dict()
+    same_as(trained(None, begun), trained(staged(), begun))
 
 
 def stages_of(build: Callable[[], nn.Module] = Deep, **options: Any) -> tuple[list[int], str]:

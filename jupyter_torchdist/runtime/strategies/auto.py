@@ -315,6 +315,8 @@ class Automatic:
         staged = pipeline.Pipeline(root, self._setting, lambda: self._divider.samples, self._within)
         staged.cut(args, kwargs, ways)
         self._optimized.follow(staged.replaced, (), shown=False)
+        for optimizer in self._optimized:
+            staged.forget_others(optimizer)
         self._pipelines.append(staged)
 
     @contextlib.contextmanager

@@ -208,7 +208,7 @@ class Pipeline:
                     state[place] = mine if mine is not None and self.rank in held else found
 
     def forget_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """A whole state was loaded: that of other stages' parameters is their ranks'."""
+        """Of a state that was whole: other stages' parameters have theirs on their ranks, and here it grows old."""
         for parameter in self._whole:
             optimizer.state.pop(parameter, None)
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
@@ -136,6 +137,7 @@ class Automatic:
         if self._sharded:
             noise.install(self._patches)
             around(nn.Module, "named_parameters", self._named_parameters)
+            self._patches.hook(register_optimizer_step_pre_hook(lambda *_: self._gathered.let_go()))
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
             around(place, "clip_grad_norm_", self._clip)
             if self._sharded:
@@ -196,6 +198,7 @@ class Automatic:
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._steps.abandon()
+        self._gathered.hide()
         self._patches.undo()
         self._averaging.end()
         for model in (*self._roots.values(), *self._optimized.copies()):
@@ -207,7 +210,7 @@ class Automatic:
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self._sharded:
             with self._loops.aside():
-                self._gathered.keep_writes()
+                self._gathered.begin_forward()
         compiled, module = module, compiling.unwrapped(module)
         forward = functools.partial(original, module if self._is_cut else compiled)
         if not torch.is_grad_enabled():
@@ -348,6 +351,7 @@ class Automatic:
             precision.apply(model, setting)
         self._optimized.follow(optimizers.replaced(before, model), (before,))
         self._models.append(model)
+        self._gathered.begin_forward()
 
     def _check(self, root: nn.Module) -> None:
         """Raise ``StrategyError`` before anything is changed."""
@@ -403,8 +407,9 @@ class Automatic:
     def _named_parameters(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """``parameters()``, too, asks this. A penalty that is computed before the backward may have whole ones."""
         if not self._calls.depth and torch._C._current_graph_task_id() == -1:
-            trained = self._optimized.parameters()
-            if not torch.is_grad_enabled() or any(parameter.grad is not None for parameter in trained):
+            if torch.is_grad_enabled():
+                self._gathered.show()
+            else:
                 self._gathered.let_go()
         return original(module, *args, **kwargs)
 

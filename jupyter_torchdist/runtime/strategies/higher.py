@@ -7,14 +7,49 @@ leaves no graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
+
+
+class Shown(nn.Parameter):
+    """A gathered parameter in the cell's hands: values to compute with, and the gradient of its shard.
+
+    A parameter is one for as long as the cell may have it: what is gathered has no gradient of its own between two
+    backwards, and what is looked up in a shard's is what the optimizer will use.
+    """
+
+    torchdist_shard: nn.Parameter
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self.torchdist_shard.grad
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self.torchdist_shard.grad = value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        copied: nn.Parameter = memo.setdefault(id(self), nn.Parameter(self.detach().clone(), self.requires_grad))
+        return copied
+
+
+def shards_of(parameters: Any) -> Any:
+    """What an optimizer is given, with shards for what is gathered."""
+    if isinstance(parameters, Tensor):
+        return parameters.torchdist_shard if isinstance(parameters, Shown) else parameters
+    if isinstance(parameters, list):
+        return [shards_of(one) for one in parameters]
+    if isinstance(parameters, tuple):  # a name and its parameter
+        return tuple(map(shards_of, parameters))
+    return parameters
 
 
 class Gathered:
@@ -23,11 +58,15 @@ class Gathered:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
         self._needed = False
+        self._shown: list[Shown] = []
+        self._versions: dict[FSDPParam, int] = {}
+        """Of shards, when what is gathered now was gathered."""
         self._known: list[nn.Module] = []
         self._found: list[FSDPModule] = []
 
     def before(self, *, create_graph: bool) -> None:
         """A backward or a gradient is about to be computed."""
+        self.hide()
         self._needed = self._needed or create_graph
         if self._needed:
             for unit in self._units():
@@ -42,8 +81,29 @@ class Gathered:
                 unit.set_reshard_after_backward(True, recurse=False)
                 unit.reshard()
 
+    def begin_forward(self) -> None:
+        """A model is about to be called: it gathers what it needs of the shards as they are now."""
+        self.keep_writes()
+        self._versions = {one: _version(one) for group in self._groups() for one in group.fsdp_params}
+
+    def show(self) -> None:
+        """User code looks at parameters, and may compute a penalty with them, whose graph the next backward needs."""
+        for group in self._whole():
+            for one in group.fsdp_params:
+                shown: Any = one.unsharded_param
+                if type(one.unsharded_param) is nn.Parameter:
+                    shown.torchdist_shard, shown.__class__ = one.sharded_param, Shown
+                    self._shown.append(shown)
+
+    def hide(self) -> None:
+        """FSDP is about to use gathered parameters."""
+        for shown in self._shown:
+            del shown.torchdist_shard
+            shown.__class__ = nn.Parameter  # type: ignore[assignment]
+        self._shown.clear()
+
     def let_go(self) -> None:
-        """User code changes parameters or looks at gradients: those of shards, also after a forward without a backward.
+        """User code changes parameters: those of shards, also after a forward without a backward.
 
         A backward that does follow gathers them again.
         """
@@ -58,19 +118,38 @@ class Gathered:
 
         FSDP would forget it. Nothing is gathered after a backward, so a step of training finds nothing to look at.
         """
-        if self._needed:
-            return
-        for unit in self._units():
-            group = unit._get_fsdp_state()._fsdp_param_group
-            if group is not None and group.is_unsharded:
+        self.hide()
+        if not self._needed:
+            for group in self._whole():
                 for one in group.fsdp_params:
                     _keep(one)
+
+    def _whole(self) -> Iterator[FSDPParamGroup]:
+        """Those that are gathered now. What was gathered before its shards were written is old, and is let go."""
+        for group in self._groups():
+            if not group.is_unsharded:
+                continue
+            if any(self._versions.get(one) != _version(one) for one in group.fsdp_params) and not self._needed:
+                group.reshard()
+            else:
+                yield group
+
+    def _groups(self) -> Iterator[FSDPParamGroup]:
+        for unit in self._units():
+            group = unit._get_fsdp_state()._fsdp_param_group
+            if group is not None:
+                yield group
 
     def _units(self) -> list[FSDPModule]:
         if len(self._known) != len(self._models):
             self._known = list(self._models)
             self._found = [part for model in self._known for part in model.modules() if isinstance(part, FSDPModule)]
         return self._found
+
+
+def _version(one: FSDPParam) -> int:
+    """Grows with every step of an optimizer, and with what a cell writes to the shard."""
+    return one.sharded_param._version
 
 
 def _keep(one: FSDPParam) -> None:

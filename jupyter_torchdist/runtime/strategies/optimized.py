@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import hooks, loading, optimizers
+from .higher import shards_of
 from .holders import all_of, hand_over
 
 
@@ -38,6 +39,8 @@ class Optimized:
 
     def add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, param_group: Any) -> None:
         """In place of ``Optimizer.add_param_group``, through which every parameter comes."""
+        if isinstance(param_group, dict) and "params" in param_group:
+            param_group["params"] = shards_of(param_group["params"])
         original(optimizer, param_group)
         self.note(optimizer)
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
 _NONE = object()
 
 
@@ -15,6 +17,7 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
         self._added: list[tuple[dict[Any, Any], list[Any]]] = []
+        self._handles: list[RemovableHandle] = []
 
     def around(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """``owner.name(...)`` becomes ``wrapper(original, ...)``."""
@@ -50,8 +53,15 @@ class Patches:
         mapping.update(new)
         self._added.append((mapping, list(new)))
 
+    def hook(self, handle: RemovableHandle) -> None:
+        """Of a hook that torch has for all optimizers or modules."""
+        self._handles.append(handle)
+
     def undo(self) -> None:
         """Everything as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         for mapping, keys in self._added:
             for key in keys:
                 del mapping[key]

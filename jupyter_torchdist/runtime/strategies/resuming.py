@@ -50,7 +50,7 @@ class Resuming:
 
     def install(self, patches: Patches) -> None:
         """Before anyone else wraps the iteration of loaders."""
-        self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        patches.hook(register_optimizer_step_post_hook(self._optimizer_stepped))
         position.watch_iterations()
         if self._checkpointer is not None:
             self._made.watch(patches)
@@ -87,8 +87,7 @@ class Resuming:
         self.abandon()
 
     def abandon(self) -> None:
-        """The signals and the optimizers are as they were. Talks to nobody: other ranks may be gone."""
-        self._hook.remove()
+        """The signals are as they were. Talks to nobody: other ranks may be gone."""
         if self._stop is not None:
             self._stop.close()
 

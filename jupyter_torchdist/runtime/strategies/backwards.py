@@ -19,7 +19,7 @@ from .deepspeed import Engine
 from .divided import Divider
 from .higher import Gathered
 from .hooks import Before
-from .joining import Joined, Joining, Weight, values_of
+from .joining import Joined, Joining, Weight
 from .loops import Loops
 from .optimized import Optimized
 from .pipeline import Pipeline
@@ -62,8 +62,7 @@ class Backwards:
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         create_graph = creates_graph(*args, **kwargs)
         self._gathered.before(create_graph=create_graph)
-        if self._loops.watch is not None:
-            self._loops.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
+        self._loops.backward(losses)
         with self._loops.aside():
             if self._engine is not None:
                 original = functools.partial(self._engine.backward, original)

@@ -63,7 +63,8 @@ def form_of(loss: torch.Tensor) -> tuple[str, ...]:
         if isinstance(node, _PARTED):
             return (*form, *node.form)[:_REDUCTIONS_LOOKED_AT]
         if any(word in node.name() for word in _REDUCTIONS):
-            form.append(f"{node.name()} {getattr(node, '_saved_reduction', '')}")
+            name = _ALSO.get(node.name(), node.name())
+            form.append(f"{name} {getattr(node, '_saved_reduction', '')}")
         before = [function for function, _ in node.next_functions if function is not None]
         if len(before) != 1:
             break
@@ -73,6 +74,8 @@ def form_of(loss: torch.Tensor) -> tuple[str, ...]:
 
 _REDUCTIONS = ("Loss", "Sum", "MeanBackward0", "MeanBackward1", "CrossEntropy", "KlDiv", "Norm", "Dot")
 _REDUCTIONS_LOOKED_AT = 2
+_ALSO = {"CtcLossBackward1": "CtcLossBackward0"}
+"""Lengths that are tensors are taken as lists where nobody watches tensors."""
 _SCALES = (
     *("MulBackward", "DivBackward", "NegBackward", "ToCopyBackward", "ViewBackward", "ReshapeAliasBackward"),
     *("UnsafeViewBackward", "SqueezeBackward", "UnsqueezeBackward", "CloneBackward", "AliasBackward"),

@@ -1,14 +1,19 @@
-"""Training loops over a DataLoader: whole batches at first, then, once that is proved to be the same, a part a rank."""
+"""Training loops over a DataLoader: whole batches at first, then, once that is proved to be the same, a part a rank.
+
+Several loops may be under way at once, within each other or side by side (``zip(labelled, unlabelled)``): the batch
+that was given last is the one that counts, until its loop is asked for the next. Batches of loops around it are whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import sys
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -23,6 +28,7 @@ from .alike import check_alike, fingerprint
 from .divided import Added
 from .divisors import form_of
 from .drawing import OwnNumbers, WorkerSeeds, draws, loads
+from .joining import values_of
 from .places import ByLoop, Place
 from .resuming import Resuming
 from .shares import Rows as Share
@@ -31,29 +37,42 @@ from .unseen import LinesRun, unseen_use
 from .watching import LoopWatch
 
 
-class Parts:
-    """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
+@dataclass
+class Drawing:
+    """The batches of one iteration: whether the next one is to be a share, and those that were drawn.
 
-    ``sliced`` is what the loader of the next iteration is to do; ``drawn`` tells of each batch, in order, how many
-    samples it has in all, and whether it is a share. The samples of a share are loaded with numbers of the rank's
-    own, until ``loaded``: a rank with a row more draws more of them, and the next epoch would be shuffled otherwise.
+    Of each of these, in order: how many samples it has in all, and whether it is a share.
     """
 
-    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers | None) -> None:
-        self._sampler, self._group, self._own = sampler, group, own
-        self.sliced = False
-        self.drawn: deque[tuple[int, bool]] = deque()
+    sliced: bool = False
+    batches: deque[tuple[int, bool]] = field(default_factory=deque)
 
     def forget(self, count: int) -> None:
         """The first ``count`` batches that were drawn are given to nobody."""
         for _ in range(count):
-            self.drawn.popleft()
+            self.batches.popleft()
+
+
+class Parts:
+    """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
+
+    Each iteration has its ``Drawing``, which is the one that was put to ``drawing`` before it began. The samples of a
+    share are loaded with numbers of the rank's own, until ``loaded``: a rank with a row more draws more of them, and
+    the next epoch would be shuffled otherwise.
+    """
+
+    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers | None) -> None:
+        self._sampler, self._group, self._own = sampler, group, own
+        self.drawing = Drawing()
 
     def __iter__(self) -> Iterator[list[Any]]:
+        return self._draw(self.drawing)
+
+    def _draw(self, drawing: Drawing) -> Iterator[list[Any]]:
         for batch in self._sampler:
             indices = list(batch)
-            sliced = self.sliced and len(indices) >= self._group.size()
-            self.drawn.append((len(indices), sliced))
+            sliced = drawing.sliced and len(indices) >= self._group.size()
+            drawing.batches.append((len(indices), sliced))
             if sliced and self._own is not None:
                 self._own.begin()
             yield indices[Share(len(indices), self._group).mine] if sliced else indices
@@ -76,8 +95,31 @@ class Joint:
     forms: set[tuple[str, ...]] | None
 
 
+@dataclass(eq=False)
+class Flight:
+    """A batch that a loop has given, until the loop is asked for its next one."""
+
+    samples: int | None
+    share: Share | None = None
+    joint: Joint | None = None
+    watch: LoopWatch | None = None
+    run: LinesRun | None = None
+
+    def pause(self) -> None:
+        """Another batch is the one that counts."""
+        if self.watch is not None and self.run is not None:
+            self.run.stop()
+            self.watch.pause()
+
+    def resume(self) -> None:
+        if self.watch is not None and self.run is not None:
+            self.watch.resume()
+            if not self.run.start():
+                self.watch.object("a debugger is at work")
+
+
 class Loops:
-    """What is known of a job's training loops. ``sliced`` is the batch in flight, when it is a part."""
+    """What is known of a job's training loops. ``sliced`` is the batch that counts, when it is a part."""
 
     def __init__(
         self,
@@ -97,11 +139,30 @@ class Loops:
         self._told: set[str] = set()
         self._asserted = Joint(Added(mean=loss != "sum"), None)
         self._claimed = loss != "auto"
+        self._flights: list[Flight] = []
+        self._shown: Flight | None = None
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
         self.samples: int | None = None
-        """Of the batch in flight, where that is known."""
+        """Of the batch that counts, where that is known."""
         self.joint: Joint | None = None
+
+    def backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """User code calls ``backward`` on these: may each rank have its part of the batches in flight?
+
+        Raises ``StrategyError`` where it has, of a batch that is not the one that counts.
+        """
+        for around in self._flights[:-1]:
+            if around.share is not None:
+                raise StrategyError(
+                    "a step takes batches of two loops, and each rank has its part of the outer one's: no step that "
+                    "was watched took two",
+                    "-O batch=whole gives every rank whole batches",
+                )
+            if around.watch is not None:
+                around.watch.object("a step takes batches of two loops")
+        if self.watch is not None:
+            self.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
 
     def joint_of(self, loss: torch.Tensor) -> tuple[Added, Share]:
         """How the ranks' losses are joined while parts are in flight, and this rank's part.
@@ -135,25 +196,33 @@ class Loops:
         frame = self._users_frame()
         # Batches that no sampler draws in order are cut in the forward.
         drawn = loader.batch_sampler is not None and getattr(loader, "in_order", True)
-        if frame is not None and torch.is_grad_enabled():
+        # A thread that fetches ahead is in no step of the cell's.
+        in_order = threading.current_thread() is threading.main_thread()
+        if frame is not None and in_order and torch.is_grad_enabled():
             divided = self._group.size() > 1 and drawn
-            return self._batches(original, loader, frame) if divided else self._whole(original, loader, frame)
-        return original(loader) if self._device.type == "cpu" else self._moved(original, loader)
+            batches = self._batches(original, loader, frame) if divided else self._whole(original, loader, frame)
+            next(batches)  # as on one device: numbers are drawn, and workers begin, before the first batch is asked for
+            return batches
+        return original(loader) if self._device.type == "cpu" else self._moved(iter(original(loader)))
 
     def _whole(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
+        flight: Flight | None = None
         try:
             with self._steps.loop(loader, loader, frame):
-                for batch in self._moved(original, loader):
+                inner = iter(original(loader))
+                yield
+                for loaded in inner:
                     self._steps.begins_step()
-                    self.samples = _samples_of(batch)
+                    batch = to_device(loaded, self._device)
+                    flight = self._given(Flight(_samples_of(batch)))
                     yield batch
-                    self.samples = None
+                    self._over(flight)
                     self._steps.ends_step()
         finally:
-            self.samples = None
+            self._over(flight)
 
-    def _moved(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
-        for batch in original(loader):
+    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
             yield to_device(batch, self._device)
 
     def _batches(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
@@ -164,9 +233,8 @@ class Loops:
             self._decided[site] = None
         elif self._batch == "slices":
             self._decided[site] = self._asserted
-        parts.drawn.clear()
-        parts.sliced = self._decided.get(site) is not None
-        if parts.sliced:
+        drawing = parts.drawing = Drawing(sliced=self._decided.get(site) is not None)
+        if drawing.sliced:
             shadow.__dict__["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, self._group.rank())
         watch = (
             None
@@ -174,46 +242,58 @@ class Loops:
             else LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)
         )
         run = LinesRun(frame)
+        flight: Flight | None = None
         try:
             with self._steps.loop(loader, shadow, frame):
                 inner = iter(original(shadow))
                 parts.loaded()
-                parts.forget(self._steps.passed(shadow))
+                drawing.forget(self._steps.passed(shadow))
+                yield
                 for loaded in loads(inner, parts.loaded):
                     self._steps.begins_step()
                     batch = to_device(loaded, self._device)
-                    total, sliced = parts.drawn.popleft()
-                    self.samples = total
-                    self.sliced = Share(total, self._group) if sliced else None
-                    self.joint = self._decided.get(site)
+                    total, sliced = drawing.batches.popleft()
+                    flight = Flight(total, Share(total, self._group) if sliced else None, self._decided.get(site))
                     if watch is not None and not sliced:
-                        self._begin(watch, run, batch, total)
-                        yield batch
-                        self.watch = None
-                        run.stop()
-                        watch.end()
-                        if watch.done:
-                            self._decide(site, watch, run, frame)
-                            parts.sliced = self._decided.get(site) is not None
-                            watch = None
-                    else:
-                        yield batch
-                    self.sliced = self.samples = None
+                        _watched(watch, batch, total)
+                        flight.watch, flight.run = watch, run
+                    self._given(flight)
+                    yield batch
+                    self._over(flight)
+                    if watch is not None and watch.done:
+                        self._decide(site, watch, run, frame)
+                        drawing.sliced = self._decided.get(site) is not None
+                        watch = None
                     self._steps.ends_step()
         finally:
-            run.stop()
-            if watch is not None:
-                watch.end()
-            self.watch = self.sliced = self.samples = None
+            self._over(flight)
 
-    def _begin(self, watch: LoopWatch, run: LinesRun, batch: Any, total: int) -> None:
-        if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
-            watch.object("not everything in a batch has its samples in the first dimension")
-        watch.seen = watch.seen or fingerprint(batch)
-        watch.begin(batch, total)
-        self.watch = watch
-        if not run.start():
-            watch.object("a debugger is at work")
+    def _given(self, flight: Flight) -> Flight:
+        """A loop gives a batch: it is the one that counts."""
+        self._flights.append(flight)
+        self._show()
+        return flight
+
+    def _over(self, flight: Flight | None) -> None:
+        """The loop asks for its next batch, or ends: the batch of the loop around it counts again."""
+        if flight in self._flights:
+            self._flights.remove(flight)
+            self._show()
+            if flight.watch is not None:
+                flight.watch.end()
+
+    def _show(self) -> None:
+        flight = self._flights[-1] if self._flights else None
+        if flight is self._shown:
+            return
+        if self._shown is not None:
+            self._shown.pause()
+        self._shown = flight
+        if flight is None:
+            self.watch = self.sliced = self.samples = self.joint = None
+            return
+        self.watch, self.sliced, self.samples, self.joint = flight.watch, flight.share, flight.samples, flight.joint
+        flight.resume()
 
     def _decide(self, site: Any, watch: LoopWatch, run: LinesRun, frame: FrameType) -> None:
         """What all ranks find; they have seen the same."""
@@ -263,6 +343,14 @@ class Loops:
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         return frame
+
+
+def _watched(watch: LoopWatch, batch: Any, total: int) -> None:
+    """A step that is watched is about to begin."""
+    if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
+        watch.object("not everything in a batch has its samples in the first dimension")
+    watch.seen = watch.seen or fingerprint(batch)
+    watch.begin(batch, total)
 
 
 def _samples_of(batch: Any) -> int | None:

@@ -32,7 +32,7 @@ _HOOKS = (
 )
 _NOTES = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _OWN_MARK = "_torchdist_"
-_MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+_MARKS = (STATE_KEY, REGISTRY_KEY, "_distribute_module_applied", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
 def restore(

@@ -274,6 +274,35 @@ def _within(call: Call) -> Kind:
     return _moved(call, kind.dim - sum(dim < kind.dim for dim in touched))
 
 
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c", "unfold_backward")
+def _along(call: Call) -> Kind:
+    """Transforms of other dimensions than the samples', whose number they leave as it is."""
+    kind = call.kind(call["grad_in"] if call.name == "unfold_backward" else call["self"])
+    if not isinstance(kind, Rows):
+        refuse_totals(call.name, kind)
+        return SAME
+    dims = [call["dim"]] if call.name == "unfold_backward" else call["dim"]
+    if kind.dim in [wrapped(dim, call.out.dim()) for dim in dims] or kind.dim >= call.out.dim():
+        raise MixesError(f"({call.name}) goes along the batch")
+    return kind
+
+
+@rule("as_strided")
+def _windows(call: Call) -> Kind:
+    """Overlapping windows of each sample, as in ``torch.stft``."""
+    given, kind = call["self"], call.kind(call["self"])
+    if not isinstance(kind, Rows):
+        refuse_totals(call.name, kind)
+        return SAME
+    out = call.out
+    reach = sum((size - 1) * stride for size, stride in zip(out.shape[1:], out.stride()[1:], strict=True))
+    begins_alike = out.storage_offset() == given.storage_offset()
+    apart = out.dim() > 0 and out.size(0) == given.size(0) and out.stride(0) == given.stride(0) > reach
+    if kind.dim or not apart or not begins_alike:
+        raise MixesError("(as_strided) goes along the batch")
+    return kind
+
+
 def _embedded(call: Call, kind: Rows) -> Kind:
     last = {wrapped(call[name], call.out.dim()) for name in ("dim1", "dim2")}
     if last != {call.out.dim() - 2, call.out.dim() - 1} or kind.dim == call["self"].dim() - 1:

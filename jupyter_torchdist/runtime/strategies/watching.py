@@ -123,20 +123,28 @@ class LoopWatch:
         return self.steps >= STEPS
 
     def begin(self, batch: Any, samples: int) -> None:
-        """A step begins with this batch."""
+        """A step is about to begin with this batch."""
         self._samples, self._backwards, self._forwards = samples, 0, 0
         self._tracker = _LoopTracker(self, samples, self.constants)
         self._tracker.enters(batch, samples)
         self._numbers = Numbers(self._read, self._sized)
-        self._tracker.__enter__()
-        self._numbers.__enter__()  # type: ignore[no-untyped-call]
+
+    def resume(self) -> None:
+        """From here on user code works on this batch."""
+        if self._tracker is not None and self._numbers is not None:
+            self._tracker.__enter__()
+            self._numbers.__enter__()  # type: ignore[no-untyped-call]
+
+    def pause(self) -> None:
+        """Until it is resumed user code works on another batch, or on none."""
+        if self._tracker is not None and self._numbers is not None:
+            self._numbers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._tracker.__exit__(None, None, None)
 
     def end(self) -> None:
-        """The step is over: the loop asks for the next batch, or ends."""
-        if self._tracker is None or self._numbers is None:
+        """The step is over, and paused: the loop asks for the next batch, or ends."""
+        if self._tracker is None:
             return
-        self._numbers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._tracker.__exit__(None, None, None)
         if not self._backwards:
             self.object("a batch passed without backward()")
         if not self._forwards:

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from jupyter_torchdist.runtime.strategies import context, plain
 from jupyter_torchdist.runtime.strategies.base import Setting
+from jupyter_torchdist.runtime.strategies.stack import Tokens
 
 from . import models
 from .languages import LENGTH, WIDTH, WORDS, Language
 from .models import adamw, step
 from .ranks import CLOSE, SAID, assert_close, counted_calls, hooks_of, mean, refusal, setting
 from .splitting import LANGUAGES
+from .unchanged import equal, language, under
 
 STEPS = 3
 
@@ -81,8 +83,74 @@ def check_queries_keys_and_values_may_be_of_several_types_under_autocast() -> No
     torch.testing.assert_close(ours, expected.chunk(world, 2)[rank])
 
 
+class Turned(nn.Module):
+    """A block whose queries and keys are turned by their positions (RoPE)."""
+
+    own: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("own", rotations(2 * LENGTH), persistent=False)
+
+    def forward(self, x: Tensor, beside: Any = None) -> Tensor:
+        """``beside``: what is told of the positions, or how a block finds them itself."""
+        batch, length, _ = x.shape
+        if isinstance(beside, Tensor) and not beside.is_complex():
+            beside = rotations(LENGTH)[beside]
+        elif beside == "counted":
+            beside = rotations(LENGTH)[torch.arange(length)]
+        elif beside == "looked up":
+            beside = self.own[:length]
+        elif beside == "made":
+            beside = rotations(length)
+        turns = beside.view(length, -1)
+        query, key, value = self.qkv(x).view(batch, length, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        query, key = (
+            torch.view_as_real(torch.view_as_complex(one.unflatten(-1, (-1, 2)).contiguous()) * turns).flatten(-2)
+            for one in (query, key)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def rotations(length: int) -> Tensor:
+    speeds = 100.0 ** -torch.linspace(0, 1, WIDTH // 8)
+    return torch.polar(torch.ones(length, WIDTH // 8), torch.outer(torch.tensor([*range(length)]).float(), speeds))
+
+
+class Rotating(nn.Module):
+    def __init__(self, beside: Any) -> None:
+        super().__init__()
+        self.beside = beside
+        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.layers = nn.ModuleList([Turned() for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x)
+        for layer in self.layers:
+            x = layer(x, self.beside)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def check_what_is_told_of_positions_is_cut_in_all_its_shapes() -> None:
+    table = rotations(LENGTH)
+    for beside in (table, table[None, :, None], table[None, None], table[:, None], torch.arange(LENGTH)):
+        equal(cp(), language(lambda beside=beside: Rotating(beside)))  # type: ignore[misc]
+
+
+def check_positions_that_a_block_finds_itself_are_refused() -> None:
+    def of(how: str) -> str:
+        return refusal(lambda: under(cp(), language(lambda: Rotating(how))))
+
+    assert "counts the positions of its part of the sequence" in of("counted")
+    assert "looks up the positions of its part of the sequence" in of("looked up")
+    assert "cp would change what Rotating computes: output 0" in of("made")
+
+
 def ulysses() -> Any:
-    return context._Ulysses(cp().mesh["cp"].get_group())
+    group = cp().mesh["cp"].get_group()
+    return context._Ulysses(group, Tokens(group, "cp"))
 
 
 def check_what_cannot_be_divided_is_refused() -> None:

@@ -169,8 +169,9 @@ class Automatic:
         self._steps.finish()
         self._gathered.keep_writes()
         self.abandon()
+        originals = self._optimized.originals(self._models)
         if self._sharded:
-            statedicts.whole_values(names or {})
+            statedicts.whole_values(names or {}, originals)
         for root in self._roots.values():
             batchnorm.revert(root)
         for optimizer in self._optimized:
@@ -185,7 +186,7 @@ class Automatic:
                 plain.restore(model, self._optimized.replaced)
             for optimizer in self._optimized:
                 plain.restore_optimizer(optimizer, self._optimized.replaced)
-            self._optimized.give_back()
+            self._optimized.give_back(originals)
         if self._optimized.pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
 

@@ -9,7 +9,7 @@ meant. What comes before and after the blocks (positions, embeddings, the head) 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -55,8 +55,8 @@ def apply(model: nn.Module, setting: Setting) -> None:
     if not loading.someone_lacks_weights(model, everybody, setting.device):
         loading.broadcast_states(model, everybody, setting.device)
     stack = blocks.repeated(model)
-    attention = _Ulysses(group)
-    _divide(stack, Tokens(group, "cp"), attention)
+    tokens = Tokens(group, "cp")
+    _divide(stack, tokens, _Ulysses(group, tokens))
     average_after_backward(model, group, set())
     refuse_copies(model, "cp")
     setting.say(
@@ -71,7 +71,7 @@ def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None
         def within(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if block is stack[0]:
                 tokens.begins(hidden_in(args, kwargs, block))
-            args, kwargs = tokens.cut((args, kwargs))
+            args, kwargs = tokens.cut_all((args, kwargs))
             with attention:
                 outputs = original(*args, **kwargs)
             if block is not stack[-1]:
@@ -91,11 +91,14 @@ def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None
 
 
 class _Ulysses(TorchFunctionMode):
-    """``F.scaled_dot_product_attention`` over whole sequences, of which each rank has a part."""
+    """``F.scaled_dot_product_attention`` over whole sequences, of which each rank has a part.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Raises ``StrategyError`` where a block takes the positions of a part for those of the whole: from 0.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, tokens: Tokens) -> None:
         super().__init__()
-        self._group = group
+        self._group, self._tokens = group, tokens
         self.calls = 0
         """Attentions that were divided so far."""
 
@@ -103,7 +106,27 @@ class _Ulysses(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             self.calls += 1
             return self._attention(func, *args, **(kwargs or {}))
+        if func is torch.arange and _counted(*args, **(kwargs or {})) == self._tokens.part:
+            self._refuse("counts the positions")
+        elif func is torch.Tensor.__getitem__ and self._looks_up(*args):
+            self._refuse("looks up the positions")
         return func(*args, **(kwargs or {}))
+
+    def _looks_up(self, table: Tensor, index: Any) -> bool:
+        """``table[:tokens]`` of what is no part of the sequence: a parameter, or what needs no gradient beside it."""
+        begins = any(
+            isinstance(one, slice) and one.stop == self._tokens.part and not one.start and one.step in (None, 1)
+            for one in (index if isinstance(index, tuple) else (index,))
+        )
+        is_constant = isinstance(table, nn.Parameter) or not table.requires_grad
+        return begins and is_constant and torch.is_grad_enabled()
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise StrategyError(
+            f"cp: a block {what} of its part of the sequence, {self._tokens.part} tokens, as if it were the whole",
+            "compute positions before the blocks and pass them, or what is made of them, in as arguments (sequence x "
+            "width); or use --strategy fsdp",
+        )
 
     def _attention(
         self,
@@ -149,6 +172,12 @@ class _Ulysses(TorchFunctionMode):
             )
 
 
+def _counted(start: Any, end: Any = None, step: Any = 1, **_: Any) -> int | None:
+    """How far the arguments of ``torch.arange`` count from 0, one by one."""
+    start, end = (0, start) if end is None else (start, end)
+    return int(end) if start == 0 and step == 1 else None
+
+
 def exchange(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, scatter: int, gather: int) -> tuple[Tensor, ...]:
     """All-to-all: dimension ``scatter`` is divided among the ranks, ``gather`` put together. Differentiable.
 
@@ -191,6 +220,6 @@ def explain(error: BaseException) -> StrategyError | None:
     if isinstance(error, RuntimeError) and ("must match the size" in str(error) or "shape" in str(error)):
         return StrategyError(
             f"cp: a block computes with something of the whole sequence beside its part: {str(error).splitlines()[0]}",
-            "pass positions and masks into the blocks as arguments (batch x sequence x width), or use --strategy fsdp",
+            "pass positions and masks into the blocks as arguments (sequence x width), or use --strategy fsdp",
         )
     return None

@@ -8,13 +8,16 @@ be the same but for rounding.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 
 from ...protocol.errors import StrategyError
 from .base import Setting
@@ -23,8 +26,31 @@ from .leavings import no_trace
 from .shares import map_tensors, tensors_in
 from .streams import undone
 
-Measures = dict[str, tuple[float, float, float]]
-"""By what was measured: norm, sum, number of elements."""
+
+@dataclass(frozen=True)
+class Measure:
+    """Of a tensor: its norm, and its products with a few vectors of random signs.
+
+    The mean square of the differences of two tensors' products is about the square of the norm of their difference
+    (Achlioptas, *Database-friendly random projections*, 2003).
+    """
+
+    norm: float
+    products: tuple[float, ...]
+
+    def distance(self, other: Measure) -> float:
+        """About the norm of the difference."""
+        squares = [(one - two) ** 2 for one, two in zip(self.products, other.products, strict=True)]
+        return math.sqrt(sum(squares) / len(squares))
+
+
+@dataclass(frozen=True)
+class Measures:
+    """By name: of what a forward gives, and of the gradients of parameters."""
+
+    outputs: dict[str, Measure]
+    gradients: dict[str, Measure]
+
 
 FEW = 2
 """Samples of a batch, which stand for all. The whole model is there, with gradients: more would need more memory than
@@ -32,7 +58,19 @@ any later step."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
-ROUNDING = {torch.bfloat16: 0.1, torch.float16: 0.02, torch.float32: 2e-3, torch.float64: 1e-6}
+ROUNDING = {torch.bfloat16: 0.2, torch.float16: 0.03, torch.float32: 5e-3, torch.float64: 1e-6}
+"""How far apart two results may be, as a part of either: what is taken for another one differs by a tenth or more."""
+NOISE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-6, torch.float64: 1e-12}
+"""…as a part of the largest: gradients that are zero but for rounding."""
+
+_PRODUCTS, _COLUMNS = 8, 4096
+_INSTEAD = {
+    "tp": "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the others), or use --strategy fsdp",
+    "cp": (
+        "compute positions and masks before the blocks, where sequences are whole, and pass them in as arguments "
+        "(sequence x width); or use --strategy fsdp"
+    ),
+}
 
 
 class Held:
@@ -43,7 +81,7 @@ class Held:
     ) -> None:
         """``samples`` that ``inputs`` have, of which two are enough; None: not known. All ranks call it."""
         self._forward, self._module, self._inputs = forward, module, inputs
-        self._before: Measures = {}
+        self._before = Measures({}, {})
         self._lacking = any(parameter.is_meta for parameter in module.parameters())
         if not self._lacking and _someone(not self._fits(samples), setting.device):
             self._lacking = True
@@ -82,19 +120,21 @@ class Held:
             raise explain(error) or StrategyError(
                 f"{type(self._module).__name__} cannot be computed once {what} has divided it: "
                 f"{type(error).__name__}: {error}",
-                _INSTEAD,
+                _INSTEAD[what],
             ) from error
-        within = max(ROUNDING.get(parameter.dtype, 2e-3) for parameter in self._module.parameters())
-        for name, (norm, total, count) in self._before.items():
-            other = after.get(name)
-            scale = within * norm + 1e-6
-            if other is None or abs(other[0] - norm) > scale or abs(other[1] - total) > scale * max(1.0, count**0.5):
-                was = "missing" if other is None else f"{other[0]:.6g}"
-                raise StrategyError(
-                    f"{what} would change what {type(self._module).__name__} computes: the norm of {name} is {was}, "
-                    f"on one device {norm:.6g}",
-                    _INSTEAD,
-                )
+        kinds = [_kind_of(parameter) for parameter in self._module.parameters()]
+        within, noise = max(ROUNDING[kind] for kind in kinds), max(NOISE[kind] for kind in kinds)
+        for of in ("outputs", "gradients"):
+            before, now = getattr(self._before, of), getattr(after, of)
+            least = noise * max((one.norm for one in before.values()), default=0.0)
+            for name, one in before.items():
+                other = now.get(name)
+                if other is None or not one.distance(other) <= within * one.norm + least:
+                    change = "missing" if other is None else f"{one.distance(other) / (one.norm or 1.0):.2g} of it away"
+                    raise StrategyError(
+                        f"{what} would change what {type(self._module).__name__} computes: {name} is {change}",
+                        _INSTEAD[what],
+                    )
 
     def _measured(self) -> Measures:
         with no_trace(self._module), undone(), _gradients_aside(self._module), torch.enable_grad():
@@ -102,13 +142,15 @@ class Held:
             args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
             outputs = [one for one in tensors_in(self._forward(*args, **kwargs)) if one.is_floating_point()]
             found = {f"output {number}": _measure(output) for number, output in enumerate(outputs)}
-            trained = [_weighted(output) for output in outputs if output.requires_grad]
+            trained = [_signed_sum(output) for output in outputs if output.requires_grad]
             if trained:
                 torch.autograd.backward([torch.stack(trained).sum()])
-            for name, parameter in self._module.named_parameters():
-                if parameter.grad is not None:
-                    found[f"the gradient of {name}"] = _measure(parameter.grad)
-            return found
+            gradients = {
+                f"the gradient of {name}": _measure(parameter.grad)
+                for name, parameter in self._module.named_parameters()
+                if parameter.grad is not None
+            }
+            return Measures(found, gradients)
 
 
 def few(tensor: torch.Tensor, samples: int | None, count: int = FEW) -> torch.Tensor:
@@ -124,19 +166,39 @@ def _someone(lacks: bool, device: torch.device) -> bool:
     return bool(told.item())
 
 
-_INSTEAD = "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the others), or use --strategy fsdp"
+def _signed_sum(output: torch.Tensor) -> torch.Tensor:
+    """A number into which every element enters with a sign of its own, the same ones on all ranks."""
+    full = whole(output).float()
+    columns, rows = _signs(full.numel(), full.device)
+    signs = (rows[:, :1] * columns[:, 0]).flatten()[: full.numel()].view(full.shape)
+    total: torch.Tensor = (full * signs).sum() / math.sqrt(max(1, full.numel()))
+    return total
 
 
-def _weighted(output: torch.Tensor) -> torch.Tensor:
-    """A number into which every element enters differently, the same ones on all ranks."""
-    full = whole(output)
-    weights = torch.linspace(-1.0, 2.0, full.numel(), device=full.device).cos().view(full.shape)
-    return (full.float() * weights).mean()
+@torch.no_grad()
+def _measure(tensor: torch.Tensor) -> Measure:
+    values = whole(tensor.detach()).flatten().float().nan_to_num(0.0, 0.0, 0.0)  # a mask's infinities
+    columns, rows = _signs(values.numel(), values.device)
+    padded = functional.pad(values, (0, len(rows) * len(columns) - len(values)))
+    products = ((padded.view(len(rows), len(columns)) @ columns) * rows).sum(0)
+    return Measure(float(values.norm()), tuple(products.tolist()))
 
 
-def _measure(tensor: torch.Tensor) -> tuple[float, float, float]:
-    values = tensor.detach().double()
-    return float(whole(values.square().sum())) ** 0.5, float(whole(values.sum())), float(tensor.numel())
+def _signs(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Signs of columns and of rows, whose products are those of ``count`` elements; the same ones each time."""
+    generator = torch.Generator().manual_seed(2003)
+    columns, rows = (
+        torch.randint(2, (size, _PRODUCTS), generator=generator).mul(2).sub(1).float().to(device)
+        for size in (_COLUMNS, max(1, -(-count // _COLUMNS)))
+    )
+    return columns, rows
+
+
+def _kind_of(parameter: torch.Tensor) -> torch.dtype:
+    """How exactly it is computed with."""
+    tensor_cores = parameter.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    rounded = torch.float16 if tensor_cores else parameter.dtype  # TF32 has as many digits
+    return rounded if rounded in ROUNDING else torch.float32
 
 
 @contextmanager

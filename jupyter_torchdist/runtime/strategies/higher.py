@@ -7,7 +7,7 @@ leaves no graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,14 @@ def shards_of(parameters: Any) -> Any:
     if isinstance(parameters, tuple):  # a name and its parameter
         return tuple(map(shards_of, parameters))
     return parameters
+
+
+def shards_by_whole(models: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
+    """By parameters that were ever gathered: a cell may have kept them (``list(model.parameters())``)."""
+    units = [part for model in models for part in model.modules() if isinstance(part, FSDPModule)]
+    groups = [group for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None]
+    known = [one for group in groups for one in group.fsdp_params]
+    return {one._unsharded_param: one.sharded_param for one in known if hasattr(one, "_unsharded_param")}
 
 
 class Gathered:

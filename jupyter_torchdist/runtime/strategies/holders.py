@@ -23,11 +23,13 @@ def all_of(kind: type[T]) -> list[T]:
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
-def hand_over(replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[Any]) -> None:
+def hand_over(
+    replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[Any], *, all_or_nothing: bool = True
+) -> None:
     """Let user code's containers hold the new parameters; ``known`` are our own, and stay as they are.
 
-    A stale parameter would be clipped, averaged or printed without a word. Raises ``StrategyError`` for what cannot
-    be changed.
+    A stale parameter would be clipped, averaged or printed without a word: ``all_or_nothing`` raises ``StrategyError``
+    for a tuple, which cannot be changed.
     """
     new_of = {id(old): new for old, new in replaced.items()}
     ours = {id(one) for one in (*known, replaced)}
@@ -46,7 +48,7 @@ def hand_over(replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[A
             holder.update(new_of[id(one)] for one in stale)
         elif isinstance(holder, CellType):
             holder.cell_contents = new_of[id(holder.cell_contents)]
-        elif isinstance(holder, tuple) and gc.is_tracked(holder):
+        elif isinstance(holder, tuple) and gc.is_tracked(holder) and all_or_nothing:
             raise StrategyError(
                 "a tuple of the cell holds parameters that are sharded: it would go on with stale ones",
                 "use a list, or make it after the first training step",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from . import hooks, loading, optimizers
-from .higher import shards_of
+from .higher import shards_by_whole, shards_of
 from .holders import all_of, hand_over
 
 
@@ -91,13 +91,18 @@ class Optimized:
         else:
             self.unseen |= replaced
 
-    def give_back(self) -> None:
+    def originals(self, models: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
+        """The cell's own parameters, by those that took their places, shards of ``models`` or gathered ones."""
+        own = {new: old for old, new in self.replaced.items()}
+        return own | {whole: own[shard] for whole, shard in shards_by_whole(models).items() if shard in own}
+
+    def give_back(self, originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """The cell's containers hold its own parameters again, and optimizers take the kernels they took."""
         for group, kernels in reversed(self._kernels):
             group.update(kernels)
         for places in (self.replaced, self.unseen):
             hooks.follow({new: old for old, new in places.items()})
-        hand_over({new: old for old, new in self.replaced.items()}, (self.replaced,))
+        hand_over(originals, (self.replaced,), all_or_nothing=False)
 
     @property
     def deepcopy(self) -> Callable[..., Any]:

@@ -332,8 +332,9 @@ class Prepared:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self.abandon()
         self._note_optimizers(self._models)  # those that were built since
+        originals = self._optimized.originals(self._models)
         if self._sharded:
-            statedicts.whole_values(names or {})
+            statedicts.whole_values(names or {}, originals)
         for model in self._models:
             batchnorm.revert(model)
         for optimizer in self._optimized:
@@ -346,7 +347,7 @@ class Prepared:
         if self._sharded:
             for optimizer in self._optimized:
                 plain.restore_optimizer(optimizer, self._optimized.replaced)
-            self._optimized.give_back()
+            self._optimized.give_back(originals)
 
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""

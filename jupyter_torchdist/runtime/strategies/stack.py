@@ -26,11 +26,16 @@ class Tokens:
 
     def __init__(self, group: dist.ProcessGroup, what: str) -> None:
         self.group, self.what = group, what
-        self.length = 0
+        self.length = self.batch = 0
 
     @property
     def rows(self) -> Rows:
         return Rows(self.length, self.group)
+
+    @property
+    def part(self) -> int:
+        """Tokens of a rank."""
+        return self.length // int(self.group.size())
 
     def begins(self, hidden: torch.Tensor) -> None:
         """``hidden``: batch x sequence x width. Raises ``StrategyError`` for a length that the ranks do not divide."""
@@ -40,7 +45,7 @@ class Tokens:
                 f"{self.what} divides inputs of shape batch x sequence x width, and was given {list(hidden.shape)}",
                 "add the missing dimension, or use fsdp",
             )
-        self.length = hidden.shape[1]
+        self.batch, self.length = hidden.shape[:2]
         if self.length % ranks:
             raise StrategyError(
                 f"{self.what}: {self.length} tokens over {ranks} ranks do not divide evenly",
@@ -51,9 +56,31 @@ class Tokens:
         """This rank's tokens of every tensor that has the whole sequence in dimension 1 (no mask: it has four)."""
         return map_tensors(value, lambda one: cut_rows(one, self.rows, 1) if self._has(one, self.length) else one)
 
+    def cut_all(self, value: Any) -> Any:
+        """As ``cut``; so of what goes beside them for all samples alike, such as the rotations of positions."""
+
+        def part(one: torch.Tensor) -> torch.Tensor:
+            dim = 1 if self._has(one, self.length) else self._only(one)
+            return one if dim is None else cut_rows(one, self.rows, dim)
+
+        return map_tensors(value, part)
+
+    def _only(self, tensor: torch.Tensor) -> int | None:
+        """The dimension of the sequence in: sequence, sequence x width, with any ones between and before.
+
+        None for a mask, which ends with it, and where it may be that of the samples.
+        """
+        long = [dim for dim, size in enumerate(tensor.shape) if size != 1]
+        if not long or len(long) > 2 or tensor.shape[long[0]] != self.length or tensor.shape.count(self.length) > 1:
+            return None
+        dim = long[0]
+        ends, samples = dim == tensor.ndim - 1 > 0, dim == 0 and self.length == self.batch
+        return None if ends or samples else dim
+
     def join(self, value: Any) -> Any:
-        part = self.length // int(self.group.size())
-        return map_tensors(value, lambda one: no_view(join_rows(one, self.rows, 1)) if self._has(one, part) else one)
+        return map_tensors(
+            value, lambda one: no_view(join_rows(one, self.rows, 1)) if self._has(one, self.part) else one
+        )
 
     def _has(self, tensor: torch.Tensor, length: int) -> bool:
         return tensor.ndim == 3 and tensor.shape[1] == length

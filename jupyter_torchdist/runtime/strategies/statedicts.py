@@ -107,13 +107,16 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return dtensors.whole(tensor).detach() if isinstance(tensor, DTensor) else tensor
 
 
-def whole_values(names: dict[str, Any]) -> None:
-    """What user code made of sharded parameters and kept, in full: lists and dicts in place, tuples anew."""
+def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """What user code made of sharded parameters and kept, in full: lists and dicts in place, tuples anew.
+
+    Parameters become those of ``originals``, which are filled later.
+    """
     seen: set[int] = set()
 
     def made(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if isinstance(value, nn.Parameter) else whole(value)  # parameters are given back themselves
+            return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
         if id(value) in seen or not isinstance(value, (list, dict, tuple)):
             return value
         seen.add(id(value))

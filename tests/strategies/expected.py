@@ -55,6 +55,7 @@ ALIKE: dict[str, Expectation] = {
     "normalizing_flow": Refused("linalg_solve_triangular has no rule"),
     "rnn_packed": Refused("sort takes a sorting of the batch"),
     "rnn_time_first": Refused("unbind takes the samples of the batch one by one"),
+    "scripted": Refused("is a torch.jit script"),
     "second_loop_late": Refused("a step takes batches of two loops"),
     "transformer_time_first": _SHAPES,
     "truncated_bptt": _SHAPES,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.spec import Options
@@ -28,6 +29,7 @@ MORE = frozenset(
         "double_precision", "dqn", "early_stopping", "embedding_bag", "encode_decode", "force_field", "forward_hooks",
         "gpt_untied", "grad_norm_logging", "hidden_gradients", "hugging_face", "hugging_face_families",
         "ignore_index", "in_place_outputs", "info_nce", "is_main_prints", "load_balancing", "loader_workers",
+        "lookahead", "pruned", "sharpness", "speech",
         "loss_inside_model", "maml", "manual_update", "mask_of_batch_size", "model_zoo", "new_head",
         "normalizing_flow", "one_function_two_losses", "onecycle", "padded_labels", "parametrizations",
         "per_sample_weights", "pinn", "plateau_scheduler",
@@ -116,6 +118,14 @@ def check_like(outcome: Outcome, wanted: Trace, expectation: Differs) -> None:
     losses, others = outcome.names["losses"], wanted.values["losses"].tolist()
     assert len(losses) == len(others) and all(map(math.isfinite, losses))
     assert losses != others, f"no difference, though {expectation.why}"
+
+
+def test_what_objects_of_the_cell_keep_of_sharded_weights_is_whole() -> None:
+    outcome = run_cell(text_of("ema_by_name"), Options(ranks=2, strategy="fsdp"))
+    shadow = outcome.names["ema"].shadow
+    assert {name: (type(one), one.shape) for name, one in shadow.items()} == {
+        name: (torch.Tensor, one.shape) for name, one in outcome.names["model"].named_parameters()
+    }
 
 
 def test_the_cells_are_as_notebooks_have_them() -> None:

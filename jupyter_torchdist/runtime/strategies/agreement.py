@@ -41,6 +41,15 @@ def of_every_rank(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
+def check_not_scripted(root: nn.Module) -> None:
+    """Raise ``StrategyError`` for a torch.jit script, whose parts are out of Python's reach."""
+    if isinstance(root, torch.jit.ScriptModule):
+        raise StrategyError(
+            f"{root.original_name} is a torch.jit script: its layers cannot be followed, nor its parameters replaced",
+            "train the nn.Module itself (torch.compile makes it fast), and script what comes back",
+        )
+
+
 def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Collection[Tensor]) -> None:
     """Raise ``StrategyError`` for layers that a model was given after it, or a part of it, was ``divided``."""
     if not any(module in divided for module in model.modules()):

@@ -8,6 +8,7 @@ they load what it saved.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...protocol.errors import StrategyError
+from ..autolog import is_users
 from . import dtensors
 from .datas import DATA
 from .optimizers import placed_like
@@ -108,7 +110,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """What user code made of sharded parameters and kept, in full: lists and dicts in place, tuples anew.
+    """What user code made of sharded parameters and kept, in full: in place in lists, dicts and its own objects.
 
     Parameters become those of ``originals``, which are filled later.
     """
@@ -117,9 +119,12 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
     def made(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
-        if id(value) in seen or not isinstance(value, (list, dict, tuple)):
+        if id(value) in seen or not (isinstance(value, (list, dict, tuple)) or _is_users_own(value)):
             return value
         seen.add(id(value))
+        if not isinstance(value, (list, dict, tuple)):
+            made(vars(value))
+            return value
         if isinstance(value, list):
             value[:] = [made(one) for one in value]
         elif isinstance(value, dict):
@@ -133,6 +138,14 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
     for name, value in list(names.items()):
         if not name.startswith("__"):
             names[name] = made(value)
+
+
+def _is_users_own(value: Any) -> bool:
+    """An object of a class of the cell's or of a local module; modules and optimizers are restored themselves."""
+    if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
+        return False
+    home = type(value).__module__
+    return home == "__main__" or is_users(getattr(sys.modules.get(home), "__file__", None) or "")
 
 
 NUMBERS = {

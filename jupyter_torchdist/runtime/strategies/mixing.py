@@ -7,7 +7,7 @@ one that asks for gradients (a gathered parameter), is gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,63 +17,76 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from .dtensors import whole
 from .patches import Patches
 
-_BINARY = ("add", "sub", "mul", "div", "truediv", "pow")
-_ELEMENT_BY_ELEMENT = frozenset(
-    {
-        *_BINARY,
-        *(f"r{name}" for name in _BINARY),
-        *(f"i{name}" for name in _BINARY),
-        *("true_divide", "lerp", "addcmul", "addcdiv", "copy", "maximum", "minimum", "where", "masked_fill"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "mse_loss", "l1_loss"),
-        *(f"foreach_{name}" for name in ("add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "copy")),
-    }
-)  # fmt: skip
+_ELEMENT_BY_ELEMENT = (
+    *("add", "sub", "rsub", "mul", "div", "pow", "lerp", "addcmul", "addcdiv", "copy", "maximum", "minimum", "where"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "masked_fill"),
+)
 
 
 def install(patches: Patches) -> None:
     """For the time of user code."""
-    patches.put(DTensor, "__torch_function__", classmethod(_function))
+    patches.add(_handlers(), dict.fromkeys(_operations(), _compute))
 
 
-def _function(
-    cls: type, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-) -> Any:
-    kwargs = kwargs or {}
-    with torch._C.DisableTorchFunctionSubclass():
-        name = getattr(func, "__name__", "")
-        if name.strip("_") in _ELEMENT_BY_ELEMENT:
-            args, kwargs = _alike(args, kwargs, written=name.endswith("_") and (name[:2] != "__" or name[2] == "i"))
-        return func(*args, **kwargs)
+def _handlers() -> dict[Any, Any]:
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    return handlers
+
+
+def _operations() -> Iterator[Any]:
+    """Those of several tensors, new and in place, of one and of lists."""
+    for name in (
+        f"{before}{one}{after}" for one in _ELEMENT_BY_ELEMENT for before in ("", "_foreach_") for after in ("", "_")
+    ):
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            operation = getattr(packet, overload)
+            given = operation._schema.arguments
+            if sum("Tensor" in str(one.type) for one in given) > 1 and not any(one.is_out for one in given):
+                yield operation
+
+
+def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """In place of what DTensor does; it does all else."""
+    if _is_plain(args) or _is_plain(kwargs.values()):
+        args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
+    handlers = _handlers()
+    del handlers[operation]
+    try:
+        return operation(*args, **kwargs)
+    finally:
+        handlers[operation] = _compute
+
+
+def _is_plain(values: Iterable[Any]) -> bool:
+    """Whether any of them is a plain tensor of several numbers, or a list that begins with one."""
+    firsts = (one[0] if isinstance(one, (list, tuple)) and one else one for one in values)
+    return any(isinstance(one, Tensor) and not isinstance(one, DTensor) and one.numel() > 1 for one in firsts)
 
 
 def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Arguments of one kind. ``written``: what the first holds is changed."""
+    """Arguments of one kind, where they are as large. ``written``: what the first holds is changed."""
     lists = [one for one in args if isinstance(one, (list, tuple))]
-    if lists:
-        rows = [_alike([_at(one, row) for one in args], kwargs, written=written) for row in range(len(lists[0]))]
-        columns = zip(*(row for row, _ in rows), strict=True)
-        return [
-            list(column) if isinstance(one, (list, tuple)) else one for one, column in zip(args, columns, strict=True)
-        ], kwargs
-    given = [*args, *kwargs.values()]
-    tensors = [one for one in given if isinstance(one, Tensor) and one.numel() > 1]
+    if lists and isinstance(lists[0][0], Tensor):
+        rows = [_alike([_at(one, row) for one in args], {}, written=written)[0] for row in range(len(lists[0]))]
+        columns = zip(args, zip(*rows, strict=True), strict=True)
+        return [list(column) if isinstance(one, (list, tuple)) else one for one, column in columns], kwargs
+    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.numel() > 1]
     shards = [one for one in tensors if isinstance(one, DTensor)]
-    if not shards or len(shards) == len(tensors):
-        return args, kwargs
     plain = [one for one in tensors if not isinstance(one, DTensor)]
-    if any(one.shape != shards[0].shape for one in plain):
+    if not shards or not plain or any(one.shape != shards[0].shape for one in plain):
         return args, kwargs
-    of_graphs = [torch.is_grad_enabled() and any(one.requires_grad for one in group) for group in (plain, shards)]
-    if all(of_graphs):
-        return args, kwargs
-    gathers = of_graphs[0] or (written and args[0] is plain[0])
+    if written or torch._C._current_graph_task_id() != -1:  # a gradient comes first
+        gathers = args[0] is plain[0]
+    else:
+        gathers = torch.is_grad_enabled() and any(one.requires_grad for one in plain)
     placements = [Replicate() if one.is_partial() else one for one in shards[0].placements]
 
     def alike(one: Any) -> Any:
         if gathers:
             return whole(one) if isinstance(one, DTensor) else one
         if any(one is other for other in plain):
-            return distribute_tensor(one, shards[0].device_mesh, placements, src_data_rank=None)
+            return distribute_tensor(one.detach(), shards[0].device_mesh, placements, src_data_rank=None)
         return one
 
     return [alike(one) for one in args], {name: alike(one) for name, one in kwargs.items()}

@@ -145,7 +145,8 @@ def _is_users_own(value: Any) -> bool:
     if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
         return False
     home = type(value).__module__
-    return home == "__main__" or is_users(getattr(sys.modules.get(home), "__file__", None) or "")
+    file = getattr(sys.modules.get(home), "__file__", None)
+    return home == "__main__" or (file is not None and is_users(file))
 
 
 NUMBERS = {

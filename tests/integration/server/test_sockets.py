@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.server import base, sockets
 from jupyter_torchdist.testing import FakeJob, requests
 from tests.integration.server.conftest import Fetch
+from tests.leaks import wait_until
 
 Open = Callable[..., Awaitable["View"]]
 
@@ -75,6 +77,11 @@ def opened(jp_ws_fetch: Fetch, jp_asyncio_loop: asyncio.AbstractEventLoop) -> It
         for view in views:
             view.socket.close()
             await view.ended()
+        # The server's side hears of it on this loop, which is closed next.
+        await asyncio.to_thread(wait_until, nobody_speaks, timeout=15)
+
+    def nobody_speaks() -> bool:
+        return not any(thread.name.startswith("torchdist-feed") for thread in threading.enumerate())
 
     jp_asyncio_loop.run_until_complete(close())
 

@@ -51,7 +51,7 @@ def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     if _is_plain(args) or _is_plain(kwargs.values()):
         args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
     handlers = _handlers()
-    del handlers[operation]
+    handlers.pop(operation, None)  # another thread (a save) may be here, too
     try:
         return operation(*args, **kwargs)
     finally:

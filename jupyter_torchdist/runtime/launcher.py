@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
@@ -92,8 +93,8 @@ class RankWatch:
         else:
             time.sleep(seconds)
 
-    def context_class(self) -> type[MultiprocessContext]:
-        """The engine's processes, with a way to see that one of them has returned."""
+    def context_class(self, started: Callable[[], None]) -> type[MultiprocessContext]:
+        """The engine's processes, with a way to see that one of them has returned; ``started`` when all exist."""
         from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
         watch = self
@@ -106,6 +107,7 @@ class RankWatch:
             def _start(self) -> None:
                 super()._start()  # type: ignore[no-untyped-call]
                 watch._returns = [queue._reader for queue in self._ret_vals.values()]  # type: ignore[attr-defined]
+                started()
 
             def _is_done(self) -> bool:
                 """A rank that left with code 0 (``os._exit(0)``) has returned nothing, and none is to wait for it."""
@@ -204,7 +206,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
     ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
-    multiprocessing.MultiprocessContext = watch.context_class()  # type: ignore[misc]
+    multiprocessing.MultiprocessContext = watch.context_class(handler.all_forked)  # type: ignore[misc]
     engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
     config = launch_config(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
@@ -266,13 +268,11 @@ def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
 
     One that has returned stays until all have: a peer may be connecting to it just then.
     """
-    if handler.listen_fd >= 0:
-        with contextlib.suppress(OSError):
-            os.close(handler.listen_fd)
+    handler.step_in()
     _log_as_torch()
     from . import worker
 
-    worker.main(job_root, blobs, node)
+    worker.main(job_root, blobs, node, may_connect=handler.wait_for_all)
 
 
 def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:

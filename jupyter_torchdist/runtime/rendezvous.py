@@ -6,6 +6,7 @@ and hands the descriptor to ``TCPStore`` (``master_listen_fd``); the other nodes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -26,9 +27,17 @@ BACKEND = "torchdist"
 
 TIMEOUT = timedelta(minutes=10)
 
+_FORKED = "torchdist-forked"
+"""Key of the store: the ranks of the node on which it listens exist."""
+
 
 class StaticRendezvous(RendezvousHandler):
-    """``endpoint`` is None on the first node. ``announce(address, port)`` is called once the store listens."""
+    """``endpoint`` is None on the first node. ``announce(address, port)`` is called once the store listens.
+
+    The store has a thread in the first node's launcher, which asks the C library for the name of whoever connects, and
+    holds a lock of it meanwhile. A rank that was forked just then has that lock for good, and hangs at its own first
+    question. So ranks connect when all of them exist (``step_in``, ``wait_for_all``, ``all_forked``).
+    """
 
     def __init__(
         self,
@@ -48,6 +57,8 @@ class StaticRendezvous(RendezvousHandler):
         self._store: Store | None = None
         self.listen_fd = -1
         """Forked ranks inherit the store's listening socket and close it."""
+        self._is_first = endpoint is None
+        self._gate = os.pipe()
 
     def get_backend(self) -> str:
         return BACKEND
@@ -62,6 +73,27 @@ class StaticRendezvous(RendezvousHandler):
         assert self._endpoint is not None
         store = PrefixStore(self._run_id, self._store)
         return RendezvousInfo(store, self._node_rank, self._nodes, RendezvousStoreInfo(*self._endpoint))
+
+    def step_in(self) -> None:
+        """This process is a forked rank."""
+        os.close(self._gate[1])
+        if self.listen_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.listen_fd)
+
+    def wait_for_all(self) -> None:
+        """A forked rank may connect to the store from here on."""
+        os.read(self._gate[0], 1)
+        os.close(self._gate[0])
+
+    def all_forked(self) -> None:
+        """The ranks of this node exist. Returns when those of the first node do."""
+        assert self._store is not None
+        if self._is_first:
+            self._store.set(_FORKED, "")
+        else:
+            self._store.wait([_FORKED], TIMEOUT)
+        os.close(self._gate[1])
 
     def _listen(self) -> Store:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -51,10 +51,13 @@ _LAST_SECONDS = 3.0
 """How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
 
 
-def main(job_root: str, blobs: str, node: str) -> None:
-    """Be the rank that the environment names. Returns on success and after an interrupt, else exits with code 1."""
+def main(job_root: str, blobs: str, node: str, *, may_connect: Callable[[], None] = lambda: None) -> None:
+    """Be the rank that the environment names. Returns on success and after an interrupt, else exits with code 1.
+
+    ``may_connect`` returns when the launcher has forked the others.
+    """
     bootstrap.lead_a_session()
-    rank = Rank(JobPaths(Path(job_root)), Path(blobs), node)
+    rank = Rank(JobPaths(Path(job_root)), Path(blobs), node, may_connect)
     try:
         rank.live()
     except BaseException as error:  # noqa: BLE001  # results that cannot be written; a signal between two steps of ours
@@ -64,10 +67,10 @@ def main(job_root: str, blobs: str, node: str) -> None:
 class Rank:
     """The process, as it lives through one job."""
 
-    def __init__(self, paths: JobPaths, blobs: Path, node: str) -> None:
+    def __init__(self, paths: JobPaths, blobs: Path, node: str, may_connect: Callable[[], None]) -> None:
         self.number = int(os.environ["RANK"])
         files = paths.node(node)
-        self.paths, self.blobs = paths, blobs
+        self.paths, self.blobs, self.may_connect = paths, blobs, may_connect
         self.events = EventFile(files.rank_events(self.number), self.number)
         self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"]))
         self.flusher = Flusher()
@@ -129,6 +132,7 @@ class Rank:
         bootstrap.plain_drawing()
         bootstrap.use_threads()
         device = group.choose_device(plan.node_of(self.number))
+        self.may_connect()
         self.meeting = group.join(plan, device)
         self.watch.start()
         api.use(self.recorder)

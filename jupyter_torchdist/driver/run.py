@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,18 +287,25 @@ class Driver:
             link.ended = True
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
         elif kind == "stalled" and message["attempt"] == self._attempt:
-            self._on_stalled(link)
+            self._on_stalled(link, message["ranks"])
         elif kind == "refused":
             raise LaunchError(
                 f"{link.node.called} cannot run the job: {message['reason']}",
                 "free what it lacks and run the cell again",
             )
 
-    def _on_stalled(self, link: Link) -> None:
-        """A node whose ranks wait for those of a node that is still starting does not hang."""
+    def _on_stalled(self, link: Link, ranks: Sequence[int]) -> None:
+        """A node whose ranks wait for those of a node that is still starting does not hang.
+
+        Where user code has begun on some rank, nothing is ended: the others may wait for what they load.
+        """
         link.send({"type": "stacks", "job": self._plan.job})
+        who, stacks = ", ".join(map(str, ranks)), self._paths.node(link.node.name).root / "rank-*.stacks"
+        words = f"nothing happens on rank {who} ({link.node.called}) before the cell's first line; see {stacks}"
+        self._say("job.note", text=words)
         self._stalled.add(link.node.name)
-        if self._stalled >= {node.name for node in self._plan.nodes}:
+        begun = any(rank.ready for rank in self._state.ranks.values())
+        if not begun and self._stalled >= {node.name for node in self._plan.nodes}:
             self._standing = replace(self._standing, stalled=True)
 
     def _read_all(self) -> None:

@@ -27,7 +27,7 @@ grown          job, file, size: a file that both see has grown
 bytes          job, file, offset + bytes: what is new in a file of the node's own
 whole          job, file + bytes: the latest version of a file that is replaced (the gauges)
 ended          job, attempt: nothing of the job is alive on the node, everything was shipped
-stalled        job, attempt: ranks hang before their first user line
+stalled        job, attempt, ranks: they hang before their first user line
 refused        job, reason: the node cannot do what it was told (a full disk, no process to be had)
 pong           t
 =============  ========================================================================================

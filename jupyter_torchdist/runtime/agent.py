@@ -423,9 +423,9 @@ class Agent:
                 if complete and job.state == "ended":
                     peer.channel.send({"type": "ended", "job": name, "attempt": job.attempt})
                     del peer.shipments[name]
-                elif job.stalled(now) and not peer.stalled_told:
+                elif not peer.stalled_told and (ranks := job.stalled(now)):
                     peer.stalled_told = True
-                    peer.channel.send({"type": "stalled", "job": name, "attempt": job.attempt})
+                    peer.channel.send({"type": "stalled", "job": name, "attempt": job.attempt, "ranks": ranks})
             except ChannelError:
                 self._drop(peer)
             except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import time
@@ -18,7 +19,11 @@ from .outofmemory import OutOfMemory
 from .tail import EventTail
 
 STALL_SECONDS = 10.0
-"""A rank before its first user line that neither writes nor computes for so long hangs."""
+"""Ranks before their first user line that do not compute for so long, and three times so long after anything has come
+of them, hang."""
+
+IDLE = 0.01
+"""Of a processor's time: what the threads of a rank that waits take is a third of it."""
 
 ENGINE_KILL_SECONDS = 1.0
 """The engine sends SIGTERM to the others when a rank fails; a SIGKILL sooner than this is not the engine's."""
@@ -69,7 +74,7 @@ class NodeJob:
         self._unmatched: dict[int, tuple[int, bool | None]] = {}
         self._memory = OutOfMemory()
         self._last_change = time.monotonic()
-        self._last_ticks = (0, time.monotonic())
+        self._looked = (0, self._last_change)  # processor time of ranks that have not begun, and when
         self._error = ""
         self._now = self._last_change
         self._failed_at = 0.0
@@ -95,8 +100,6 @@ class NodeJob:
         self._now = now
         self.events.flush()
         changed = self._read_launcher() | self._read_ranks()
-        if changed:
-            self._last_change = now
         if self.state in ("starting", "running") and self.launcher is not None and not self.launcher.alive():
             self._read_launcher()
             self._read_ranks()
@@ -116,6 +119,7 @@ class NodeJob:
         return bool(events)
 
     def _take_launcher(self, event: Event) -> None:
+        self._last_change = self._now
         if event.kind == "launcher.started" and event.data.get("attempt", 1) == self.attempt:
             self.launcher = ProcessId.from_json(event.data["process"])
             if self.state == "starting":
@@ -139,6 +143,8 @@ class NodeJob:
         return bool(events)
 
     def _take_rank(self, rank: int, event: Event) -> None:
+        if rank not in self.ready:
+            self._last_change = self._now
         if event.kind == "rank.started":
             self.processes[rank] = ProcessId.from_json(event.data["process"])
             self._pids[self.processes[rank].pid] = rank
@@ -193,14 +199,16 @@ class NodeJob:
             return self.failed and self._now - self._failed_at >= ENGINE_KILL_SECONDS
         return code == -signal.SIGTERM and self.failed
 
-    def stalled(self, now: float) -> bool:
-        """Whether ranks before their first user line hang: no word and no processor time for a while."""
-        if self.state != "running" or self.ready >= set(self.ranks) or now - self._last_change < STALL_SECONDS:
-            return False
-        ticks = sum(self._ticks(process) for process in self.processes.values())
-        if ticks != self._last_ticks[0]:
-            self._last_ticks = (ticks, now)
-        return now - self._last_ticks[1] > STALL_SECONDS / 2
+    def stalled(self, now: float) -> list[int]:
+        """Ranks that hang before their first user line: no word, and no processor time, of any that has not begun."""
+        left = [rank for rank in self.ranks if rank not in self.ready]
+        before, since = self._looked
+        if self.state != "running" or not left or now - since < STALL_SECONDS:
+            return []
+        ticks = sum(self._ticks(self.processes[rank]) for rank in left if rank in self.processes)
+        self._looked = ticks, now
+        idle = ticks - before <= IDLE * os.sysconf("SC_CLK_TCK") * len(left) * (now - since)
+        return left if idle and now - self._last_change >= 3 * STALL_SECONDS else []
 
     @staticmethod
     def _ticks(process: ProcessId) -> int:

@@ -504,3 +504,34 @@ def test_nothing_of_these_jobs_waits_for_the_next_test(kernel: Notebook) -> None
     kernel.run(on_ranks("value = td.gather(td.rank), len(os.environ) > 3"))
     assert kernel.value("value") == ([0, 1], True)
     assert wait_until(nothing_runs, 5)
+
+
+SLOW = (
+    "import os, time\n"
+    "class Slow:\n"
+    "    def __init__(self, seconds, ranks):\n"
+    "        self.given = seconds, ranks\n"
+    "    def __setstate__(self, state):\n"
+    "        self.__dict__.update(state)\n"
+    "        seconds, ranks = self.given\n"
+    "        if os.environ.get('RANK') in ranks:\n"
+    "            time.sleep(seconds)\n"
+)
+"""A value that takes its time, without computing, before the first line of the cell that uses it."""
+
+
+@pytest.mark.soak
+def test_a_rank_that_does_not_begin_is_named_and_waited_for(kernel: Notebook) -> None:
+    kernel.run(SLOW + "slow = Slow(60, ('1',))")
+    text = kernel.run(on_ranks("td.barrier()\nprint('begun', slow.given[0])"), timeout=110).text
+    assert re.search(r"nothing happens on rank 1 \(\S+\) before the cell's first line; see \S+/rank-\*\.stacks", text)
+    assert "begun 60" in text
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+def test_ranks_that_never_begin_are_started_once_more_and_ended(kernel: Notebook) -> None:
+    kernel.run(SLOW + "slow = Slow(1e6, ('0', '1'))")
+    cell = kernel.try_run(on_ranks("slow"), timeout=200)
+    assert "nothing happens on rank 0, 1" in cell.text and "started again with --fresh" in cell.text
+    assert "ranks hung before their first user line" in failure_of(kernel, cell).value

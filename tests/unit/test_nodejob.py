@@ -474,6 +474,9 @@ def test_a_launcher_that_died_at_once(tree: Tree) -> None:
 
 # -- ranks that hang before their first line
 
+ENOUGH = 2 * nodejob.STALL_SECONDS * nodejob.IDLE * os.sysconf("SC_CLK_TCK") + 2
+"""Ticks of the processor in twice that time that are more than those of a rank that waits."""
+
 
 def test_ranks_that_neither_write_nor_compute_hang(tree: Tree) -> None:
     job = tree.job()
@@ -481,8 +484,8 @@ def test_ranks_that_neither_write_nor_compute_hang(tree: Tree) -> None:
     follow(job, lambda: len(job.processes) == 2)
     now = time.monotonic()
     assert not job.stalled(now)
-    job.stalled(now + nodejob.STALL_SECONDS + 0.1)  # a first look at their processor time
-    assert job.stalled(now + 2 * nodejob.STALL_SECONDS)
+    assert not job.stalled(now + 2 * nodejob.STALL_SECONDS)  # they have begun not long ago
+    assert job.stalled(now + 4 * nodejob.STALL_SECONDS) == [0, 1]
     job.end(0.0, time.monotonic())
     ended(job)
     job.close()
@@ -496,11 +499,31 @@ def busy(events):
         pass
 begin(); rank(0, busy); sleep()""")
     follow(job, lambda: len(job.processes) == 1)
-    later = time.monotonic() + nodejob.STALL_SECONDS
-    for step in range(1, 4):
+    now = time.monotonic()
+    for step in range(1, 5):
         before = job._ticks(job.processes[0])
-        assert wait_until(lambda before=before: job._ticks(job.processes[0]) > before, 10)  # type: ignore[misc]
-        assert not job.stalled(later + step * nodejob.STALL_SECONDS)
+        assert wait_until(lambda before=before: job._ticks(job.processes[0]) > before + ENOUGH, 10)  # type: ignore[misc]
+        assert not job.stalled(now + step * 2 * nodejob.STALL_SECONDS)
+    job.end(0.0, time.monotonic())
+    ended(job)
+    job.close()
+
+
+def test_a_rank_that_hangs_beside_one_in_user_code(tree: Tree) -> None:
+    """What the other does, and says, is no sign of life of this one."""
+    job = tree.job((0, 1))
+    tree.launch("""
+def busy(events):
+    events.write("rank.ready")
+    while True:
+        pass
+begin(); rank(0, busy); rank(1, lambda events: sleep()); sleep()""")
+    follow(job, lambda: job.ready == {0} and len(job.processes) == 2)
+    now = time.monotonic()
+    assert not job.stalled(now + 2 * nodejob.STALL_SECONDS)
+    before = job._ticks(job.processes[0])
+    assert wait_until(lambda: job._ticks(job.processes[0]) > before + ENOUGH, 10)
+    assert job.stalled(now + 4 * nodejob.STALL_SECONDS) == [1]
     job.end(0.0, time.monotonic())
     ended(job)
     job.close()

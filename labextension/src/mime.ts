@@ -193,7 +193,7 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
 
   /** The registry of this output's notebook, once its widget manager is there: it belongs to the kernel. */
   private async notebookRendermime(signal: AbortSignal): Promise<IRenderMimeRegistry | null> {
-    const panel = this.panel();
+    const panel = await this.panelInTime(signal);
     if (!panel) {
       return null;
     }
@@ -204,6 +204,14 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
       await new Promise(resolve => setTimeout(resolve, 200));
     }
     return signal.aborted ? null : own;
+  }
+
+  /** A cell may be drawn before it stands in its notebook: a page that is loaded puts its cells in when it has time. */
+  private async panelInTime(signal: AbortSignal): Promise<NotebookPanel | null> {
+    for (let waits = 0; waits < 300 && !this.panel() && this.surroundings.notebooks && !signal.aborted; waits++) {
+      await new Promise(resolve => setTimeout(resolve, 200));
+    }
+    return this.panel();
   }
 
   private panel(): NotebookPanel | null {

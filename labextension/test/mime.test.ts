@@ -140,6 +140,8 @@ describe('a job that the server does not see, with a widget', () => {
   }
 
   const managers: Drawing[] = [];
+  /** Whether the cell stands in its notebook already. */
+  let stands = true;
   const factory = {
     safe: false,
     mimeTypes: [WIDGET],
@@ -154,7 +156,7 @@ describe('a job that the server does not see, with a widget', () => {
     serving.refuse = 404;
     const notebook = rendermime.clone();
     const panel = { content: { rendermime: notebook }, sessionContext: { ready: Promise.resolve() } };
-    const notebooks = { find: () => panel } as unknown as INotebookTracker;
+    const notebooks = { find: () => (stands ? panel : undefined) } as unknown as INotebookTracker;
     const surroundings = { settings: serving.settings, rendermime, notebooks, documents: null };
     const own = rendererFactory(surroundings).createRenderer({} as never) as JobRenderer;
     Widget.attach(own, document.body);
@@ -172,6 +174,7 @@ describe('a job that the server does not see, with a widget', () => {
 
   beforeEach(() => {
     drawn.length = managers.length = 0;
+    stands = true;
   });
 
   test('the widget takes the place as soon as it has drawn', async () => {
@@ -194,6 +197,16 @@ describe('a job that the server does not see, with a widget', () => {
     const { own, notebook } = await shown(true, true);
     expect(drawn).toEqual([]);
     notebook.addFactory(factory as never, -10);
+    await until(() => drawn.length === 1, 'the widget');
+    own.dispose();
+  });
+
+  test('the cell comes into its notebook later: a page that is loaded is busy', async () => {
+    stands = false;
+    const { own } = await shown(true);
+    await new Promise(resolve => setTimeout(resolve, 50));
+    expect(drawn).toEqual([]);
+    stands = true;
     await until(() => drawn.length === 1, 'the widget');
     own.dispose();
   });

@@ -9,6 +9,7 @@ READY := .venv/.ready
 FRONT := .venv/.front
 FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src/view/*.ts style/* schema/*))
 NODE_MODULES := labextension/node_modules/.package-lock.json
+DEEPSPEED := .venv/deepspeed
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -18,7 +19,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-browser test-front lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -46,6 +47,11 @@ test-ranks: $(READY)
 # Every strategy and option on real ranks, held against one device.
 test-strategies: $(READY)
 	$(PYTEST) -m "strategies and not soak" tests/integration tests/strategies
+
+# DeepSpeed where it is installed: in an environment over the other, out of sight of all other tests.
+test-deepspeed: $(DEEPSPEED)/.ready
+	$(call told,deepspeed,DS_ACCELERATOR=cpu PATH="$(CURDIR)/$(DEEPSPEED)/bin:$$PATH" $(DEEPSPEED)/bin/python -m pytest \
+	  --timeout 300 -m "soak or not soak" -k deepspeed tests/integration/test_strategies_parts.py tests/integration/test_gallery.py)
 
 # In two processes, each with a browser and a Jupyter server of its own.
 test-browser: WORKERS = 2
@@ -108,6 +114,15 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) torch==2.13.0
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --editable '.[demo,dev]'
 	@rm -f $(FRONT)
+	@touch $@
+
+# It asks for packages that need a GPU's driver; these are what it imports here.
+$(DEEPSPEED)/.ready: $(READY)
+	@rm -rf $(DEEPSPEED)
+	@$(BIN)/python -m venv $(DEEPSPEED)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(DEEPSPEED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
+	@DS_BUILD_OPS=0 $(subst $(BIN),$(DEEPSPEED)/bin,$(PIP)) --no-deps deepspeed einops hjson msgpack ninja py-cpuinfo
 	@touch $@
 
 $(NODE_MODULES): labextension/package-lock.json

@@ -18,13 +18,20 @@ DEEPSPEED = find_spec("deepspeed") is not None
 
 PARTS = [
     *(("sharding", 2), ("sharding_options", 2), ("replicating", 2), ("averaging", 2), ("inside", 2), ("hybrid", 4)),
-    *(("splitting", 2), ("lengths+keeping+holding", 2), ("unchanged", 2), ("hugging_face", 2), ("products", 4)),
+    *(
+        ("splitting", 2),
+        ("lengths+keeping+holding+mingling", 2),
+        ("unchanged", 2),
+        ("hugging_face", 2),
+        ("products", 4),
+    ),
     ("preparing+effects", 2),
     *(("pipelines", 2), ("pipeline_schedules", 2)),
     *(pytest.param(module, 4, marks=pytest.mark.soak) for module in ("pipelines", "products_more")),
     pytest.param(
         *("zeros", 2),
-        marks=[pytest.mark.skipif(not DEEPSPEED, reason="DeepSpeed is not installed"), pytest.mark.timeout(300)],
+        marks=[pytest.mark.skipif(not DEEPSPEED, reason="make test-deepspeed"), pytest.mark.timeout(300)],
+        id="deepspeed",
     ),
 ]
 """Modules of ``tests.strategies`` by their names: what they import takes seconds, and one worker needs each."""

@@ -31,23 +31,28 @@ def ddp(**options: Any) -> Setting:
     return setting({"dp_replicate": WORLD()}, **options)
 
 
-def cell(build: Callable[[], nn.Module], look: Look, forward: Callable[..., Tensor] | None = None) -> Cell:
+def cell(
+    build: Callable[[], nn.Module],
+    look: Look,
+    forward: Callable[..., Tensor] | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+) -> Cell:
     """A step for each eight samples. ``forward``, where it is given, calls the model in its place."""
 
     def run() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
         torch.manual_seed(5)
         model, losses = build(), []
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        trained = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.01)
         words = torch.randint(11, (8 * STEPS, 6))
         data = (words, words) if isinstance(model, Gpt) else (words.float(), words[:, 0] % 3)
         for x, y in DataLoader(TensorDataset(*data), 8):
-            optimizer.zero_grad(set_to_none=False)
+            trained.zero_grad(set_to_none=False)
             loss = loss_of(model(x) if forward is None else forward(model, x), y)
             loss.backward()
-            look(model, optimizer)
-            optimizer.step()
+            look(model, trained)
+            trained.step()
             losses.append(loss.item())
-        return model, optimizer, losses
+        return model, trained, losses
 
     return run
 

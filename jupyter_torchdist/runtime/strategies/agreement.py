@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -41,13 +41,15 @@ def of_every_rank(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def check_not_scripted(root: nn.Module) -> None:
+def check_not_scripted(modules: Iterable[nn.Module]) -> None:
     """Raise ``StrategyError`` for a torch.jit script, whose parts are out of Python's reach."""
-    if isinstance(root, torch.jit.ScriptModule):
-        raise StrategyError(
-            f"{root.original_name} is a torch.jit script: its layers cannot be followed, nor its parameters replaced",
-            "train the nn.Module itself (torch.compile makes it fast), and script what comes back",
-        )
+    for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise StrategyError(
+                f"{module.original_name} is a torch.jit script: its layers cannot be followed, nor its parameters "
+                "replaced",
+                "train the nn.Module itself (torch.compile makes it fast), and script what comes back",
+            )
 
 
 def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Collection[Tensor]) -> None:

@@ -137,8 +137,7 @@ class Automatic:
         around(torch.optim.Optimizer, "load_state_dict", self._take_optimizer_state)
         if self._sharded:
             noise.install(self._patches)
-            if not self._is_cut:  # a model in parts by tp computes with them in its forward: that would take longer
-                mixing.install(self._patches)
+            mixing.install(self._patches, self._setting.plan)
             around(nn.Module, "named_parameters", self._named_parameters)
             self._patches.hook(register_optimizer_step_pre_hook(lambda *_: self._gathered.let_go()))
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):
@@ -250,7 +249,7 @@ class Automatic:
         args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._setting.device)
         with self._loops.aside():
             if new:
-                agreement.check_not_scripted(module)
+                agreement.check_not_scripted([module])
                 if not self._sharded:
                     meta.fill(module)
                 self._steps.trains()

@@ -263,6 +263,9 @@ class Averaging:
         What was sent too early is no mean of anything, and is not taken then.
         """
         carrying, complete = bool(self._cargo), self._send(layout)
+        if self._begun:
+            for bucket in layout.buckets:
+                bucket.give()
         for bucket in layout.buckets:
             bucket.wait()
         used: list[bool] | None = None
@@ -274,13 +277,13 @@ class Averaging:
             if carrying:
                 self.carried = told[count + ALARMS :]
             if self._begun and round(kept * (1 if self._summed else ranks)) not in (0, ranks):
-                layout.clear()
+                layout.take_back()
                 raise StrategyError(
                     "gradients were there before a backward on some ranks, and not on others",
                     "call zero_grad() on all ranks alike",
                 )
             if alarms > 0 and self._begun:
-                layout.clear()
+                layout.take_back()
                 return False
         layout.take(used, views=self._how.views or self._begun)
         return not alarms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -43,11 +44,12 @@ def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
         if isinstance(node, _PARTED):
             divisor: torch.Tensor | None = node.divisor
             return divisor
-        if node.name().startswith(_LOSSES):
+        name = node.name()
+        if name.startswith(_LOSSES):
             weight: torch.Tensor = node._saved_total_weight
             return weight.detach()
         before = [function for function, _ in node.next_functions if function is not None]
-        if len(before) != 1 or not node.name().startswith(_SCALES):
+        if len(before) != 1 or not name.startswith(_SCALES):
             return None
         node = before[0]
     return None
@@ -62,9 +64,9 @@ def form_of(loss: torch.Tensor) -> tuple[str, ...]:
             break
         if isinstance(node, _PARTED):
             return (*form, *node.form)[:_REDUCTIONS_LOOKED_AT]
-        if any(word in node.name() for word in _REDUCTIONS):
-            name = _ALSO.get(node.name(), node.name())
-            form.append(f"{name} {getattr(node, '_saved_reduction', '')}")
+        name = node.name()
+        if _REDUCES.search(name):
+            form.append(f"{_ALSO.get(name, name)} {getattr(node, '_saved_reduction', '')}")
         before = [function for function, _ in node.next_functions if function is not None]
         if len(before) != 1:
             break
@@ -72,7 +74,7 @@ def form_of(loss: torch.Tensor) -> tuple[str, ...]:
     return tuple(form)
 
 
-_REDUCTIONS = ("Loss", "Sum", "MeanBackward0", "MeanBackward1", "CrossEntropy", "KlDiv", "Norm", "Dot")
+_REDUCES = re.compile("Loss|Sum|MeanBackward[01]|CrossEntropy|KlDiv|Norm|Dot")
 _REDUCTIONS_LOOKED_AT = 2
 _ALSO = {"CtcLossBackward1": "CtcLossBackward0"}
 """Lengths that are tensors are taken as lists where nobody watches tensors."""

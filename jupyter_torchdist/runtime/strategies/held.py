@@ -124,8 +124,8 @@ class Held:
             ) from error
         kinds = [_kind_of(parameter) for parameter in self._module.parameters()]
         within, noise = max(ROUNDING[kind] for kind in kinds), max(NOISE[kind] for kind in kinds)
-        for of in ("outputs", "gradients"):
-            before, now = getattr(self._before, of), getattr(after, of)
+        earlier = self._before
+        for before, now in ((earlier.outputs, after.outputs), (earlier.gradients, after.gradients)):
             least = noise * max((one.norm for one in before.values()), default=0.0)
             for name, one in before.items():
                 other = now.get(name)

@@ -54,10 +54,21 @@ def shards_of(parameters: Any) -> Any:
 
 def shards_by_whole(models: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     """By parameters that were ever gathered: a cell may have kept them (``list(model.parameters())``)."""
-    units = [part for model in models for part in model.modules() if isinstance(part, FSDPModule)]
-    groups = [group for unit in units if (group := unit._get_fsdp_state()._fsdp_param_group) is not None]
-    known = [one for group in groups for one in group.fsdp_params]
+    known = [one for group in groups_of(units_in(models)) for one in group.fsdp_params]
     return {one._unsharded_param: one.sharded_param for one in known if hasattr(one, "_unsharded_param")}
+
+
+def units_in(models: Iterable[nn.Module]) -> list[FSDPModule]:
+    """What is gathered at a time, of models that may be sharded."""
+    return [part for model in models for part in model.modules() if isinstance(part, FSDPModule)]
+
+
+def groups_of(units: Iterable[FSDPModule]) -> Iterator[FSDPParamGroup]:
+    """The parameters of each unit that has any."""
+    for unit in units:
+        group = unit._get_fsdp_state()._fsdp_param_group
+        if group is not None:
+            yield group
 
 
 class Gathered:
@@ -92,7 +103,7 @@ class Gathered:
     def begin_forward(self) -> None:
         """A model is about to be called: it gathers what it needs of the shards as they are now."""
         self.keep_writes()
-        self._versions = {one: _version(one) for group in self._groups() for one in group.fsdp_params}
+        self._versions = {one: _version(one) for group in groups_of(self._units()) for one in group.fsdp_params}
 
     def show(self) -> None:
         """User code looks at parameters, and may compute a penalty with them, whose graph the next backward needs."""
@@ -134,7 +145,7 @@ class Gathered:
 
     def _whole(self) -> Iterator[FSDPParamGroup]:
         """Those that are gathered now. What was gathered before its shards were written is old, and is let go."""
-        for group in self._groups():
+        for group in groups_of(self._units()):
             if not group.is_unsharded:
                 continue
             if any(self._versions.get(one) != _version(one) for one in group.fsdp_params) and not self._needed:
@@ -142,16 +153,10 @@ class Gathered:
             else:
                 yield group
 
-    def _groups(self) -> Iterator[FSDPParamGroup]:
-        for unit in self._units():
-            group = unit._get_fsdp_state()._fsdp_param_group
-            if group is not None:
-                yield group
-
     def _units(self) -> list[FSDPModule]:
         if len(self._known) != len(self._models):
             self._known = list(self._models)
-            self._found = [part for model in self._known for part in model.modules() if isinstance(part, FSDPModule)]
+            self._found = units_in(self._known)
         return self._found
 
 

@@ -13,8 +13,9 @@ from torch._utils import _unflatten_dense_tensors
 
 ALARMS, CARGO = 2, 4
 """Numbers behind those that tell which gradients a rank had; the second ones are for whoever calls."""
-LAST_BYTES = 2**20
-"""The last bucket, for which nothing is left to overlap with, is no larger: as DDP's first one."""
+LAST_BYTES = 2**21
+"""The last bucket, for which nothing is left to overlap with, is no larger. Twice DDP's first one: what is sent early
+takes processor time from the backward, and of a small model one bucket is the faster way."""
 
 Memory = tuple[Tensor, list[Tensor]]
 """A flat tensor, and a view of it for each gradient."""
@@ -45,6 +46,7 @@ class Bucket:
         self.pieces: list[Tensor] = []
         """Of ``flat``, each as its parameter lies in memory; the tail is not among them."""
         self._copied: dict[int, tuple[Tensor, int]] = {}  # gradients that are in their places, as they were then
+        self._given = False
         self._divisor = divisor
         self._strides = [_strides_in_memory(parameter) for parameter in parameters]
         starts = accumulate((parameter.numel() for parameter in parameters), initial=0)
@@ -71,12 +73,11 @@ class Bucket:
     def copy(self, numbers: Sequence[int]) -> None:
         """Gradients that have come, to their places, while the processor has them; none where one has not come."""
         came = [self.parameters[number].grad for number in numbers]
-        grads = [grad for grad in came if grad is not None and not grad.is_sparse]
-        if len(grads) < len(numbers):
+        grads = [grad for grad in came if grad is not None and not grad.is_sparse and grad.dtype == self.dtype]
+        if len(grads) < len(came):
             return
         torch._foreach_copy_([self.pieces[number] for number in numbers], grads)
-        for number, grad in zip(numbers, grads, strict=True):
-            self._copied[number] = grad, grad._version
+        self._copied.update(zip(numbers, [(grad, grad._version) for grad in grads], strict=True))
 
     def came_again(self) -> bool:
         """Whether any was added to after it was copied; such ones are to be copied once more."""
@@ -161,6 +162,19 @@ class Bucket:
             address += grad.numel() * grad.element_size()
         return first.as_strided((self.elements,), (1,))
 
+    def give(self) -> None:
+        """The gradients become those in ``flat`` while it travels, where all of this rank's were copied."""
+        self._given = self.is_full
+        if self._given:
+            for parameter, mean in zip(self.parameters, self.pieces, strict=True):
+                parameter.grad = mean
+
+    def take_back(self) -> None:
+        """What was given is no mean of anything: the gradients are again those that were copied."""
+        if self._given:
+            for number, (grad, _) in self._copied.items():
+                self.parameters[number].grad = grad
+
     def wait(self) -> None:
         """Nobody else writes to ``flat`` any more: a later backward may have it. CUDA keeps memory itself."""
         self.sent.wait()
@@ -172,6 +186,8 @@ class Bucket:
 
         ``views``: they are those in ``flat``, and nothing is copied.
         """
+        if self._given:
+            return
         given, means = [], []
         for number, (parameter, mean) in enumerate(zip(self.parameters, self.pieces, strict=True)):
             grad = parameter.grad
@@ -192,6 +208,7 @@ class Bucket:
         self.flat = self.sent = self._memory = None
         self.pieces = []
         self._copied.clear()
+        self._given = False
 
 
 class Layout:
@@ -243,6 +260,12 @@ class Layout:
             end = start + len(bucket.parameters)
             bucket.take(None if used is None else used[start:end], views=views)
             start = end
+        self.clear()
+
+    def take_back(self) -> None:
+        """All gradients are as they were before they were sent."""
+        for bucket in self.buckets:
+            bucket.take_back()
         self.clear()
 
     def clear(self) -> None:

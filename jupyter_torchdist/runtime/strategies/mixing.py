@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ...protocol.strategy import StrategyPlan
 from .dtensors import whole
 from .patches import Patches
 
@@ -23,9 +25,32 @@ _ELEMENT_BY_ELEMENT = (
 )
 
 
-def install(patches: Patches) -> None:
-    """For the time of user code."""
-    patches.add(_handlers(), dict.fromkeys(_operations(), _compute))
+def install(patches: Patches, plan: StrategyPlan) -> None:
+    """For the time of user code. Not under ``tp``, whose forward computes with shards: it would take longer.
+
+    So would the steps of PyTorch's own optimizers, which mix nothing: a third, where they go parameter by parameter.
+    """
+    if plan.degree("tp") > 1:
+        return
+    ours = {operation: _compute for operation in _operations() if operation not in _handlers()}
+    patches.add(_handlers(), ours)
+
+    def begins(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if _mixes_nothing(optimizer, *args[1:], **kwargs):
+            for operation in ours:
+                _handlers().pop(operation, None)
+
+    def ends(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _handlers().update(ours)
+
+    patches.hook(register_optimizer_step_pre_hook(begins))
+    patches.hook(register_optimizer_step_post_hook(ends))
+
+
+def _mixes_nothing(optimizer: Optimizer, closure: Any = None, **_: Any) -> bool:
+    """Whether what a step computes with is the optimizer's own; a closure and hooks are the cell's."""
+    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return closure is None and not hooked and type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _handlers() -> dict[Any, Any]:

@@ -64,7 +64,7 @@ class Patches:
         self._handles.clear()
         for mapping, keys in self._added:
             for key in keys:
-                del mapping[key]
+                mapping.pop(key, None)
         self._added.clear()
         for owner, name, original in reversed(self._undo):
             if original is _NONE:

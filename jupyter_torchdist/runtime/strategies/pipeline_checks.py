@@ -9,7 +9,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
-from .agreement import check_untouched
+from .agreement import check_not_scripted, check_untouched
 from .base import Setting
 from .pipeline_schedules import WHOLE_FORWARD
 
@@ -42,12 +42,7 @@ def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.O
             "loss is of all of them",
             f"use -O schedule={' or '.join(WHOLE_FORWARD)}, or no ddp beside pp",
         )
-    scripted = next((name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
-    if scripted is not None:
-        raise StrategyError(
-            f"{scripted or type(model).__name__} is a torch.jit script, into which a pipeline cannot see",
-            "build it without torch.jit.script or torch.jit.trace",
-        )
+    check_not_scripted(model.modules())
     normalising = next(
         (name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)), None
     )

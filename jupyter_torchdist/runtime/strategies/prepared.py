@@ -88,8 +88,7 @@ class Prepared:
         statedicts.install(self._patches)
         if self._sharded:
             noise.install(self._patches)
-            if self._setting.plan.degree("tp") == 1:
-                mixing.install(self._patches)
+            mixing.install(self._patches, self._setting.plan)
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 around(place, "clip_grad_norm_", _clip)
                 around(place, "clip_grad_value_", norms.clip_grad_value_)

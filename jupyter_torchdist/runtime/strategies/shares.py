@@ -47,9 +47,10 @@ class Rows:
     @property
     def mine(self) -> slice:
         """This rank's rows."""
-        rank, sizes = int(self.group.rank()), self.sizes
-        start = sum(sizes[:rank])
-        return slice(start, start + sizes[rank])
+        rank = int(self.group.rank())
+        samples, more = divmod(self.total, self.ranks)
+        start = rank * samples + min(rank, more)
+        return slice(self.each * start, self.each * (start + samples + (rank < more)))
 
 
 def cut_rows(whole: torch.Tensor, rows: Rows, dim: int = 0) -> torch.Tensor:

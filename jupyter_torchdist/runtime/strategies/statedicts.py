@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
 from . import dtensors
 from .datas import DATA
+from .higher import groups_of, units_in
 from .optimizers import placed_like
 from .patches import Patches
 from .shares import map_tensors, tensors_in
@@ -119,17 +119,17 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
     def made(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
-        if id(value) in seen or not (isinstance(value, (list, dict, tuple)) or _is_users_own(value)):
+        holds_others = isinstance(value, (list, dict, tuple))
+        if id(value) in seen or not (holds_others or _is_users_own(value)):
             return value
         seen.add(id(value))
-        if not isinstance(value, (list, dict, tuple)):
-            made(vars(value))
-            return value
         if isinstance(value, list):
             value[:] = [made(one) for one in value]
         elif isinstance(value, dict):
             for key, one in list(value.items()):
                 value[key] = made(one)
+        elif not holds_others:
+            made(vars(value))
         elif any(isinstance(one, (torch.Tensor, list, dict, tuple)) for one in value):
             parts = [made(one) for one in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -160,9 +160,8 @@ def cleared_gradients(original: Callable[..., Any], module: nn.Module, set_to_no
     """``Module.zero_grad``. Between forward and backward a sharded model shows whole parameters; shards are meant."""
     original(module, set_to_none)
     parts = set(module.modules())
-    for unit in module.modules():
-        group = unit._get_fsdp_state()._fsdp_param_group if isinstance(unit, FSDPModule) else None
-        for sharded in group.fsdp_params if group is not None else ():
+    for group in groups_of(units_in([module])):
+        for sharded in group.fsdp_params:
             gradient = sharded.sharded_param.grad
             if sharded._module_info.module in parts and gradient is not None:
                 if set_to_none:

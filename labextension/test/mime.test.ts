@@ -8,7 +8,9 @@ import './played';
 import { JobRenderer, rendererFactory } from '../src/mime';
 import { MIME_TYPE, VERSION } from '../src/protocol';
 import { newJobState } from '../src/state';
-import { Serving, until } from './serving';
+import { Serving, timeByTurns, until } from './serving';
+
+timeByTurns();
 
 let serving: Serving;
 let rendermime: RenderMimeRegistry;

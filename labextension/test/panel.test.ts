@@ -5,7 +5,9 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { itemOf } from '../src/commands';
 import { JobList, type ListChange } from '../src/joblist';
 import { JobPanel } from '../src/panel';
-import { aSummary, Serving, until } from './serving';
+import { aSummary, Serving, timeByTurns, until } from './serving';
+
+timeByTurns();
 
 let serving: Serving;
 let life: AbortController;

@@ -2,7 +2,9 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 
 import { ServerSource } from '../src/server';
 import type { FromFeed, ToFeed } from '../src/source';
-import { Serving, until } from './serving';
+import { Serving, timeByTurns, until } from './serving';
+
+timeByTurns();
 
 let serving: Serving;
 let life: AbortController;
@@ -19,7 +21,6 @@ beforeEach(async () => {
 });
 
 afterEach(async () => {
-  vi.useRealTimers();
   life.abort();
   await serving.stop();
 });
@@ -117,10 +118,6 @@ test('the signal ends it, also between two attempts', async () => {
 });
 
 describe('a line that is cut without a word', () => {
-  beforeEach(() => {
-    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'], shouldAdvanceTime: true });
-  });
-
   test('is found by its silence, and opened again', async () => {
     connect();
     await until(() => ups === 1, 'up');

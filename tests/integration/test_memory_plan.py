@@ -159,7 +159,14 @@ MORE = (
     "--ranks 2 --strategy pp -O microbatches=8",
     "--ranks 2 --strategy pp -O microbatches=8 -O schedule=1f1b",
     "--ranks 2 --strategy pp -O microbatches=4 -O schedule=interleaved_1f1b",
+    "--ranks 2 --strategy pp -O microbatches=8 -O schedule=interleaved_1f1b",
+    "--ranks 2 --strategy pp -O microbatches=4 -O schedule=looped_bfs",
+    "--ranks 2 --strategy pp -O microbatches=4 -O schedule=interleaved_zero_bubble",
+    "--ranks 2 --strategy pp -O microbatches=8 -O schedule=interleaved_zero_bubble",
+    "--ranks 4 --strategy pp -O microbatches=8 -O schedule=1f1b",
     "--ranks 2 --strategy pp -O microbatches=4 -O schedule=zbv",
+    "--ranks 2 --strategy pp -O microbatches=8 -O schedule=zbv",
+    "--ranks 2 --strategy pp -O microbatches=8 -O schedule=dualpipev",
     "--ranks 2 --strategy pp --precision bf16",
 )
 

@@ -18,6 +18,7 @@ from jupyter_torchdist.runtime.strategies.pipeline_schedules import (
     Orders,
     messages,
     stages_a_rank,
+    taken,
 )
 
 EACH = BY_NAME["schedule"].choices
@@ -30,7 +31,9 @@ def layout(schedule: str, ranks: int) -> Layout:
 def performed(one: Layout, orders: Orders) -> set[Action]:
     """What is done when sends never wait and messages between two ranks arrive in the order in which they were sent."""
     ranks = range(one.ranks)
-    mail: list[list[Iterator[Action]]] = [[messages(one, orders[src], dst) for src in ranks] for dst in ranks]
+    mail: list[list[Iterator[tuple[int, Action]]]] = [
+        [messages(one, orders[src], dst) for src in ranks] for dst in ranks
+    ]
     arrived: list[set[Action]] = [set() for _ in ranks]
     place, done = [0] * one.ranks, set[Action]()
 
@@ -46,7 +49,7 @@ def performed(one: Layout, orders: Orders) -> set[Action]:
             return any(Action(kind, other, action.microbatch) in done for kind in kinds)
         sent = {Action(kind, other, action.microbatch) for kind in Kind if (kind is Kind.FORWARD) == forward}
         while wanted not in arrived[rank] and sent & done:
-            arrived[rank].add(next(mail[rank][source]))
+            arrived[rank].add(next(mail[rank][source])[1])
         return wanted in arrived[rank]
 
     moved = True
@@ -86,6 +89,29 @@ def test_1f1b_keeps_as_many_microbatches_as_there_are_stages_behind() -> None:
             kept += 1 if action.kind is Kind.FORWARD else -1
             most = max(most, kept)
         assert most == 4 - rank
+
+
+@pytest.mark.parametrize("schedule", [one for one in EACH if one not in WHOLE_FORWARD])
+def test_a_message_proves_that_its_sender_took_what_it_had_to(schedule: str) -> None:
+    """So of many microbatches a rank need keep but few for others."""
+    kept = {}
+    for count in (8, 32):
+        one, kept[count] = layout(schedule, 2), 0
+        orders = one.inside(count)
+        came = {needed: done for done, needed in messages(one, orders[1], 0)}
+        sent, sends, proven = set[Action](), dict(messages(one, orders[0], 1)), 0
+        for position, action in enumerate(orders[0], 1):
+            for needed in taken([action]):
+                done = came.get(needed, 0)
+                sent -= set(taken(orders[1][proven:done]))
+                proven = max(proven, done)
+            if position in sends:
+                sent.add(sends[position])
+            kept[count] = max(kept[count], len(sent))
+        assert 0 < kept[count] < len(sends)
+        sent -= set(taken(orders[1]))
+        assert not sent  # every message goes to an action, by its name
+    assert kept[8] == kept[32]
 
 
 def test_stages_go_round_or_down_and_up() -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -64,6 +65,12 @@ class Stages:
         self._calls = 0
         self._microbatches = 1
         self._arrived: dict[int, tuple[Tensor, Tensor]] = {}
+        self._graded: set[int] = set()
+        """Stages whose inputs have gradients: the others have no first half of a split backward."""
+        self._branching: set[int] = set()
+        """Storages of gradients with which the second half of a split backward begins."""
+        self._of_weights: set[int] = set()
+        """Storages of what it makes: gradients of parameters."""
         self.passage = 0
         self._owners: list[_Owner | None] = [None]
         self._since: list[int] = [0]
@@ -114,9 +121,16 @@ class Stages:
         args, kwargs = map_tensors((args, kwargs), partial(self._received, owner=owner))
         self.own(owner)
         outputs = original(*args, **kwargs)
-        for tensor in tensors_in(outputs):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self._backward, owner._replace(backward=True)))
+        graded = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        for tensor in graded:
+            tensor.register_hook(partial(self._backward, owner._replace(backward=True)))
+        if self.mixes:
+            inputs = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+            branching, of_weights = _split(graded, inputs)
+            for node in branching:
+                node.register_prehook(partial(self._note, self._branching))
+            for node in of_weights:
+                node.register_prehook(partial(self._note, self._of_weights))
         return outputs
 
     def _decide(self, forward: Callable[[], Any]) -> None:
@@ -133,6 +147,8 @@ class Stages:
         made = self._owner_of(self._log.number(tensor))
         if made is None or made.stage >= owner.stage:
             return tensor
+        if tensor.requires_grad:
+            self._graded.add(owner.stage)
         if id(tensor) not in self._arrived:
             self.own(owner)
             self._arrived[id(tensor)] = tensor, _Sent.apply(tensor, self, made)  # type: ignore[no-untyped-call]
@@ -140,6 +156,9 @@ class Stages:
 
     def _backward(self, owner: _Owner, _grad: Tensor) -> None:
         self.own(owner)
+
+    def _note(self, among: set[int], grads: Iterable[Tensor | None]) -> None:
+        among.update(number for grad in grads if grad is not None for number in self._log.number(grad))
 
     def _joined(self, parts: tuple[Tensor, ...], size: int, rows: int) -> Tensor:
         """One output of the whole batch, on all ranks."""
@@ -188,20 +207,45 @@ class Stages:
         began = next(place for place, owner in enumerate(self._owners) if owner is not None and owner.passage == last)
         now = most = before(self._positions[began])
         kept = most_kept = 0
+        put_off: dict[tuple[int, int], list[int]] = {}
         for action in self.layout.inside(self._microbatches)[rank]:
             stage, number = action.stage, self._run_as(action.microbatch)
-            if action.kind is Kind.INPUTS:  # what it lets go of is counted until the second half
+            if action.kind is Kind.INPUTS and stage not in self._graded:
                 continue
-            if forward := action.kind is Kind.FORWARD:
-                kept += sum(changes[stage, number, False])
+            part, work = (stage, action.microbatch), changes[stage, number, action.kind is not Kind.FORWARD]
+            made_in_forward = sum(change for _, change in changes[stage, number, False])
+            if action.kind is Kind.FORWARD:
+                kept += made_in_forward
                 most_kept = max(most_kept, kept)
+                steps = [change for _, change in work]
+            elif action.kind is Kind.INPUTS:
+                steps, put_off[part] = self._halves(work)
             else:
-                kept -= sum(changes[stage, number, False])
-                most = max(most, now + self._loss(last) * (stage == self.layout.stages - 1))
-            for change in (*changes[stage, number, not forward], 0 if forward else late[stage, number]):
+                kept -= made_in_forward
+                steps = [*put_off.pop(part, [change for _, change in work]), late[stage, number]]
+            if stage == self.layout.stages - 1 and action.kind in (Kind.INPUTS, Kind.BACKWARD):
+                most = max(most, now + self._loss(last))
+            for change in steps:
                 now += change
                 most = max(most, now)
         return most, most_kept
+
+    def _halves(self, work: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """A backward in two: what the first half of it changes, and what it leaves to the second.
+
+        The first half keeps the graph, and of gradients those with which the second begins. That one makes the
+        gradients of parameters, and lets go of all.
+        """
+        first, made, kept = [], [], []
+        for number, change in work:
+            owner = self._owners[self._made_in(number)]
+            if number in self._of_weights:
+                made.append(change)
+            elif change < 0 and (number in self._branching or owner is None or not owner.backward):
+                kept.append(change)
+            else:
+                first.append(change)
+        return first, made + kept
 
     def _run_as(self, microbatch: int) -> int:
         """The one that was run for it: the last of them is the first to come back, in whose backward gradients are."""
@@ -212,12 +256,12 @@ class Stages:
 
     def _changes(
         self, rank: int, passage: int
-    ) -> tuple[defaultdict[tuple[int, int, bool], list[int]], Counter[tuple[int, int]]]:
+    ) -> tuple[defaultdict[tuple[int, int, bool], list[tuple[int, int]]], Counter[tuple[int, int]]]:
         """Of the log what a rank's stages made in the forward and the backward of each microbatch, in order.
 
         Beside it what was freed when others were at work, which is so after the backward.
         """
-        changes: defaultdict[tuple[int, int, bool], list[int]] = defaultdict(list)
+        changes: defaultdict[tuple[int, int, bool], list[tuple[int, int]]] = defaultdict(list)
         late: Counter[tuple[int, int]] = Counter()
         for interval, at_work in enumerate(self._owners):
             for number, change in self._log.log[self._span(interval)]:
@@ -225,7 +269,7 @@ class Stages:
                 if of is None or of.passage != passage or self.layout.rank_of(of.stage) != rank:
                     continue
                 if at_work is not None and (at_work.part == of.part or _sums(at_work, of)):
-                    changes[of.stage, at_work.microbatch, at_work.backward].append(change)
+                    changes[of.stage, at_work.microbatch, at_work.backward].append((number, change))
                 elif at_work is not None or not of.backward or self._is_of_the_loss(interval):  # else a gradient
                     late[of.stage, of.microbatch] += change
         return changes, late
@@ -264,6 +308,36 @@ class Stages:
 def _sums(at_work: _Owner, of: _Owner) -> bool:
     """Whether a gradient of one microbatch makes room for the sum with another's."""
     return at_work.stage == of.stage and at_work.backward and of.backward
+
+
+def _split(outputs: list[Tensor], inputs: list[Tensor]) -> tuple[list[Node], list[Node]]:
+    """Of a graph: nodes on the way to the inputs from which others lead to parameters, and where these end.
+
+    As ``torch.distributed.pipelining`` splits a backward, after "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241).
+    """
+    ends = {tensor.grad_fn for tensor in inputs}
+    to_inputs: dict[Node, bool] = {}
+    order: list[Node] = []
+    waiting = [(tensor.grad_fn, False) for tensor in outputs]
+    while waiting:
+        node, left = waiting.pop()
+        if node is None or (node in to_inputs and not left):
+            continue
+        below = [] if node in ends else [one for one, _ in node.next_functions if one is not None]
+        if left:
+            to_inputs[node] = node in ends or any(to_inputs[one] for one in below)
+            order.append(node)
+        else:
+            to_inputs[node] = False
+            waiting.append((node, True))
+            waiting.extend((one, False) for one in below)
+    leaves = [node for node in order if node not in ends and not node.next_functions]
+    branching = [
+        node
+        for node in order
+        if to_inputs[node] and node not in ends and not all(to_inputs[one] for one, _ in node.next_functions if one)
+    ]
+    return branching, leaves
 
 
 class _Operations(TorchDispatchMode):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .pipeline_flow import Flow, Value
-from .pipeline_schedules import Action, Kind, Orders, messages
+from .pipeline_schedules import Action, Kind, Orders, messages, taken
 from .pipeline_wires import Arriving
 from .shares import tensors_in
 
@@ -60,13 +60,19 @@ class Work:
         self._last = self._layout.stages - 1
         self._kept: dict[tuple[int, int], _Part] = {}
         self._mail: dict[Action, list[Tensor]] = {}
-        self._arriving: list[Iterator[Action]] = []
-        self._begun: list[deque[tuple[Action, list[Arriving]]]] = []
+        self._orders: Orders = []
+        self._arriving: list[Iterator[tuple[int, Action]]] = []
+        self._begun: list[deque[tuple[int, Action, list[Arriving]]]] = []
         """Of each rank what it was begun to receive from, in order."""
+        self._sent: dict[Action, list[Any]] = {}
+        """To other ranks, for these actions of theirs."""
+        self._done: list[int] = []
+        """How many of its actions each rank has surely done."""
 
     def perform(self, orders: Orders, ends: Callable[[Microbatch], Pairs] = lambda one: []) -> None:
         """This rank's actions; all ranks of the pipeline are given the same orders."""
         rank = self._wires.rank
+        self._orders, self._done = orders, [0 for _ in orders]
         self._arriving = [messages(self._layout, order, rank) for order in orders]
         self._begun = [deque() for _ in orders]
         for other in range(len(orders)):
@@ -77,6 +83,7 @@ class Work:
             else:
                 self._backward(action, ends)
         self._wires.flush()
+        self._sent.clear()
 
     # ------------------------------------------------------------------------------------------------- neighbours
 
@@ -85,25 +92,32 @@ class Work:
         rank = self._layout.rank_of(stage)
         while needed not in self._mail:
             self._begin_to_receive(rank, 1)
-            arrived, tensors = self._begun[rank].popleft()
+            done, arrived, tensors = self._begun[rank].popleft()
             self._mail[arrived] = [tensor.arrived() for tensor in tensors]
+            self._let_go(rank, done)
             self._begin_to_receive(rank, self._wires.ahead)
         return self._mail.pop(needed)
+
+    def _let_go(self, rank: int, done: int) -> None:
+        """Of what another rank has: it sent something after so many actions, and took what these needed before."""
+        for action in taken(self._orders[rank][self._done[rank] : done]):
+            for work in self._sent.pop(action, ()):
+                self._wires.has_arrived(work)
+        self._done[rank] = done
 
     def _begin_to_receive(self, rank: int, count: int) -> None:
         """What comes next from a rank, until so much is under way."""
         while len(self._begun[rank]) < count and (arriving := next(self._arriving[rank], None)) is not None:
-            values = self._values(arriving)
-            tensors = [self._wires.begin_to_receive(one.shape, one.dtype, rank) for one in values]
-            self._begun[rank].append((arriving, tensors))
+            done, needed = arriving
+            tensors = [self._wires.begin_to_receive(one.shape, one.dtype, rank) for one in self._values(needed)]
+            self._begun[rank].append((done, needed, tensors))
 
     def _give(self, needed: Action, tensors: Sequence[Tensor]) -> None:
         rank = self._layout.rank_of(needed.stage)
         if rank == self._wires.rank:
             self._mail[needed] = [tensor.detach() for tensor in tensors]
         else:
-            for tensor in tensors:
-                self._wires.send(tensor, rank)
+            self._sent[needed] = [self._wires.send(tensor, rank) for tensor in tensors]
 
     def _values(self, needed: Action) -> list[Value]:
         """What crosses the border before a stage, for a forward, or behind it, for a backward."""
@@ -131,20 +145,22 @@ class Work:
     def _backward(self, action: Action, ends: Callable[[Microbatch], Pairs]) -> None:
         stage, one = action.stage, self._microbatches[action.microbatch]
         part = self._kept[stage, one.number]
-        inputs = [part.received[value.number] for value in _graded(one.flow.entering[stage])]
         if action.kind is not Kind.WEIGHTS:
+            inputs = [part.received[value.number] for value in _graded(one.flow.entering[stage])]
             pairs = ends(one) if stage == self._last else self._returned(one, stage, part)
             part.pairs = [(tensor, grad) for tensor, grad in pairs if tensor.requires_grad]
-        if action.kind is Kind.INPUTS and inputs and part.pairs:
-            part.groups = self._of_inputs(part, inputs)
-        elif action.kind is Kind.WEIGHTS and part.groups is not None:
+            if action.kind is Kind.INPUTS and inputs and part.pairs:
+                part.groups = self._of_inputs(part, inputs)
+            elif action.kind is Kind.BACKWARD:
+                _whole(part)
+            if stage > 0:
+                slopes = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in inputs]
+                self._give(Action(Kind.BACKWARD, stage - 1, one.number), slopes)
+            part.received, part.passed = {}, {}  # a second half begins between them
+        elif part.groups is not None:
             self._of_weights(part)
-        elif part.pairs and (action.kind is not Kind.INPUTS):
-            tensors, grads = zip(*part.pairs, strict=True)
-            torch.autograd.backward(tensors, grads)
-        if action.kind is not Kind.WEIGHTS and stage > 0:
-            slopes = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in inputs]
-            self._give(Action(Kind.BACKWARD, stage - 1, one.number), slopes)
+        else:
+            _whole(part)
         if action.kind is not Kind.INPUTS:
             del self._kept[stage, one.number]
 
@@ -155,12 +171,13 @@ class Work:
         return [(part.passed[value.number], grad) for value, grad in zip(values, arrived, strict=True)]
 
     def _of_inputs(self, part: _Part, inputs: list[Tensor]) -> Any:
-        """The first half of a split backward. A sum stands for all outputs: torch detaches it, which no view bears."""
+        """The first half of a split backward."""
         from torch.distributed.pipelining._backward import stage_backward_input
 
-        whole = torch.stack([(tensor * grad).sum().float() for tensor, grad in part.pairs]).sum()
+        aliases = [(_Alias.apply(tensor), grad) for tensor, grad in part.pairs]  # type: ignore[no-untyped-call]
         part.pairs = []
-        _, groups = stage_backward_input([whole], None, inputs, iter(self._pipeline.own_parameters()))
+        outputs, grads = map(list, zip(*aliases, strict=True))
+        _, groups = stage_backward_input(outputs, grads, inputs, iter(self._pipeline.own_parameters()))
         return groups
 
     def _of_weights(self, part: _Part) -> None:
@@ -169,5 +186,24 @@ class Work:
         stage_backward_weight(iter(self._pipeline.own_parameters()), part.groups)
 
 
+def _whole(part: _Part) -> None:
+    """A backward that is not split."""
+    if part.pairs:
+        tensors, grads = zip(*part.pairs, strict=True)
+        torch.autograd.backward(tensors, grads)
+
+
 def _graded(values: Sequence[Value]) -> list[Value]:
     return [value for value in values if value.requires_grad]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory under another tensor, which is no view: torch detaches outputs in place, which no view bears."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -128,12 +128,19 @@ def stages_a_rank(schedule: str, ranks: int, balance: Any, marked: int) -> int:
     return each
 
 
-def messages(layout: Layout, order: Sequence[Action], receiver: int) -> Iterator[Action]:
-    """What one rank sends another, in order, each named by the action that needs it."""
-    for action in order:
+def messages(layout: Layout, order: Sequence[Action], receiver: int) -> Iterator[tuple[int, Action]]:
+    """What one rank sends another, in order: after how many of its actions, and which action needs it."""
+    for done, action in enumerate(order, 1):
         needed = _next(layout, action)
         if needed is not None and layout.rank_of(needed.stage) == receiver != layout.rank_of(action.stage):
-            yield needed
+            yield done, needed
+
+
+def taken(order: Sequence[Action]) -> Iterator[Action]:
+    """By which names messages go to those actions that may need one: a backward in parts needs it first of all."""
+    for action in order:
+        if action.kind is not Kind.WEIGHTS:
+            yield replace(action, kind=Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD)
 
 
 def _next(layout: Layout, action: Action) -> Action | None:

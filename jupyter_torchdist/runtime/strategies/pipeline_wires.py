@@ -44,14 +44,26 @@ class Wires:
         self.group, self.device = setting.mesh["pp"].get_group(), setting.device
         self.rank, self.ranks = self.group.rank(), self.group.size()
         self._down = _same_ranks(setting)
-        self._sent: list[tuple[Any, Tensor]] = []
+        self._sent: dict[Any, Tensor] = {}
+        """Works, each with what it sends: memory that must stay as it is until then."""
 
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Begin to send; ``flush`` waits. What has arrived is let go of."""
-        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+    def send(self, tensor: Tensor, rank: int) -> Any:
+        """Begin to send; ``flush`` waits. What it returns is for ``has_arrived``."""
+        self._sent = {work: kept for work, kept in self._sent.items() if not work.is_completed()}
         whole = tensor.detach().contiguous()
         group = self.group if rank > self.rank else self._down
-        self._sent.append((dist.isend(_bytes(whole), group=group, group_dst=rank), whole))
+        work = dist.isend(_bytes(whole), group=group, group_dst=rank)
+        self._sent[work] = whole
+        return work
+
+    def has_arrived(self, work: Any) -> None:
+        """Let go of what was sent: the caller knows that the other rank has it, and nothing is waited for.
+
+        NCCL's works tell that themselves. Gloo's say that they are complete once they were waited for, not before.
+        """
+        if work in self._sent:
+            work.wait()
+            del self._sent[work]
 
     @property
     def ahead(self) -> int:
@@ -74,7 +86,7 @@ class Wires:
 
     def flush(self) -> None:
         """Wait until all is sent."""
-        for work, _ in self._sent:
+        for work in self._sent:
             work.wait()
         self._sent.clear()
 
@@ -89,7 +101,7 @@ class Wires:
             return
         copy = tensor.clone()  # user code may change what it was given
         work = dist.broadcast(_bytes(copy), group=self.group, group_src=rank, async_op=True)
-        self._sent.append((work, copy))
+        self._sent[work] = copy
 
     def of_holder(self, mine: Tensor, owner: int) -> Tensor:
         """A copy of the owner's tensor on all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import random
@@ -42,6 +43,8 @@ class Row:
     note: str = ""
     paired: bool = False
     """Samples were taken side by side: the ratio is the median of theirs."""
+    sure: bool = False
+    """Samples are small differences of large numbers: met when the worse end of ``interval`` keeps the limit."""
 
     @property
     def measure(self) -> float:
@@ -51,14 +54,29 @@ class Row:
 
     @property
     def met(self) -> bool:
-        return self.measure >= self.limit if self.at_least else self.measure <= self.limit
+        measure = self.interval[0 if self.at_least else 1] if self.sure else self.measure
+        return measure >= self.limit if self.at_least else measure <= self.limit
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """In which the median lies with 95 % probability, whatever the samples' distribution: two of them in order.
+
+        Conover, Practical Nonparametric Statistics, 3rd ed. 1999, section 3.2.
+        """
+        count = len(self.samples)
+        cut = max(0, math.floor(count / 2 - 1.96 * math.sqrt(count) / 2))
+        ordered = sorted(self.samples)
+        return ordered[cut], ordered[count - 1 - cut]
 
     def cells(self) -> list[str]:
         sign = "≥" if self.at_least else "≤"
         limit = f"{sign} {number(self.limit)}" + ("" if self.yardstick is not None else f" {self.unit}")
         beside = "–" if self.yardstick is None else f"{number(self.yardstick)} {self.unit} ({self.beside})"
         ratio = "–" if self.yardstick is None else number(self.measure)
-        return [self.what, f"{number(self.ours)} {self.unit}", beside, ratio, limit, "yes" if self.met else "**no**"]
+        ours = f"{number(self.ours)} {self.unit}"
+        if self.sure:
+            ours += f" ({' to '.join(map(number, self.interval))})"
+        return [self.what, ours, beside, ratio, limit, "yes" if self.met else "**no**"]
 
 
 def number(value: float) -> str:
@@ -130,7 +148,8 @@ def table(rows: Sequence[Row]) -> str:
         "yardstick in the same run. Medians; where a row says *fastest of n*, both sides ran n times in random order",
         "and the fastest run of each counts: what disturbs a run on a shared machine only ever slows it down; where it",
         "says *by turns*, both ran at one time, half a second each in turn, and the ratio is the median of pairs'.",
-        "*Ratio*: ours / yardstick; *must*: on the ratio, or on ours without one.",
+        "*Ratio*: ours / yardstick; *must*: on the ratio, or on ours without one. *(a to b)*: where the median lies,",
+        "with 95 % probability; such a row is met when all of that keeps the limit.",
         "",
         "| what | ours | yardstick | ratio | must | met |",
         "|---|---|---|---|---|---|",

@@ -254,20 +254,42 @@ def check_memory_is_taken_again_where_nothing_of_the_last_gradients_is_left() ->
 
 
 def check_memory_that_nobody_waited_for_is_not_taken_again() -> None:
-    bucket = Bucket([nn.Parameter(torch.zeros(4))], divisor=1)
+    parameter = nn.Parameter(torch.zeros(4))
+    bucket = Bucket([parameter], divisor=1)
     bucket.open()
     flat = bucket.flat
     assert flat is not None
-    bucket.sent = dist.all_reduce(flat.zero_(), async_op=True)
-    bucket.clear()  # as after a backward that raised
+    bucket.sent = dist.all_reduce(flat, async_op=True)
+    bucket.let_go()  # as after a backward that raised
+    bucket.clear()
+    assert parameter.grad is None
     bucket.open()
     assert bucket.flat is not flat
     bucket.sent = dist.all_reduce(bucket.flat, async_op=True)
     bucket.wait()
     known = bucket.flat
     bucket.clear()
+    parameter.grad = None
     bucket.open()
     assert bucket.flat is known
+
+
+def check_gradients_that_were_put_elsewhere_meanwhile_are_averaged_all_the_same() -> None:
+    parameters, average = given(), averaging()
+    fill(parameters)
+    average.average(parameters)
+    for parameter in parameters:
+        parameter.grad = None
+    assert begin(average, parameters) is False  # losses were not divided
+    assert all(bool((parameter.grad == 0).all()) for parameter in parameters if parameter.grad is not None)
+    torch.stack([parameter.sum() for parameter in parameters[:4]]).sum().backward()
+    parameters[0].grad = torch.full_like(parameters[0], 2.0 + dist.get_rank())
+    parameters[1].grad = None  # came, and was thrown away
+    if dist.get_rank():
+        parameters[2].grad = None
+    average.average(parameters)
+    means = [None if parameter.grad is None else parameter.grad.flatten()[0].item() for parameter in parameters]
+    assert means == [2.5, None, 0.5, 1.0, None], means
 
 
 def backward(average: Averaging, parameters: list[nn.Parameter], slope: float) -> None:

@@ -6,8 +6,8 @@ each travels at the end of the last bucket. A gradient that is None on some rank
 None on all stays None. Averaging what is the same on all ranks already changes nothing, so accumulated gradients may
 be averaged again.
 
-Where no gradient was there before, each is copied into its bucket as it comes, and they stay there; where the losses
-were divided before the backward, their sum is what is wanted, and no gradient is divided.
+Where no gradient was there before, autograd adds each to zeros in its bucket, and there they stay: none is copied.
+Where the losses were divided before the backward, their sum is what is wanted, and no gradient is divided.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...protocol.strategy_options import chosen
 from .compression import Compression
 from .early import Early
 from .gradients import SPARSE, UNUSED, average_sparse, used_somewhere
-from .layout import ALARMS, Bucket, Layout
+from .layout import CARGO, Bucket, Layout
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class Averaging:
         """
         return (
             self._layout is not None
+            and self._layout.has_places
             and self._how.early
             and not self._how.views
             and not self._sparse
@@ -145,7 +146,7 @@ class Averaging:
             return
         if self._early.stop():
             self._send(layout)
-        layout.clear()
+        layout.give_up()
         self._begun = self._summed = self._kept = False
 
     def average(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -239,15 +240,18 @@ class Averaging:
         """A gradient that this rank had at first is there; one that no rank had is not; none came twice of late."""
         assert self._first is not None
         if self._early.twice:
-            layout.clear()
+            layout.give_up()
             raise StrategyError(
                 "-O static_graph=1: a gradient came twice in this backward, and once in those before",
                 "leave static_graph out",
             )
-        missing = [one for one, had in zip(self._trained, self._first, strict=True) if had and one.grad is None]
+        layout.look()
+        absent = {one for one, came in zip(layout.parameters, layout.came(), strict=True) if not came}
+        missing = [one for one, had in zip(self._trained, self._first, strict=True) if had and one in absent]
         new = [one for one in self._others if one.grad is not None]
         for parameters, what in ((missing, "has no gradient, and had one"), (new, "has a gradient, and had none")):
             if parameters:
+                layout.give_up()
                 place = next(i for i, one in enumerate(self._trained) if one is parameters[0])
                 raise StrategyError(
                     f"-O static_graph=1: after this backward trained parameter {place}, of shape "
@@ -260,44 +264,52 @@ class Averaging:
     def _finish(self, layout: Layout) -> bool:
         """Send what is not sent yet, and take the means. False: some rank raised the alarm, there is more to average.
 
-        What was sent too early is no mean of anything, and is not taken then.
+        Where a backward began anew that has been done already: what was in no bucket is averaged by itself, and added.
         """
         carrying, complete = bool(self._cargo), self._send(layout)
-        if self._begun:
-            for bucket in layout.buckets:
-                bucket.give()
         for bucket in layout.buckets:
             bucket.wait()
         used: list[bool] | None = None
         alarms = 0.0
         if layout.counted and (self._begun or self._others or not complete):
-            told, ranks, count = layout.told(), self._group.size(), len(layout.parameters)
-            used = [number > 0.5 / ranks for number in told[:count]]
-            alarms, kept = told[count : count + ALARMS]
+            *had, alarms, kept = (told := layout.told(whole=not complete))[:-CARGO]
+            ranks = self._group.size()
+            if had:
+                used = [number > 0.5 / ranks for number in had]
             if carrying:
-                self.carried = told[count + ALARMS :]
+                self.carried = told[-CARGO:]
             if self._begun and round(kept * (1 if self._summed else ranks)) not in (0, ranks):
-                layout.take_back()
+                layout.give_up()
                 raise StrategyError(
                     "gradients were there before a backward on some ranks, and not on others",
                     "call zero_grad() on all ranks alike",
                 )
-            if alarms > 0 and self._begun:
-                layout.take_back()
-                return False
+        if alarms and self._begun:
+            self._add(layout, used)
+            return True
         layout.take(used, views=self._how.views or self._begun)
         return not alarms
 
+    def _add(self, layout: Layout, used: list[bool] | None) -> None:
+        """To the means: those of gradients that came when their bucket was sent, or that have none yet."""
+        means = layout.means(used)
+        layout.give_up()
+        self._begun = False
+        self._early.forbid()
+        self._ask()
+        for parameter, mean in means:
+            parameter.grad = mean if parameter.grad is None else mean.add_(parameter.grad)
+
     def _send(self, layout: Layout) -> bool:
         """Whether this rank had all gradients."""
-        had = [parameter.grad is not None for parameter in layout.parameters]
+        complete = layout.look()
         alarm = self._early.twice or any(one.grad is not None and one not in self._sparse for one in self._others)
-        tail = layout.tail([*had, alarm, self._kept, *self._cargo])
+        tail = layout.tail([*layout.came(), alarm, self._kept, *self._cargo])
         for bucket in layout.buckets:
             if not bucket.is_sent:
                 self.send(bucket, tail)
         self._cargo = []
-        return all(had)
+        return complete
 
     def send(self, bucket: Bucket, tail: Tensor | None = None) -> None:
         """Begin to average a bucket. Every rank sends the same ones in the same order."""

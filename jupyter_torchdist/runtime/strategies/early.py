@@ -1,8 +1,8 @@
-"""What is done with gradients while the backward that makes them still runs: copied into buckets, and sent."""
+"""What is sent while the backward that makes it still runs: buckets whose gradients have all come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,20 +12,15 @@ from torch import Tensor, nn
 from .layout import Bucket, Layout
 
 REGULAR = 3
-"""Steps alike before anything is done within the backward; the last of them shows the order of the gradients."""
-HANDFUL = 512 * 1024
-"""Bytes of gradients that are copied together, by one call: they still lie in the processor's cache."""
-
-Place = tuple[int, int]
-"""A bucket, and a gradient in it."""
+"""Steps alike before anything is sent within the backward; the last of them shows the order of the gradients."""
 
 
 class Early:
-    """Fills buckets while the backward still runs, and sends those that are full, once steps were seen to be alike.
+    """Sends buckets that are full while the backward still runs, once steps were seen to be alike.
 
-    The last of those shows in which order gradients come. The last bucket, which tells what came, is sent after the
-    backward. A gradient that comes a second time (reentrant checkpointing) to a bucket that was sent raises the alarm,
-    and all is averaged again, afterwards. ``send`` begins to average a bucket; every rank sends them in one order.
+    The last of those shows with which gradient a bucket is full. The last bucket, which tells what came, is sent after
+    the backward. A gradient that comes a second time (reentrant checkpointing) to a bucket that was sent raises the
+    alarm, and is averaged afterwards. ``send`` begins to average a bucket; every rank sends them in one order.
     """
 
     def __init__(self, send: Callable[[Bucket], None]) -> None:
@@ -34,7 +29,8 @@ class Early:
         self._forbidden = False
         self._handles: list[Any] = []
         self._buckets: list[Bucket] = []
-        self._order: dict[Place, nn.Parameter] = {}
+        """All but the last."""
+        self._fills: dict[Bucket, nn.Parameter] = {}
         self._sent = 0
         self._armed = False
         self.twice = False
@@ -43,7 +39,7 @@ class Early:
     def begin(self, layout: Layout, *, regular: bool) -> None:
         """A backward begins. ``regular``: nothing in it communicates."""
         self.twice = False
-        if self._forbidden or not regular:
+        if self._forbidden or not regular or len(layout.buckets) == 1:
             return
         self._alike += 1
         if self._alike == REGULAR:
@@ -54,52 +50,37 @@ class Early:
             self._sent, self._armed = 0, True
 
     def _watch(self, layout: Layout) -> None:
-        self._buckets = layout.buckets
-        for number, bucket in enumerate(layout.buckets):
-            for piece, parameter in enumerate(bucket.parameters):
-                note = partial(self._note, (number, piece))
+        self._buckets = layout.buckets[:-1]
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                note = partial(self._note, bucket)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(note))
 
-    def _note(self, place: Place, parameter: nn.Parameter) -> None:
-        self._order.pop(place, None)
-        self._order[place] = parameter
+    def _note(self, bucket: Bucket, parameter: nn.Parameter) -> None:
+        self._fills[bucket] = parameter
 
     def _hook(self) -> None:
-        """A call for each handful, not for each gradient."""
+        """A call for each bucket, not for each gradient."""
         self._unhook()
-        for bucket, pieces in self._handfuls():
-            last = self._buckets[bucket].parameters[pieces[-1]]
-            arrived = partial(self._arrived, self._buckets[bucket], pieces)
-            self._handles.append(last.register_post_accumulate_grad_hook(arrived))
+        for parameter in self._fills.values():
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
-    def _handfuls(self) -> list[tuple[int, list[int]]]:
-        """Of each bucket, gradients that come one after the other."""
-        found: list[tuple[int, list[int]]] = []
-        open_: dict[int, list[int]] = {}
-        room: dict[int, int] = {}
-        for (bucket, piece), parameter in self._order.items():
-            if room.get(bucket, 0) <= 0:
-                open_[bucket], room[bucket] = [], HANDFUL
-                found.append((bucket, open_[bucket]))
-            open_[bucket].append(piece)
-            room[bucket] -= parameter.numel() * parameter.element_size()
-        return found
-
-    def _arrived(self, bucket: Bucket, pieces: Sequence[int], _parameter: Tensor) -> None:
-        if not self._armed or bucket.is_sent:
+    def _arrived(self, _parameter: Tensor) -> None:
+        """The gradient has come with which a bucket was full."""
+        if not self._armed:
             return
         with torch.no_grad():
-            bucket.copy(pieces)
-            while self._sent < len(self._buckets) - 1 and self._buckets[self._sent].is_full:
+            while self._sent < len(self._buckets) and self._buckets[self._sent].look():
                 self._send(self._buckets[self._sent])
+                self._buckets[self._sent].let_go()
                 self._sent += 1
 
     def stop(self) -> bool:
         """The backward has ended. Whether buckets may have been sent in it."""
         was, self._armed = self._armed, False
         if was:
-            again = [bucket.came_again() for bucket in self._buckets]
-            self.twice = any(again[: self._sent])
+            sent = self._buckets[: self._sent]
+            self.twice = any(parameter.grad is not None for bucket in sent for parameter in bucket.parameters)
         return was
 
     def forbid(self) -> None:
@@ -110,7 +91,7 @@ class Early:
     def end(self) -> None:
         """No hook is left."""
         self._unhook()
-        self._order.clear()
+        self._fills.clear()
         self._buckets, self._alike, self._armed, self.twice = [], 0, False, False
 
     def _unhook(self) -> None:

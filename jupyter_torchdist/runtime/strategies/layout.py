@@ -45,8 +45,9 @@ class Bucket:
         self.sent: Any = None
         self.pieces: list[Tensor] = []
         """Of ``flat``, each as its parameter lies in memory; the tail is not among them."""
-        self._copied: dict[int, tuple[Tensor, int]] = {}  # gradients that are in their places, as they were then
-        self._given = False
+        self.came: list[bool] = []
+        """Which gradients this rank had, when that was looked at last."""
+        self._is_empty = False
         self._divisor = divisor
         self._strides = [_strides_in_memory(parameter) for parameter in parameters]
         starts = accumulate((parameter.numel() for parameter in parameters), initial=0)
@@ -61,42 +62,37 @@ class Bucket:
         return self.sent is not None
 
     @property
-    def is_full(self) -> bool:
-        """Whether all gradients were copied to their places."""
-        return len(self._copied) == len(self.parameters)
+    def _is_open(self) -> bool:
+        return self._memory is not None
 
     def open(self) -> None:
-        """A backward begins in which all gradients are new: there is a place for each."""
-        self._memory = self._free()
+        """A backward begins in which all gradients are new: autograd adds them to zeros, where they are sent from."""
+        self._memory, self._is_empty = self._free(), False
+        self._memory[0].zero_()
         self._place(*self._memory)
+        for parameter, piece in zip(self.parameters, self.pieces, strict=True):
+            parameter.grad = piece
 
-    def copy(self, numbers: Sequence[int]) -> None:
-        """Gradients that have come, to their places, while the processor has them; none where one has not come."""
-        came = [self.parameters[number].grad for number in numbers]
-        grads = [grad for grad in came if grad is not None and not grad.is_sparse and grad.dtype == self.dtype]
-        if len(grads) < len(came):
-            return
-        torch._foreach_copy_([self.pieces[number] for number in numbers], grads)
-        self._copied.update(zip(numbers, [(grad, grad._version) for grad in grads], strict=True))
-
-    def came_again(self) -> bool:
-        """Whether any was added to after it was copied; such ones are to be copied once more."""
-        again = [
-            number
-            for number, (grad, version) in self._copied.items()
-            if self.parameters[number].grad is not grad or grad._version != version
-        ]
-        for number in again:
-            del self._copied[number]
-        return bool(again)
+    def look(self) -> bool:
+        """Whether this rank has all gradients. In an open bucket a place is written to when one comes."""
+        if self._is_open:
+            self.came = [
+                (grad := parameter.grad) is not None and (grad is not piece or piece._version > 0)
+                for parameter, piece in zip(self.parameters, self.pieces, strict=True)
+            ]
+        else:
+            self.came = [parameter.grad is not None for parameter in self.parameters]
+        return all(self.came)
 
     def fill(self, tail: Tensor | None, *, summed: bool) -> None:
-        """``flat`` holds all of this rank's gradients: zeros where it has none. ``summed``: they are not divided."""
+        """``flat`` holds all of this rank's gradients, after a ``look``: zeros where it has none.
+
+        ``summed``: they are not divided.
+        """
         if self.flat is None:
             shared = self._shared()
             self._place(*(self._new() if shared is None else (shared, self._parts(shared))))
-        if not self.is_full:
-            self._fill_up()
+        self._fill_up()
         flat = self.flat
         assert flat is not None
         if tail is not None:
@@ -106,15 +102,17 @@ class Bucket:
 
     def _fill_up(self) -> None:
         pieces, grads = [], []
-        for number, (parameter, piece) in enumerate(zip(self.parameters, self.pieces, strict=True)):
+        for parameter, piece, came in zip(self.parameters, self.pieces, self.came, strict=True):
             grad = parameter.grad
-            if grad is None:
+            if not came or grad is None:
                 piece.zero_()
-            elif number not in self._copied and grad.data_ptr() != piece.data_ptr():
+            elif grad is not piece and grad.data_ptr() != piece.data_ptr():
                 if grad.is_sparse:
                     parameter.grad = grad = grad.to_dense()
                 pieces.append(piece)
                 grads.append(grad)
+                if self._is_open:
+                    parameter.grad = piece
         if pieces:
             torch._foreach_copy_(pieces, grads)
 
@@ -162,18 +160,17 @@ class Bucket:
             address += grad.numel() * grad.element_size()
         return first.as_strided((self.elements,), (1,))
 
-    def give(self) -> None:
-        """The gradients become those in ``flat`` while it travels, where all of this rank's were copied."""
-        self._given = self.is_full
-        if self._given:
-            for parameter, mean in zip(self.parameters, self.pieces, strict=True):
-                parameter.grad = mean
+    def let_go(self) -> None:
+        """No gradient of an open bucket lies in ``flat`` any more: one that comes from now on is a further one."""
+        if self._is_open and not self._is_empty:
+            self._is_empty = True
+            for parameter in self.parameters:
+                parameter.grad = None
 
-    def take_back(self) -> None:
-        """What was given is no mean of anything: the gradients are again those that were copied."""
-        if self._given:
-            for number, (grad, _) in self._copied.items():
-                self.parameters[number].grad = grad
+    def means(self, used: Sequence[bool] | None) -> list[tuple[nn.Parameter, Tensor]]:
+        """What came of an open bucket; ``used``: which gradients some rank had, None for all."""
+        pairs = zip(self.parameters, self.pieces, strict=True)
+        return [pair for number, pair in enumerate(pairs) if used is None or used[number]]
 
     def wait(self) -> None:
         """Nobody else writes to ``flat`` any more: a later backward may have it. CUDA keeps memory itself."""
@@ -186,14 +183,15 @@ class Bucket:
 
         ``views``: they are those in ``flat``, and nothing is copied.
         """
-        if self._given:
+        if self._is_open and not self._is_empty and used is None:
             return
         given, means = [], []
         for number, (parameter, mean) in enumerate(zip(self.parameters, self.pieces, strict=True)):
             grad = parameter.grad
-            if grad is None and used is not None and not used[number]:
-                continue
-            if views and (grad is None or grad.dtype == mean.dtype):
+            if used is not None and not used[number]:
+                if self._is_open:
+                    parameter.grad = None
+            elif views and (grad is None or grad.dtype == mean.dtype):
                 parameter.grad = mean
             elif grad is None:
                 parameter.grad = mean.clone()
@@ -206,9 +204,7 @@ class Bucket:
     def clear(self) -> None:
         """As before it was filled."""
         self.flat = self.sent = self._memory = None
-        self.pieces = []
-        self._copied.clear()
-        self._given = False
+        self.pieces, self.came = [], []
 
 
 class Layout:
@@ -237,6 +233,8 @@ class Layout:
         for index, bucket in enumerate(self.buckets):
             bucket.index = index
         self.parameters = [parameter for bucket in self.buckets for parameter in bucket.parameters]
+        self.has_places = all(getattr(parameter, "grad_dtype", parameter.dtype) for parameter in self.parameters)
+        """Whether it is known of which type each gradient will be."""
 
     def tail(self, numbers: Sequence[float]) -> Tensor | None:
         """What is copied to the end of the last bucket: ``numbers``, filled up with zeros."""
@@ -246,12 +244,23 @@ class Layout:
         values = array("d", [*numbers, *[0.0] * (last.tail - len(numbers))])
         return torch.frombuffer(values, dtype=torch.float64)
 
-    def told(self) -> list[float]:
-        """The sums (means, where gradients were averaged) of the ranks' tails."""
+    def told(self, *, whole: bool) -> list[float]:
+        """The sums (means, where gradients were averaged) of the ranks' tails; not ``whole``: of alarms and cargo."""
         last = self.buckets[-1]
         assert last.flat is not None
-        numbers: list[float] = last.flat[last.elements - last.tail :].real.tolist()
+        numbers: list[float] = last.flat[last.elements - (last.tail if whole else ALARMS + CARGO) :].real.tolist()
         return numbers
+
+    def look(self) -> bool:
+        """Whether this rank has all gradients, of buckets that are not sent."""
+        for bucket in self.buckets:
+            if not bucket.is_sent:
+                bucket.look()
+        return all(self.came())
+
+    def came(self) -> list[bool]:
+        """Which gradients this rank had."""
+        return [came for bucket in self.buckets for came in bucket.came]
 
     def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
         """See ``Bucket.take``; ``used`` in the order of ``parameters``."""
@@ -262,10 +271,19 @@ class Layout:
             start = end
         self.clear()
 
-    def take_back(self) -> None:
-        """All gradients are as they were before they were sent."""
+    def means(self, used: Sequence[bool] | None) -> list[tuple[nn.Parameter, Tensor]]:
+        """See ``Bucket.means``."""
+        start, found = 0, []
         for bucket in self.buckets:
-            bucket.take_back()
+            end = start + len(bucket.parameters)
+            found += bucket.means(None if used is None else used[start:end])
+            start = end
+        return found
+
+    def give_up(self) -> None:
+        """No gradient lies in a bucket any more."""
+        for bucket in self.buckets:
+            bucket.let_go()
         self.clear()
 
     def clear(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.depth = 0
+        self._within = _Within(self)
 
     def install(self, patches: Patches, outermost: Call) -> None:
         """``outermost(original, module, ...)`` is asked where none is within; a step calls each layer, so no more."""
@@ -37,11 +38,19 @@ class Calls:
 
         patches.replace(nn.Module, "__call__", calling)
 
-    @contextmanager
-    def within(self) -> Iterator[None]:
+    def within(self) -> AbstractContextManager[None]:
         """Calls in this block are of the strategy, or of a forward that it has taken care of."""
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
+        return self._within
+
+
+class _Within(AbstractContextManager[None]):
+    """One for all blocks: a generator for each would cost a step more than the rest of a call."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        self._calls.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._calls.depth -= 1

@@ -295,6 +295,8 @@ def settled(values: Any, why: str, but: Record | None = None) -> Any:
             return tensor
         return tensor.record.value(tensor, why.strip("_"))
 
+    if not any(isinstance(one, Deferred) for one in tensors_in(values)):
+        return values
     return map_tensors(values, real)
 
 

@@ -25,7 +25,7 @@ from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .leavings import changed_buffer, kept_beside, no_trace
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
-from .streams import own_stream, undone
+from .streams import OwnStream, undone
 
 if TYPE_CHECKING:
     from .accumulating import Accumulation
@@ -114,7 +114,7 @@ class Divider:
         part_args, part_kwargs = self._cut((args, kwargs), share)
         self.divided = True
         cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
-        with own_stream(self._rank):
+        with OwnStream(self._rank):
             outputs = self._in_parts(forward, module, part_args, part_kwargs, ways, cut, share)
         self.ways = ways
         return self._join(outputs, ways, share)
@@ -129,10 +129,13 @@ class Divider:
     ) -> Any:
         """The forward of a loop that has its rows of the batch alone."""
         self.divided = True
+        if self._accumulation is None:
+            with OwnStream(self._rank):
+                return forward(*args, **kwargs)
         size = share.mine.stop - share.mine.start
         ways = self._known.get(_kind(module, args, kwargs, size))
         cut = [tensor.dim() > 0 and tensor.size(0) == size for tensor in tensors_in((args, kwargs))]
-        with own_stream(self._rank):
+        with OwnStream(self._rank):
             return self._in_parts(forward, module, args, kwargs, ways, cut, share)
 
     def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -238,7 +241,7 @@ class Divider:
         ]
         tracker, sharing = BatchwiseTracker(), self._sharing.get(id(module))
         try:
-            with no_trace(module), undone(), own_stream(self._rank), torch.enable_grad():
+            with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
                 with tracker, batchnorm.whole_batch(sharing):
                     tracker.enters(entered, size)

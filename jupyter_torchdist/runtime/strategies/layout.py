@@ -48,6 +48,7 @@ class Bucket:
         self.came: list[bool] = []
         """Which gradients this rank had, when that was looked at last."""
         self._is_empty = False
+        self._is_filled = False
         self._divisor = divisor
         self._strides = [_strides_in_memory(parameter) for parameter in parameters]
         starts = accumulate((parameter.numel() for parameter in parameters), initial=0)
@@ -76,13 +77,24 @@ class Bucket:
     def look(self) -> bool:
         """Whether this rank has all gradients. In an open bucket a place is written to when one comes."""
         if self._is_open:
-            self.came = [
-                (grad := parameter.grad) is not None and (grad is not piece or piece._version > 0)
+            in_place = [
+                parameter.grad is piece and piece._version > 0
                 for parameter, piece in zip(self.parameters, self.pieces, strict=True)
             ]
-        else:
-            self.came = [parameter.grad is not None for parameter in self.parameters]
+            self._is_filled = all(in_place)
+            if self._is_filled:
+                self.came = in_place
+                return True
+        self.came = [
+            parameter.grad is not None and not (self._is_open and self._is_zero(number))
+            for number, parameter in enumerate(self.parameters)
+        ]
         return all(self.came)
+
+    def _is_zero(self, number: int) -> bool:
+        """Whether nothing has come to a place of an open bucket."""
+        piece = self.pieces[number]
+        return self.parameters[number].grad is piece and piece._version == 0
 
     def fill(self, tail: Tensor | None, *, summed: bool) -> None:
         """``flat`` holds all of this rank's gradients, after a ``look``: zeros where it has none.
@@ -92,7 +104,8 @@ class Bucket:
         if self.flat is None:
             shared = self._shared()
             self._place(*(self._new() if shared is None else (shared, self._parts(shared))))
-        self._fill_up()
+        if not self._is_filled:
+            self._fill_up()
         flat = self.flat
         assert flat is not None
         if tail is not None:
@@ -204,6 +217,7 @@ class Bucket:
     def clear(self) -> None:
         """As before it was filled."""
         self.flat = self.sent = self._memory = None
+        self._is_filled = False
         self.pieces, self.came = [], []
 
 

@@ -178,16 +178,16 @@ class Loops:
             )
         return self.joint.losses, self.sliced
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> contextlib.AbstractContextManager[None]:
         """What is done within is not the loop's own."""
-        watch, self.watch = self.watch, None
+        return _NOTHING if self.watch is None else self._unwatched(self.watch)
+
+    @contextlib.contextmanager
+    def _unwatched(self, watch: LoopWatch) -> Iterator[None]:
+        self.watch = None
         try:
-            if watch is None:
+            with watch.aside():
                 yield
-            else:
-                with watch.aside():
-                    yield
         finally:
             self.watch = watch
 
@@ -343,6 +343,10 @@ class Loops:
         while frame is not None and not is_users(frame.f_code.co_filename):
             frame = frame.f_back
         return frame
+
+
+_NOTHING = contextlib.nullcontext()
+"""Most steps are not watched, and ask three times."""
 
 
 def _watched(watch: LoopWatch, batch: Any, total: int) -> None:

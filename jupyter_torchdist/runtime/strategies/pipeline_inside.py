@@ -26,7 +26,7 @@ from .pipeline_pass import SPENT, Passage
 from .pipeline_run import Microbatch, Pairs
 from .pipeline_schedules import Orders
 from .shares import map_tensors
-from .streams import as_then, own_stream, present, undone
+from .streams import OwnStream, as_then, present, undone
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -204,7 +204,7 @@ class Step:
             return sums[2] * len(passage.microbatches) / sums[1] if counted else None
 
         with self._as_called():
-            with own_stream(1 + wires.rank):
+            with OwnStream(1 + wires.rank):
                 apart = self._pipeline.own_parameters() if counted else []
                 passage.with_own_gradients(apart, lambda: passage.work.perform(self._orders, ends), scale)
             outputs = passage.joined() if wanted else []

@@ -19,7 +19,7 @@ from .leavings import no_trace
 from .pipeline_flow import OTHER_PATH
 from .pipeline_run import Microbatch, Pairs, Work
 from .shares import map_tensors, tensors_in
-from .streams import own_stream
+from .streams import OwnStream
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -89,7 +89,7 @@ class Passage:
             if not torch.equal(torch.get_rng_state(), common):
                 raise OTHER_PATH
             return self.joined()
-        with own_stream(1 + self._wires.rank):
+        with OwnStream(1 + self._wires.rank):
             self.work.perform(orders)
         drew = torch.tensor([float(not torch.equal(torch.get_rng_state(), common))], device=self._wires.device)
         somewhere = self._wires.begin_to_sum(drew)
@@ -102,7 +102,7 @@ class Passage:
 
     def trial(self) -> list[Tensor]:
         """The outputs of the whole batch, computed without a graph and without a trace."""
-        with torch.no_grad(), no_trace(self._pipeline.root), own_stream(1 + self._wires.rank):
+        with torch.no_grad(), no_trace(self._pipeline.root), OwnStream(1 + self._wires.rank):
             Work(self._pipeline, self.microbatches).perform(self._pipeline.layout.forwards(len(self.microbatches)))
             outputs = self.joined()
         for one in self.microbatches:

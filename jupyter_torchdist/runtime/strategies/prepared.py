@@ -52,7 +52,7 @@ from .hooks import Before
 from .optimized import Optimized
 from .patches import Patches
 from .shares import to_device
-from .streams import own_stream
+from .streams import OwnStream
 
 if TYPE_CHECKING:
     from .base import Setting
@@ -260,7 +260,7 @@ class Prepared:
                     return original(module, *args, **kwargs)
             if not module.training:
                 return original(module, *args, **kwargs)
-            with own_stream(self._group.rank()):
+            with OwnStream(self._group.rank()):
                 return original(module, *args, **kwargs)
 
     def _has_whole_batch(self) -> bool:

@@ -32,24 +32,27 @@ def begin_alike(seed: int | None = None) -> int:
     return chosen[0]
 
 
-@contextmanager
-def own_stream(rank: int) -> Iterator[None]:
+class OwnStream:
     """Draw from a stream of the rank's own; afterwards the common one is where it was, a number further if any was.
 
     The own stream begins with the common one's state: a forward that activation checkpointing repeats under the state
     of the first draws the same numbers, and a run with the same seed is the same run.
     """
-    common = present()
-    seed = (zlib.crc32(common[0].numpy().tobytes()) + (rank + 1) * GOLDEN) % 2**63
-    torch.default_generator.manual_seed(seed)
-    if len(common) > 1:
-        torch.cuda.manual_seed(seed)
-    begun = present()
-    try:
-        yield
-    finally:
-        drew = any(not torch.equal(now, then) for now, then in zip(present(), begun, strict=False))
-        _restore(common)
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        self._common = present()
+        seed = (zlib.crc32(self._common[0].numpy().tobytes()) + (self._rank + 1) * GOLDEN) % 2**63
+        torch.default_generator.manual_seed(seed)
+        if len(self._common) > 1:
+            torch.cuda.manual_seed(seed)
+        self._begun = present()
+
+    def __exit__(self, *_: object) -> None:
+        drew = any(not torch.equal(now, then) for now, then in zip(present(), self._begun, strict=False))
+        _restore(self._common)
         if drew:
             torch.rand(())
 

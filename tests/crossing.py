@@ -188,7 +188,5 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture
-def notebook(home: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    # torch sets it on the first use of an optimizer.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(home / "inductor"))
+def notebook(home: Path, ranks: Ranks) -> Notebook:
     return Notebook(home, ranks)

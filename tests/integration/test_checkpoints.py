@@ -15,12 +15,6 @@ from tests.strategies import checkpoints as checks
 pytestmark = pytest.mark.strategies
 
 
-@pytest.fixture(autouse=True)
-def torchs_caches(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch names a directory of its own in the environment when an optimizer is first made."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-
-
 def passes(ranks: int, place: Path, *names: str) -> None:
     for failed in launch(checks.run, (list(names), str(place)), ranks=ranks):
         assert not failed, "\n".join(failed)

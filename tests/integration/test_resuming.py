@@ -123,11 +123,6 @@ for epoch in range(3):
 """
 
 
-@pytest.fixture(autouse=True)
-def torchs_caches(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-
-
 def train(
     strategy: str, ranks: int, place: Path | None, names: Mapping[str, int] | None = None, **more: Any
 ) -> Outcome:

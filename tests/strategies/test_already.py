@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ from jupyter_torchdist.runtime.strategies.already import distributed_by
 
 transformers: Any = pytest.importorskip("transformers")
 pytestmark = pytest.mark.strategies
-
-
-@pytest.fixture(autouse=True)
-def torchs_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch names a directory of its own in the environment when its compiler is imported, as a trainer does."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
 
 def found(source: str, **names: Any) -> str | None:

@@ -43,11 +43,6 @@ MORE = frozenset(
 """Cells that are much like another one: run by ``make soak``."""
 
 
-@pytest.fixture(autouse=True)
-def _no_cache_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")  # else torch._dynamo sets it, for good
-
-
 @pytest.fixture(scope="module")
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trace]:
     """What a cell leaves on one device. Those that are compared with are run at once, by the first test that asks."""

@@ -73,11 +73,6 @@ def test_a_cell(strategy: str | None) -> None:
     assert (found.names["held"] < sum(p.numel() for p in net.parameters())) == (strategy == "fsdp")
 
 
-@pytest.fixture(autouse=True)
-def _no_cache_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")  # else torch._dynamo sets it, for good
-
-
 def notes_of(job: Job) -> list[str]:
     job.wait(PATIENCE)
     job.raise_for_state()

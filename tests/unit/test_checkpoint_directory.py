@@ -36,12 +36,6 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def torchs_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch names a directory of its own in the environment when an optimizer is first made."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-
-
-@pytest.fixture(autouse=True)
 def another_run() -> Iterator[None]:
     yield
     new_run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch.distributed.pipelining.schedules  # noqa: F401  # sets TORCHINDUCTOR_CACHE_DIR, which no test may
 
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.strategy_options import BY_NAME

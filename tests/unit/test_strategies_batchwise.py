@@ -41,8 +41,7 @@ POSITIVE = {MEAN, SUM, RATIO, SAME}
 
 
 @pytest.fixture(autouse=True)
-def _quiet_and_single_threaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/nowhere")  # else torch._dynamo sets it, for good
+def _quiet_and_single_threaded() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with warnings.catch_warnings():

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import re
 import traceback
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
-    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -32,6 +32,7 @@ from . import blocks, loading
 from .agreement import check_untouched
 from .base import Setting
 from .gradients import average_after_backward
+from .higher import groups_of, units_in
 from .shares import map_tensors, tensors_in
 from .unused import agree_on_use
 
@@ -151,32 +152,31 @@ def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
     for group in reversed(found):
         _wrap(group[0] if len(group) == 1 else group, setting, reshard, {**shared, "mp_policy": inner})
     _wrap(model, setting, None if reshard is True else reshard, {**shared, "mp_policy": last})
-    for module in _units_of(model):
+    for module in units_in([model]):
         type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
     return found
 
 
 def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: dict[str, Any]) -> None:
-    for module in target if isinstance(target, list) else [target]:
-        module.register_forward_hook(_outputs_of_their_own)  # before torch's, which then hang on what it returns
     if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
         from torch.distributed._composable.replicate_with_fsdp import replicate
 
         replicate(target, mesh=_one_dimension(setting), **options)
     else:
         fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
+    state: Any = (target[0] if isinstance(target, list) else target)._get_fsdp_state()
+    state._register_pre_backward_hook = partial(_hook_what_is_its_own, state._register_pre_backward_hook)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _outputs_of_their_own(module: nn.Module, args: Any, outputs: Any) -> Any | None:
+def _hook_what_is_its_own(register: Callable[[Any], Any], outputs: Any) -> Any:
     """Copies of outputs that are views: a change of a view in place (``y += x``) takes torch's hook off it.
 
     The unit's parameters would then not be gathered for its backward. See ``_register_pre_backward_hook`` in
     ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
     """
-    if all(tensor._base is None for tensor in tensors_in(outputs)):
-        return None
-    return map_tensors(outputs, lambda tensor: tensor if tensor._base is None else tensor.clone())
+    if any(tensor._base is not None for tensor in tensors_in(outputs)):
+        outputs = map_tensors(outputs, lambda tensor: tensor if tensor._base is None else tensor.clone())
+    return register(outputs)
 
 
 def _mesh(setting: Setting) -> DeviceMesh:
@@ -255,11 +255,12 @@ def _settle(model: nn.Module) -> None:
     would be missed by the next forward, and writes to ``model.parameters()`` would go to copies.
     """
     model._get_fsdp_state()._lazy_init()  # type: ignore[operator]
-    found = _units_of(model)
+    groups = list(groups_of(units_in([model])))
 
     def forget(*_: object) -> None:
-        for unit in found:
-            unit.reshard()
+        for group in groups:
+            if not group.is_sharded:
+                group.reshard()
 
     def forget_after_evaluation(*_: object) -> None:
         if not torch.is_grad_enabled():
@@ -267,10 +268,6 @@ def _settle(model: nn.Module) -> None:
 
     model.register_forward_pre_hook(forget, prepend=True)
     model.register_forward_hook(forget_after_evaluation)
-
-
-def _units_of(model: nn.Module) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def _prefetch(sharded: list[list[nn.Module]], setting: Setting) -> None:

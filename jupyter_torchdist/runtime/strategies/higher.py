@@ -81,7 +81,7 @@ class Gathered:
         self._versions: dict[FSDPParam, int] = {}
         """Of shards, when what is gathered now was gathered."""
         self._known: list[nn.Module] = []
-        self._found: list[FSDPModule] = []
+        self._found: tuple[list[FSDPModule], list[FSDPParamGroup]] = [], []
 
     def before(self, *, create_graph: bool) -> None:
         """A backward or a gradient is about to be computed."""
@@ -103,7 +103,7 @@ class Gathered:
     def begin_forward(self) -> None:
         """A model is about to be called: it gathers what it needs of the shards as they are now."""
         self.keep_writes()
-        self._versions = {one: _version(one) for group in groups_of(self._units()) for one in group.fsdp_params}
+        self._versions = {one: _version(one) for group in self._groups() for one in group.fsdp_params}
 
     def show(self) -> None:
         """User code looks at parameters, and may compute a penalty with them, whose graph the next backward needs."""
@@ -145,7 +145,7 @@ class Gathered:
 
     def _whole(self) -> Iterator[FSDPParamGroup]:
         """Those that are gathered now. What was gathered before its shards were written is old, and is let go."""
-        for group in groups_of(self._units()):
+        for group in self._groups():
             if not group.is_unsharded:
                 continue
             if any(self._versions.get(one) != _version(one) for one in group.fsdp_params) and not self._needed:
@@ -154,9 +154,16 @@ class Gathered:
                 yield group
 
     def _units(self) -> list[FSDPModule]:
+        return self._look()[0]
+
+    def _groups(self) -> list[FSDPParamGroup]:
+        return self._look()[1]
+
+    def _look(self) -> tuple[list[FSDPModule], list[FSDPParamGroup]]:
         if len(self._known) != len(self._models):
             self._known = list(self._models)
-            self._found = units_in(self._known)
+            units = units_in(self._known)
+            self._found = units, list(groups_of(units))
         return self._found
 
 

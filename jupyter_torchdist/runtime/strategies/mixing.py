@@ -32,16 +32,17 @@ def install(patches: Patches, plan: StrategyPlan) -> None:
     """
     if plan.degree("tp") > 1:
         return
-    ours = {operation: _compute for operation in _operations() if operation not in _handlers()}
-    patches.add(_handlers(), ours)
+    without = _handlers()
+    ours = {operation: _compute for operation in _operations() if operation not in without}
+    patches.replace(_dispatcher(), "_custom_op_handlers", lambda known: ours | known)
+    mixing = _handlers()
 
     def begins(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if _mixes_nothing(optimizer, *args[1:], **kwargs):
-            for operation in ours:
-                _handlers().pop(operation, None)
+            _dispatcher()._custom_op_handlers = without
 
     def ends(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _handlers().update(ours)
+        _dispatcher()._custom_op_handlers = mixing
 
     patches.hook(register_optimizer_step_pre_hook(begins))
     patches.hook(register_optimizer_step_post_hook(ends))
@@ -53,8 +54,12 @@ def _mixes_nothing(optimizer: Optimizer, closure: Any = None, **_: Any) -> bool:
     return closure is None and not hooked and type(optimizer).__module__.startswith("torch.optim.")
 
 
+def _dispatcher() -> Any:
+    return DTensor._op_dispatcher
+
+
 def _handlers() -> dict[Any, Any]:
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    handlers: dict[Any, Any] = _dispatcher()._custom_op_handlers
     return handlers
 
 

@@ -31,7 +31,7 @@ class Patches:
 
         self.replace(owner, name, wrapped)
 
-    def replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """``owner.name`` becomes what ``make`` makes of it: a call costs one frame less."""
         original = getattr(owner, name)
         self._undo.append((owner, name, original))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from .base import Setting
 
@@ -28,6 +28,8 @@ def agree_on_use(model: nn.Module, setting: Setting) -> None:
     root.set_reduce_scatter_unused_params(True)
     states = root._get_fsdp_state()._state_ctx.all_states
     use = Use([group for state in states for group in state._fsdp_param_groups], setting)
+    for group in use.groups:
+        group.post_backward = partial(use.sum, group, group.post_backward)
     for state in states:
         state._register_root_post_backward_final_callback = partial(
             use.begin, state, state._register_root_post_backward_final_callback
@@ -41,8 +43,7 @@ class Use:
     def __init__(self, groups: list[Any], setting: Setting) -> None:
         self.groups, self.setting = groups, setting
         self.parameters = [p for group in groups for p in group.fsdp_params if p.sharded_param.requires_grad]
-        self.used: set[int] = set()
-        self.watched: set[int] = set()
+        self.used: set[Any] = set()
         self.had: list[bool] = []
         self.sent: Any = None
 
@@ -50,25 +51,20 @@ class Use:
         """In place of what FSDP does when the first unit of a backward is reached."""
         if not state._state_ctx.post_backward_final_callback_queued:
             self.had = [parameter.sharded_param.grad is not None for parameter in self.parameters]
-            self._watch()
         register()
 
-    def _watch(self) -> None:
-        """A gathered parameter is one object, which appears when its unit first runs."""
-        for number, parameter in enumerate(self.parameters):
-            if number not in self.watched and hasattr(parameter, "_unsharded_param"):
-                self.watched.add(number)
-                parameter._unsharded_param.register_post_accumulate_grad_hook(partial(self._note, number))
-
-    def _note(self, number: int, _parameter: Tensor) -> None:
-        self.used.add(number)
+    def sum(self, group: Any, original: Callable[..., None], *args: Any) -> None:
+        """In place of what FSDP does when a unit's gradients are there: it sums them, or keeps them to be summed."""
+        if group.reduce_grads:
+            self.used.update(filter(_has_gradient, group.fsdp_params))
+        original(*args)
 
     def end(self, finish: Callable[[], None]) -> None:
         """In place of what FSDP does at the end of a backward."""
         finish()
         if not all(group.reduce_grads for group in self.groups):
             return  # accumulates without sums; what was used counts for the one that sums
-        mine = [number in self.used for number in range(len(self.parameters))]
+        mine = [parameter in self.used for parameter in self.parameters]
         self.used.clear()
         used = torch.tensor(mine, dtype=torch.uint8).to(self.setting.device, non_blocking=True)
         if self.sent is not None:
@@ -80,3 +76,9 @@ class Use:
         for parameter, somewhere, had in zip(self.parameters, used.tolist(), self.had, strict=True):
             if not somewhere and not had:
                 parameter.sharded_param.grad = None
+
+
+def _has_gradient(parameter: Any) -> bool:
+    """A gathered parameter is one object, which appears when its unit first runs."""
+    whole = getattr(parameter, "_unsharded_param", None)
+    return whole is not None and (whole.grad is not None or parameter.unsharded_accumulated_grad is not None)

@@ -65,9 +65,9 @@ models = {
 }
 optimizers = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3, eps=1e-5),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3, eps=1e-4),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=1e-2, initial_accumulator_value=0.1),
-    "amsgrad": lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-5, amsgrad=True),
+    "amsgrad": lambda params: torch.optim.Adam(params, lr=1e-3, eps=1e-4, amsgrad=True),
 }
 
 torch.manual_seed(0)

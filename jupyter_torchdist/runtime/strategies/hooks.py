@@ -101,7 +101,7 @@ def check_modules(model: nn.Module) -> None:
 
 def check_tensor(tensor: Tensor, caller: FrameType) -> None:
     """Raise ``StrategyError`` when user code, within a forward that is divided, hooks what it has computed."""
-    if tensor.grad_fn is not None and is_users(caller.f_code.co_filename):
+    if is_users(caller.f_code.co_filename) and tensor.grad_fn is not None:
         raise StrategyError(
             f"a hook that is registered within the model would see {_ROWS}, of which the ranks take the mean", _REMEDY
         )

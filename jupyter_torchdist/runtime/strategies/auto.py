@@ -97,7 +97,7 @@ class Automatic:
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._inside: list[dist.ProcessGroup] = []
         self._pipelines: list[pipeline.Pipeline] = []
-        self._gathered = Gathered(self._models)
+        self._gathered, self._lent = Gathered(self._models), statedicts.Lent(setting.say)
         self._backwards = Backwards(
             self._group,
             self._optimized,
@@ -132,7 +132,8 @@ class Automatic:
         around(torch.func, "functional_call", self._functional_call)
         around(DataLoader, "__iter__", self._loops.iterate)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
-        statedicts.install(self._patches, whole=chosen(self._setting.plan, "state_dict_type") == "FULL_STATE_DICT")
+        whole = chosen(self._setting.plan, "state_dict_type") == "FULL_STATE_DICT"
+        statedicts.install(self._patches, self._lent, whole=whole)
         around(torch.optim.Optimizer, "state_dict", self._optimizer_state)
         around(torch.optim.Optimizer, "load_state_dict", self._take_optimizer_state)
         if self._sharded:
@@ -170,6 +171,7 @@ class Automatic:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self._steps.finish()
         self._gathered.keep_writes()
+        self._lent.keep()
         self.abandon()
         originals = self._optimized.originals(self._models)
         if self._sharded:
@@ -211,9 +213,17 @@ class Automatic:
     # -------------------------------------------------------------------------------------------------------- forwards
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if self._sharded:
-            with self._loops.aside():
-                self._gathered.begin_forward()
+        if not self._sharded:
+            return self._outermost(original, module, *args, **kwargs)
+        with self._loops.aside():
+            self._lent.keep()
+            self._gathered.begin_forward()
+        try:
+            return self._outermost(original, module, *args, **kwargs)
+        finally:
+            self._gathered.show_again()
+
+    def _outermost(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         compiled, module = module, compiling.unwrapped(module)
         forward = functools.partial(original, module if self._is_cut else compiled)
         if not torch.is_grad_enabled():

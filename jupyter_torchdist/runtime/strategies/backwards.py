@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -63,7 +64,9 @@ class Backwards:
         create_graph = creates_graph(*args, **kwargs)
         self._gathered.before(create_graph=create_graph)
         self._loops.backward(losses)
-        with self._loops.aside():
+        with self._loops.aside(), contextlib.ExitStack() as at_work:
+            for staged in self._pipelines:
+                at_work.enter_context(staged.at_work())
             if self._engine is not None:
                 original = functools.partial(self._engine.backward, original)
             elif self._accumulation is not None:
@@ -174,6 +177,7 @@ class Backwards:
         grads = original(outputs, inputs, *args, **kwargs)
         if within:
             return grads
+        self._gathered.show_again()
         for group in (*self._inside, *([self._group] if self._divider.divided else [])):
             grads = tuple(None if grad is None else averaged(grad, group) for grad in grads)
         return grads

@@ -18,15 +18,25 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
+from .shares import map_tensors
+
 
 class Shown(nn.Parameter):
     """A gathered parameter in the cell's hands: values to compute with, and the gradient of its shard.
 
     A parameter is one for as long as the cell may have it: what is gathered has no gradient of its own between two
-    backwards, and what is looked up in a shard's is what the optimizer will use.
+    backwards, and what is looked up in a shard's is what the optimizer will use. When its memory is let go, whatever
+    the cell does with it is done with the shard.
     """
 
     torchdist_shard: nn.Parameter
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if function is not Tensor.untyped_storage:  # whose memory is meant
+                args, kwargs = map_tensors((args, kwargs or {}), _shard_of_what_is_gone)
+            return function(*args, **(kwargs or {}))
 
     @property
     def grad(self) -> Tensor | None:
@@ -39,6 +49,11 @@ class Shown(nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         copied: nn.Parameter = memo.setdefault(id(self), nn.Parameter(self.detach().clone(), self.requires_grad))
         return copied
+
+
+def _shard_of_what_is_gone(tensor: Tensor) -> Tensor:
+    gone = isinstance(tensor, Shown) and not tensor.untyped_storage().size()
+    return tensor.torchdist_shard if gone else tensor
 
 
 def shards_of(parameters: Any) -> Any:
@@ -77,7 +92,8 @@ class Gathered:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
         self._needed = False
-        self._shown: list[Shown] = []
+        self._shown: dict[Any, nn.Parameter] = {}
+        """What the cell may have kept, by shards."""
         self._versions: dict[FSDPParam, int] = {}
         """Of shards, when what is gathered now was gathered."""
         self._known: list[nn.Module] = []
@@ -99,6 +115,7 @@ class Gathered:
             for unit in self._units():
                 unit.set_reshard_after_backward(True, recurse=False)
                 unit.reshard()
+        self.show_again()
 
     def begin_forward(self) -> None:
         """A model is about to be called: it gathers what it needs of the shards as they are now."""
@@ -109,17 +126,19 @@ class Gathered:
         """User code looks at parameters, and may compute a penalty with them, whose graph the next backward needs."""
         for group in self._whole():
             for one in group.fsdp_params:
-                shown: Any = one.unsharded_param
-                if type(one.unsharded_param) is nn.Parameter:
-                    shown.torchdist_shard, shown.__class__ = one.sharded_param, Shown
-                    self._shown.append(shown)
+                if type(one.unsharded_param) in (nn.Parameter, Shown):
+                    self._shown[one.unsharded_param] = one.sharded_param
+        self.show_again()
+
+    def show_again(self) -> None:
+        """FSDP has done with gathered parameters; the cell may go on with those that it was shown."""
+        for shown, shard in self._shown.items():
+            shown.torchdist_shard, shown.__class__ = shard, Shown
 
     def hide(self) -> None:
         """FSDP is about to use gathered parameters."""
         for shown in self._shown:
-            del shown.torchdist_shard
-            shown.__class__ = nn.Parameter  # type: ignore[assignment]
-        self._shown.clear()
+            shown.__class__ = nn.Parameter
 
     def let_go(self) -> None:
         """User code changes parameters: those of shards, also after a forward without a backward.
@@ -130,6 +149,7 @@ class Gathered:
             self.keep_writes()
             for unit in self._units():
                 unit.reshard()
+            self.show_again()
 
     @torch.no_grad()
     def keep_writes(self) -> None:

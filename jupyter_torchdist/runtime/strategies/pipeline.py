@@ -12,8 +12,8 @@ In place: the model and its units keep their classes and names; what a rank does
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
@@ -33,6 +34,7 @@ from ...protocol.strategy_options import chosen
 from . import deferred, loading, norms
 from .base import Setting
 from .divided import Way, _kind
+from .elsewhere import Elsewhere
 from .fsdp import DTYPES
 from .leavings import no_trace
 from .patches import Patches
@@ -170,11 +172,24 @@ class Pipeline:
         """The forward of the model, on all ranks of the pipeline; all get the outputs."""
         ways = self._ways.get(self._kind(args, kwargs)) if torch.is_grad_enabled() else None
         rows = self._rows(args, kwargs, ways is not None)
-        with self.precision():
+        with self.precision(), self.at_work():
             passage = Passage(self, args, kwargs, rows, ways)
             if self._inside is not None and torch.is_grad_enabled() and self.root.training:
                 return self._inside.outputs(passage)
             return passage.outputs()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Within it parameters of other stages are plain; the cell's hands are off them."""
+        self._show(nn.Parameter)
+        try:
+            yield
+        finally:
+            self._show(Elsewhere)
+
+    def _show(self, kind: type[nn.Parameter]) -> None:
+        for empty in self._whole:
+            empty.__class__ = kind
 
     def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
         """What flows between the stages for inputs like these."""
@@ -189,12 +204,17 @@ class Pipeline:
         return outputs, run.passed
 
     def make_whole(self, state: dict[str, Any], prefix: str) -> None:
-        """A state dict of the model, with the parameters of all stages. All ranks call it."""
+        """A state dict of the model, with the parameters of all stages. All ranks call it.
+
+        This rank's own stay the parameters' memory, as on one device: cells write there.
+        """
         for name, parameter in self.root.named_parameters(remove_duplicate=False):
             if prefix + name in state:
                 held = self._holders[self._first_names[name]]
                 if len(held) < self.layout.ranks:
-                    state[prefix + name] = self.wires.of_holder(parameter, held[0])
+                    found = self.wires.of_holder(parameter, held[0])
+                    if self.rank not in held or isinstance(parameter, DTensor):
+                        state[prefix + name] = found
 
     def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
         """What ``Optimizer.state_dict`` keeps by the places of parameters, of all stages. All ranks call it."""
@@ -311,6 +331,7 @@ class Pipeline:
         One parameter at a time. On other ranks parameters of other stages stay on the meta device.
         """
         vars(self.root).pop("forward", None)
+        self._show(nn.Parameter)
         slots = loading.slots(self.root)
         names = loading.names_of(self.root)
         for parameter, places in slots.items():

@@ -74,7 +74,7 @@ class Prepared:
         self._optimized = Optimized(setting.device)
         self._schedulers: list[Any] = []
         self.loaders = rows.Loaders(setting)
-        self._calls = Calls()
+        self._calls, self._lent = Calls(), statedicts.Lent(setting.say)
         self._patches = Patches()
         self._install()
 
@@ -85,7 +85,7 @@ class Prepared:
         around(torch.autograd, "backward", self._backward)
         around(DataLoader, "__iter__", self.loaders.iterate)
         around(ReduceLROnPlateau, "step", self._plateau)
-        statedicts.install(self._patches)
+        statedicts.install(self._patches, self._lent)
         if self._sharded:
             noise.install(self._patches)
             mixing.install(self._patches, self._setting.plan)
@@ -245,6 +245,7 @@ class Prepared:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A prepared model's forward: inputs on its device; dropout of the rank's own, where its rows are."""
+        self._lent.keep()
         if id(module) not in self._sharing:
             if id(module) in self._parts and torch.is_grad_enabled():
                 model, name = self._parts[id(module)]
@@ -332,6 +333,7 @@ class Prepared:
 
     def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
+        self._lent.keep()
         self.abandon()
         self._note_optimizers(self._models)  # those that were built since
         originals = self._optimized.originals(self._models)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
@@ -30,7 +32,7 @@ from .patches import Patches
 from .shares import map_tensors, tensors_in
 
 
-def install(patches: Patches, *, whole: bool = True) -> None:
+def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
     """For the time of user code, sharded parameters and states look as on one device.
 
     ``whole`` false: ``state_dict`` gives shards, as ``-O state_dict_type=SHARDED_STATE_DICT`` asks for.
@@ -41,7 +43,10 @@ def install(patches: Patches, *, whole: bool = True) -> None:
     around, files = patches.around, Files(whole=whole)
     if whole:
         around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
-        around(nn.Module, "state_dict", whole_state)
+        around(nn.Module, "state_dict", lent.state)
+        around(nn.Module, "load_state_dict", lent.before)
+        around(nn.Module, "named_parameters", lent.before)
+        patches.hook(register_optimizer_step_pre_hook(lent.step))
     around(torch.optim.Optimizer, "load_state_dict", taken_optimizer_state)
     around(nn.Module, "load_state_dict", taken_state)
     around(nn.Module, "zero_grad", cleared_gradients)
@@ -49,15 +54,83 @@ def install(patches: Patches, *, whole: bool = True) -> None:
     around(torch, "load", files.load)
 
 
-def whole_state(original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """``Module.state_dict`` in full tensors; all ranks call it when the model is sharded."""
-    state = original(module, *args, **kwargs)
-    nested = bool(args) or "destination" in kwargs  # of a module within the one that user code asks
-    if not nested and not _as_they_are:
-        for name, value in state.items():
-            if isinstance(value, DTensor):
-                state[name] = whole(value)
-    return state
+class Lent:
+    """Full tensors that ``Module.state_dict`` gave. On one device they are the weights, and cells write averages there.
+
+    What was written becomes the shards' before they are used: at the next forward, step, or look at them. A state dict
+    that a cell keeps for longer is a copy, which is said: on one device it is the weights all along.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lent: list[tuple[torch.Tensor, DTensor, torch.Tensor]] = []
+        """Each with what it is a copy of, and this rank's part of that, as it was."""
+        self._given: list[tuple[weakref.ref[torch.Tensor], nn.Module]] | None = []
+        """The first of each that a cell may have kept; None once it was said."""
+
+    def state(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """``Module.state_dict`` in full tensors; all ranks call it when the model is sharded."""
+        nested = bool(args) or "destination" in kwargs  # of a module within the one that user code asks
+        if nested:
+            return original(module, *args, **kwargs)
+        self.keep()
+        state = original(module, *args, **kwargs)
+        if not _as_they_are:
+            own, prefix = _parameters(module), kwargs.get("prefix", "")
+            known: dict[DTensor, torch.Tensor] = {}  # tied weights are one
+            for name, value in state.items():
+                if isinstance(value, DTensor):
+                    parameter = own.get(name.removeprefix(prefix), value)
+                    if parameter not in known:
+                        known[parameter] = self._lend(parameter)
+                    state[name] = known[parameter].detach()
+            if self._given is not None and state:
+                self._given.append((weakref.ref(next(iter(state.values()))), module))
+        return state
+
+    def _lend(self, parameter: DTensor) -> torch.Tensor:
+        full = whole(parameter)
+        self._lent.append((full, parameter, dtensors.local(parameter).clone()))
+        return full
+
+    def before(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of what looks at parameters, or loads them."""
+        self.keep()
+        return original(*args, **kwargs)
+
+    def step(self, *_: object) -> None:
+        """An optimizer is about to change the weights."""
+        self.keep()
+        for first, module in self._given or ():
+            if first() is not None and any(isinstance(one, DTensor) for one in _parameters(module).values()):
+                name = type(module).__name__.removeprefix("FSDP")
+                self._say(
+                    f"{name}.state_dict() gives copies of sharded weights: one that the cell keeps, as here, neither "
+                    "follows the training nor changes the model; call it again instead"
+                )
+                self._given = None
+                return
+        if self._given:
+            self._given.clear()
+
+    def keep(self) -> None:
+        """What was written to them is the shards'; nobody else is asked."""
+        if self._lent:
+            lent, self._lent = self._lent, []
+            self._keep(lent)
+
+    @torch.no_grad()
+    def _keep(self, lent: list[tuple[torch.Tensor, DTensor, torch.Tensor]]) -> None:
+        for full, parameter, was in lent:
+            part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            if not torch.equal(dtensors.local(part), was):
+                parameter.copy_(part)
+
+
+def _parameters(module: nn.Module) -> dict[str, Any]:
+    """By the names that a state dict has."""
+    parts = module.named_modules(remove_duplicate=False)
+    return {f"{path}.{name}" if path else name: one for path, part in parts for name, one in part._parameters.items()}
 
 
 _as_they_are: list[bool] = []

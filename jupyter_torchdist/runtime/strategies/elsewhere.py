@@ -1,0 +1,104 @@
+"""Parameters of a pipeline's other stages, in the cell's hands: no values, no gradients, and a word where any is read.
+
+Whatever the cell makes of them on this rank it makes of the values on the ranks that hold them. What it draws for them
+(a layer that begins anew) is drawn here, too, and thrown away: all ranks go on with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import optimizer
+
+from ...protocol.errors import StrategyError
+from ..autolog import is_users
+from .shares import map_tensors
+
+_IN_PLACE = frozenset(
+    ("normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_")
+)
+_NEW = frozenset((torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, torch.dropout, torch.normal))
+_NUMBERS = frozenset(("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__format__", "__array__"))
+_HINT = "use --strategy ddp or fsdp, where every rank has what the cell reads"
+
+
+class Away(Tensor):
+    """What the cell made of values that are on other ranks."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        by_user = is_users(sys._getframe(1).f_code.co_filename)
+        name = getattr(function, "__name__", "")
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _IN_PLACE or function in _NEW or getattr(function, "__module__", "") == "torch.nn.init":
+                return _drawn(function, args, kwargs)
+            if not by_user:
+                return function(*args, **kwargs)
+            if name in _NUMBERS:
+                raise StrategyError("a number is read of parameters of a pipeline's other stages", _HINT)
+            try:
+                made = function(*args, **kwargs)
+            except (RuntimeError, NotImplementedError) as error:
+                raise StrategyError(
+                    f"parameters of a pipeline's other stages have no values on this rank ({error})", _HINT
+                ) from error
+            return map_tensors(made, _away)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+class Elsewhere(nn.Parameter):
+    """A parameter of a stage that other ranks hold."""
+
+    __torch_function__ = Away.__torch_function__  # type: ignore[assignment]
+
+    @property
+    def grad(self) -> Tensor | None:
+        if _is_read_by_the_cell(sys._getframe(1)):
+            raise StrategyError(
+                "the cell reads the gradient of a parameter of a pipeline's other stages, which is on their ranks",
+                "torch.nn.utils' clip_grad_norm_ and clip_grad_value_ see all stages; else use --strategy ddp or fsdp",
+            )
+        return None
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        """That of its ranks' is what counts."""
+
+
+def _is_read_by_the_cell(frame: FrameType | None) -> bool:
+    """An optimizer of the cell's own passes over parameters without gradients, as all do."""
+    if frame is None or not is_users(frame.f_code.co_filename):
+        return False
+    while frame is not None:
+        if frame.f_code.co_filename == optimizer.__file__:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _away(tensor: Tensor) -> Tensor:
+    return tensor.as_subclass(Away) if type(tensor) is Tensor and tensor.is_meta else tensor
+
+
+def _drawn(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Of memory of the same shapes, so that as many numbers are drawn; the cell goes on with what has none."""
+    targets: list[Tensor] = []
+
+    def in_memory(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        targets.append(tensor)
+        return torch.zeros_like(tensor, device="cpu", requires_grad=False)
+
+    args, kwargs = map_tensors((args, kwargs), in_memory)
+    with torch.no_grad():
+        drawn = function(*args, **kwargs)
+    return _away(torch.empty_like(drawn, device="meta")) if function in _NEW else targets[0]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
 
-from .languages import Language
-from .ranks import assert_close, everyone, setting
+from .languages import LENGTH, WORDS, Language
+from .ranks import CLOSE, SAID, assert_close, everyone, setting
 from .unchanged import Cell, language, under
 
 
@@ -65,6 +68,65 @@ def keeping(place: Path) -> Cell:
         return model, optimizer, losses
 
     return cell
+
+
+def changed(look: Callable[[nn.Module], object]) -> Cell:
+    """Does something with the model after each step."""
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        model, losses = Language(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for (x,) in DataLoader(TensorDataset(torch.randint(WORDS, (12, LENGTH))), 4, shuffle=True):
+            loss = F.cross_entropy(model(x).view(-1, WORDS), x.roll(1, 1).view(-1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            look(model)
+        return model, optimizer, losses
+
+    return cell
+
+
+def check_what_is_written_to_a_state_dict_is_the_models() -> None:
+    """A write by ``data``, too; weights that were changed meanwhile are not undone."""
+
+    def shrink(model: nn.Module) -> None:
+        first = next(iter(model.state_dict()))
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                (value.data if name == first else value).mul_(0.9)
+        kept = model.state_dict()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.01)
+        del kept
+
+    alone, _, losses = changed(shrink)()
+    for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
+        model, _, ours = under(setting({one: dist.get_world_size()}), changed(shrink))
+        assert max(abs(a - b) for a, b in zip(losses, ours, strict=True)) < CLOSE, one
+        if dist.get_rank() == 0:
+            assert_close(model.state_dict(), alone.state_dict())
+
+
+def check_a_state_dict_that_is_kept_is_said() -> None:
+    """On one device it would follow the training; a copy of it would not, and neither does ours."""
+    kept: list[dict[str, torch.Tensor]] = []
+
+    def said(degree: str, look: Callable[[nn.Module], object]) -> bool:
+        SAID.clear()
+        under(setting({degree: dist.get_world_size()}), changed(look))
+        return any("Language.state_dict() gives copies of sharded weights" in line for line in SAID)
+
+    def keep(model: nn.Module) -> None:
+        kept.append(model.state_dict())
+
+    assert said("dp_shard", keep)
+    assert said("tp", keep)
+    assert not said("dp_replicate", keep)
+    assert not said("dp_shard", lambda model: kept.append(copy.deepcopy(model.state_dict())))
 
 
 def check_what_a_cell_keeps_is_one_device_s_and_written_once() -> None:

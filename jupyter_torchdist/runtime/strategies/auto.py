@@ -34,6 +34,7 @@ from . import (
     compiling,
     deepspeed,
     deferred,
+    elsewhere,
     fsdp,
     hooks,
     loading,
@@ -185,6 +186,12 @@ class Automatic:
         for staged in self._pipelines:
             staged.restore(list(self._optimized))
             plain.restore(staged.root)
+            statedicts.whole_values(names or {}, staged.originals)
+        if self._pipelines and (lost := elsewhere.without_values(names or {})):
+            self._setting.say(
+                f"{', '.join(lost)}: made of parameters of stages on other ranks, whose values do not come back (use "
+                "--strategy ddp or fsdp where they shall)"
+            )
         if self._models or self._pipelines:
             for model in self._models:
                 plain.restore(model, self._optimized.replaced)
@@ -198,6 +205,7 @@ class Automatic:
         """``error``, or what an error of torch's has to do with the strategy, raised where it was."""
         said = fsdp.explain(error) if self._sharded and self._roots else None
         said = said or precision.explain(error, self._setting)
+        said = said or (elsewhere.explain(error) if self._pipelines else None)
         return error if said is None else said.with_traceback(error.__traceback__)
 
     def abandon(self) -> None:
@@ -260,6 +268,11 @@ class Automatic:
         with self._loops.aside():
             if new:
                 agreement.check_not_scripted([module])
+                if any(staged.root is module for staged in self._pipelines):
+                    raise StrategyError(
+                        f"another optimizer for {type(module).__name__}, which is in stages, and its state is, too",
+                        "build all optimizers before the first training step, or use --strategy ddp or fsdp",
+                    )
                 if not self._sharded:
                     meta.fill(module)
                 self._steps.trains()

@@ -7,7 +7,8 @@ Whatever the cell makes of them on this rank it makes of the values on the ranks
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.optim import optimizer
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
-from .shares import map_tensors
+from .patches import Patches
+from .shares import map_tensors, tensors_in
 
 _IN_PLACE = frozenset(
     ("normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_")
@@ -25,6 +27,26 @@ _IN_PLACE = frozenset(
 _NEW = frozenset((torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, torch.dropout, torch.normal))
 _NUMBERS = frozenset(("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__format__", "__array__"))
 _HINT = "use --strategy ddp or fsdp, where every rank has what the cell reads"
+
+
+def install(patches: Patches) -> None:
+    """For the time of user code. How layers begin is drawn by more than single calls of tensors' methods."""
+
+    def begun(original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(tensor, (Away, Elsewhere)):
+            return original(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+        original(_in_memory(tensor), *args, **kwargs)
+        return tensor
+
+    def loaded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")
+            return original(*args, **kwargs)
+
+    patches.around(nn.Module, "load_state_dict", loaded)
+    for name in vars(nn.init):
+        if name.endswith("_") and not name.startswith("_"):
+            patches.around(nn.init, name, begun)
 
 
 class Away(Tensor):
@@ -36,7 +58,7 @@ class Away(Tensor):
         by_user = is_users(sys._getframe(1).f_code.co_filename)
         name = getattr(function, "__name__", "")
         with torch._C.DisableTorchFunctionSubclass():
-            if name in _IN_PLACE or function in _NEW or getattr(function, "__module__", "") == "torch.nn.init":
+            if name in _IN_PLACE or function in _NEW:
                 return _drawn(function, args, kwargs)
             if not by_user:
                 return function(*args, **kwargs)
@@ -45,9 +67,9 @@ class Away(Tensor):
             try:
                 made = function(*args, **kwargs)
             except (RuntimeError, NotImplementedError) as error:
-                raise StrategyError(
-                    f"parameters of a pipeline's other stages have no values on this rank ({error})", _HINT
-                ) from error
+                if (said := explain(error)) is None:
+                    raise
+                raise said from error
             return map_tensors(made, _away)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -57,7 +79,7 @@ class Away(Tensor):
 class Elsewhere(nn.Parameter):
     """A parameter of a stage that other ranks hold."""
 
-    __torch_function__ = Away.__torch_function__  # type: ignore[assignment]
+    __torch_function__ = Away.__torch_function__
 
     @property
     def grad(self) -> Tensor | None:
@@ -71,6 +93,18 @@ class Elsewhere(nn.Parameter):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         """That of its ranks' is what counts."""
+
+
+def explain(error: BaseException) -> StrategyError | None:
+    """What an error of torch's has to do with values that are not here; None for any other."""
+    if not isinstance(error, (RuntimeError, NotImplementedError)) or "meta" not in str(error):
+        return None
+    return StrategyError(f"parameters of a pipeline's other stages have no values on this rank ({error})", _HINT)
+
+
+def without_values(names: Mapping[str, Any]) -> list[str]:
+    """Names of the cell whose tensors, alone or in a list, dict or tuple, are on other ranks."""
+    return [name for name, value in names.items() if any(tensor.is_meta for tensor in tensors_in(value))]
 
 
 def _is_read_by_the_cell(frame: FrameType | None) -> bool:
@@ -96,9 +130,13 @@ def _drawn(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> A
         if not tensor.is_meta:
             return tensor
         targets.append(tensor)
-        return torch.zeros_like(tensor, device="cpu", requires_grad=False)
+        return _in_memory(tensor)
 
     args, kwargs = map_tensors((args, kwargs), in_memory)
     with torch.no_grad():
         drawn = function(*args, **kwargs)
     return _away(torch.empty_like(drawn, device="meta")) if function in _NEW else targets[0]
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)

@@ -52,8 +52,9 @@ class Shown(nn.Parameter):
 
 
 def _shard_of_what_is_gone(tensor: Tensor) -> Tensor:
-    gone = isinstance(tensor, Shown) and not tensor.untyped_storage().size()
-    return tensor.torchdist_shard if gone else tensor
+    if isinstance(tensor, Shown) and not tensor.untyped_storage().size():
+        return tensor.torchdist_shard
+    return tensor
 
 
 def shards_of(parameters: Any) -> Any:

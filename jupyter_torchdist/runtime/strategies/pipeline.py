@@ -12,7 +12,7 @@ In place: the model and its units keep their classes and names; what a rank does
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import Any
@@ -26,15 +26,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from . import deferred, loading, norms
+from . import deferred, elsewhere, loading, norms
 from .base import Setting
 from .divided import Way, _kind
-from .elsewhere import Elsewhere
 from .fsdp import DTYPES
 from .leavings import no_trace
 from .patches import Patches
@@ -53,9 +51,11 @@ _OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsuppo
 
 
 def install(patches: Patches, plan: StrategyPlan) -> None:
-    """What a schedule needs to know of the code around the model."""
-    if plan.degree("pp") > 1 and chosen(plan, "schedule") not in WHOLE_FORWARD:
-        deferred.install(patches)
+    """What a pipeline needs to know of the code around the model."""
+    if plan.degree("pp") > 1:
+        elsewhere.install(patches)
+        if chosen(plan, "schedule") not in WHOLE_FORWARD:
+            deferred.install(patches)
 
 
 class Pipeline:
@@ -185,7 +185,7 @@ class Pipeline:
         try:
             yield
         finally:
-            self._show(Elsewhere)
+            self._show(elsewhere.Elsewhere)
 
     def _show(self, kind: type[nn.Parameter]) -> None:
         for empty in self._whole:
@@ -213,7 +213,7 @@ class Pipeline:
                 held = self._holders[self._first_names[name]]
                 if len(held) < self.layout.ranks:
                     found = self.wires.of_holder(parameter, held[0])
-                    if self.rank not in held or isinstance(parameter, DTensor):
+                    if self.rank not in held:
                         state[prefix + name] = found
 
     def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
@@ -316,9 +316,9 @@ class Pipeline:
 
     def clip(self, parameters: Sequence[Tensor], *args: Any, **kwargs: Any) -> Tensor:
         """``clip_grad_norm_`` by the norm over all stages; a tied parameter counts on the first rank that holds it."""
-        elsewhere = {id(p) for name, p in self.root.named_parameters() if self._holders[name][0] != self.rank}
+        others = {id(p) for name, p in self.root.named_parameters() if self._holders[name][0] != self.rank}
         own = [parameter for parameter in parameters if parameter.grad is not None]
-        counted = [parameter.grad for parameter in own if id(parameter) not in elsewhere and parameter.grad is not None]
+        counted = [parameter.grad for parameter in own if id(parameter) not in others and parameter.grad is not None]
         norm = norms.total_norm(counted, _norm_type(args, kwargs), self.group)
         torch.nn.utils.clip_grads_with_norm_(own, _max_norm(args, kwargs), norm)
         return norm
@@ -372,6 +372,11 @@ class Pipeline:
     def replaced(self) -> dict[nn.Parameter, nn.Parameter]:
         """What was replaced by what: the parameters of other stages."""
         return {old: new for new, old in self._whole.items()}
+
+    @property
+    def originals(self) -> Mapping[nn.Parameter, nn.Parameter]:
+        """The other way round."""
+        return self._whole
 
 
 def _put_back(optimizer: torch.optim.Optimizer, new: nn.Parameter, old: nn.Parameter) -> None:

@@ -1,0 +1,166 @@
+"""What a cell does with parameters of a pipeline's other stages, beside one device; on two ranks or more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import models
+from .models import adamw, sgd
+from .pipelines import STEPS, Deep, Trained, deep, same_as, staged
+from .ranks import SAID, everyone, refusal
+
+Look = Callable[[nn.Module, torch.optim.Optimizer], Any]
+
+
+def trained(look: Look, make: models.MakeOptimizer = sgd, *, alone: bool = False, **options: Any) -> Trained:
+    """A cell that does something with its model after each step; its names come back."""
+    automatic = None if alone else staged(**options)
+    try:
+        model = deep().model()
+        optimizer = make(list(model.parameters()))
+        losses = []
+        for batch in deep().batches(STEPS):
+            losses.append(models.step(model, optimizer, *batch, after=lambda: None))
+            look(model, optimizer)
+        if automatic is not None:
+            automatic.finish({})
+    finally:
+        if automatic is not None:
+            automatic.abandon()
+    return losses, model, optimizer
+
+
+def equal(look: Look, make: models.MakeOptimizer = sgd) -> None:
+    same_as(trained(look, make, alone=True), trained(look, make))
+
+
+def check_layers_that_begin_anew_draw_alike_on_all_ranks() -> None:
+    drawn: list[float] = []
+
+    def anew(model: nn.Module, _: torch.optim.Optimizer) -> None:
+        first, *_more, last = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        for layer in (first, last):
+            layer.reset_parameters()
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.trunc_normal_(layer.weight, std=0.1)
+            nn.init.orthogonal_(layer.weight)
+            layer.weight.data.normal_(0, 0.3)
+            with torch.no_grad():
+                layer.weight += 0.1 * torch.randn_like(layer.weight)
+        drawn.append(torch.rand(()).item())
+
+    torch.manual_seed(3)
+    one_device = trained(anew, alone=True)
+    torch.manual_seed(3)
+    same_as(one_device, trained(anew))
+    assert drawn[:STEPS] == drawn[STEPS:]
+    assert len(set(everyone(drawn[-1]))) == 1
+
+
+def check_what_is_written_to_a_state_dict_is_the_models() -> None:
+    def shrink(model: nn.Module, _: torch.optim.Optimizer) -> None:
+        for value in model.state_dict().values():
+            value.mul_(0.9)
+
+    equal(shrink)
+
+
+def check_weights_are_changed_element_by_element() -> None:
+    def clip(model: nn.Module, _: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.3, 0.3)
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.95
+
+    equal(clip)
+
+
+class SignDescent(torch.optim.Optimizer):
+    """A cell's own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= 0.01 * parameter.grad.sign()
+                    self.state[parameter]["sign"] = parameter.grad.sign()
+
+
+def check_an_optimizer_of_the_cells_own_passes_over_them() -> None:
+    equal(lambda model, _: None, SignDescent)
+
+
+def check_what_is_not_here_is_refused_where_it_is_read() -> None:
+    def norm(model: nn.Module, _: Any) -> float:
+        return math.hypot(*(one.grad.norm().item() for one in model.parameters() if one.grad is not None))
+
+    def total(model: nn.Module, _: Any) -> float:
+        return float(sum((one.detach().square().sum() for one in model.parameters()), torch.zeros(())))
+
+    def mixed(model: nn.Module, _: Any) -> list[Tensor]:
+        return [one + torch.ones(one.shape) for one in model.parameters()]
+
+    def number(model: nn.Module, _: Any) -> list[float]:
+        return [one.detach().abs().max().item() for one in model.parameters()]
+
+    for look, words in (
+        (norm, "the cell reads the gradient of a parameter of a pipeline's other stages"),
+        (total, "a number is read of parameters of a pipeline's other stages"),
+        (mixed, "parameters of a pipeline's other stages have no values on this rank"),
+        (number, "a number is read of parameters of a pipeline's other stages"),
+    ):
+        assert words in refusal(partial(trained, look)), look
+
+
+def check_torchs_own_words_are_explained() -> None:
+    automatic = staged()
+    try:
+        model = deep().model()
+        optimizer = sgd(list(model.parameters()))
+        models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+        with pytest.raises(RuntimeError) as caught:
+            nn.utils.parameters_to_vector(model.parameters())
+        assert "have no values on this rank" in str(automatic.explained(caught.value))
+    finally:
+        automatic.abandon()
+
+
+def check_a_second_optimizer_is_refused_by_name() -> None:
+    def another(model: nn.Module, _: Any) -> None:
+        optimizer = adamw(list(model.parameters()))
+        models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+
+    assert "another optimizer for Deep, which is in stages" in refusal(lambda: trained(another))
+
+
+def check_names_come_back_with_values_or_are_named() -> None:
+    automatic = staged()
+    names: dict[str, Any] = {}
+    try:
+        model = Deep()
+        optimizer = sgd(list(model.parameters()))
+        models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+        names["last"], names["first"] = list(model.parameters())[-1], next(iter(model.parameters()))
+        names["averages"] = {name: one.detach().clone() for name, one in model.named_parameters()}
+        SAID.clear()
+        automatic.finish(names)
+    finally:
+        automatic.abandon()
+    assert [one for one in SAID if one.startswith("averages: made of parameters of stages on other ranks")]
+    if dist.get_rank() == 0:
+        kept: list[Tensor] = [names["first"], names["last"]]
+        assert not any(one.is_meta for one in kept)
+        assert {id(one) for one in kept} <= {id(one) for one in model.parameters()}

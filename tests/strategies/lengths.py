@@ -57,6 +57,21 @@ def check_blocks_keep_a_part_of_the_tokens_and_exchange_them_twice_an_attention(
     assert any("2 blocks (Layer)" in line for line in SAID)
 
 
+def check_lengths_that_do_not_divide_are_whole_where_no_gradient_is_wanted() -> None:
+    """A text that grows word by word, after the training."""
+    torch.manual_seed(4)
+    model = Language()
+    text = torch.randint(WORDS, (2, LENGTH))
+    lengths = [1, 5, LENGTH, 3]
+    with torch.no_grad():
+        expected = [model(text[:, :length]) for length in lengths]
+    context.apply(model, cp())
+    with torch.no_grad():
+        for one, length in zip(expected, lengths, strict=True):
+            torch.testing.assert_close(model(text[:, :length]), one, atol=CLOSE, rtol=CLOSE)
+    assert model(text).shape == (2, LENGTH, WORDS)
+
+
 def check_masks_and_heads_of_keys_mean_what_they_meant() -> None:
     world, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(1)

@@ -70,7 +70,9 @@ def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None
     def forward(block: nn.Module) -> Callable[..., Any]:
         def within(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if block is stack[0]:
-                tokens.begins(hidden_in(args, kwargs, block))
+                tokens.begins(hidden_in(args, kwargs, block), or_whole=not torch.is_grad_enabled())
+            if tokens.are_whole:
+                return original(*args, **kwargs)
             args, kwargs = tokens.cut_all((args, kwargs))
             with attention:
                 outputs = original(*args, **kwargs)

@@ -68,7 +68,8 @@ _INSTEAD = {
     "tp": "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the others), or use --strategy fsdp",
     "cp": (
         "compute positions and masks before the blocks, where sequences are whole, and pass them in as arguments "
-        "(sequence x width); or use --strategy fsdp"
+        "(sequence x width), and what else looks at all tokens (a mean over them) after the blocks; or use --strategy "
+        "fsdp"
     ),
 }
 

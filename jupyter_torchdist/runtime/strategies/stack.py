@@ -27,6 +27,8 @@ class Tokens:
     def __init__(self, group: dist.ProcessGroup, what: str) -> None:
         self.group, self.what = group, what
         self.length = self.batch = 0
+        self.are_whole = False
+        """On every rank: they do not divide, and no gradient is wanted."""
 
     @property
     def rows(self) -> Rows:
@@ -37,8 +39,11 @@ class Tokens:
         """Tokens of a rank."""
         return self.length // int(self.group.size())
 
-    def begins(self, hidden: torch.Tensor) -> None:
-        """``hidden``: batch x sequence x width. Raises ``StrategyError`` for a length that the ranks do not divide."""
+    def begins(self, hidden: torch.Tensor, *, or_whole: bool = False) -> None:
+        """``hidden``: batch x sequence x width. Raises ``StrategyError`` for a length that the ranks do not divide.
+
+        ``or_whole``: such a sequence is left whole, as a text that grows word by word.
+        """
         ranks = int(self.group.size())
         if hidden.ndim != 3:
             raise StrategyError(
@@ -46,7 +51,8 @@ class Tokens:
                 "add the missing dimension, or use fsdp",
             )
         self.batch, self.length = hidden.shape[:2]
-        if self.length % ranks:
+        self.are_whole = or_whole and self.length % ranks > 0
+        if self.length % ranks and not self.are_whole:
             raise StrategyError(
                 f"{self.what}: {self.length} tokens over {ranks} ranks do not divide evenly",
                 f"pad the sequences to a multiple of {ranks}",

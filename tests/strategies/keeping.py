@@ -118,13 +118,14 @@ def check_a_state_dict_that_is_kept_is_said() -> None:
     def said(degree: str, look: Callable[[nn.Module], object]) -> bool:
         SAID.clear()
         under(setting({degree: dist.get_world_size()}), changed(look))
-        return any("Language.state_dict() gives copies of sharded weights" in line for line in SAID)
+        return any("Language.state_dict() gives copies of divided weights" in line for line in SAID)
 
     def keep(model: nn.Module) -> None:
         kept.append(model.state_dict())
 
     assert said("dp_shard", keep)
     assert said("tp", keep)
+    assert said("pp", keep)
     assert not said("dp_replicate", keep)
     assert not said("dp_shard", lambda model: kept.append(copy.deepcopy(model.state_dict())))
 

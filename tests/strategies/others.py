@@ -125,6 +125,33 @@ def check_what_is_not_here_is_refused_where_it_is_read() -> None:
         assert words in refusal(partial(trained, look)), look
 
 
+def check_a_list_from_before_the_first_step_is_no_way_around() -> None:
+    def kept(read: Callable[[nn.Parameter], Any]) -> Trained:
+        automatic = staged()
+        try:
+            model = deep().model()
+            parameters = list(model.parameters())
+            optimizer = sgd(parameters)
+            models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+            with torch.no_grad():
+                for one in parameters:
+                    one.clamp_(-0.2, 0.2)
+            for one in parameters:
+                read(one)
+            automatic.finish({})
+        finally:
+            automatic.abandon()
+        assert all(type(one) is nn.Parameter for one in parameters)
+        return [], model, optimizer
+
+    assert "the cell reads the gradient" in refusal(lambda: kept(lambda one: one.grad))
+    assert "a number is read" in refusal(lambda: kept(lambda one: one.sum().item()))
+    _, model, _ = kept(lambda one: one.shape)
+    if dist.get_rank() == 0:
+        found = {name: one.abs().max().item() for name, one in model.named_parameters()}
+        assert max(found.values()) <= 0.2 + 1e-6, found
+
+
 def check_torchs_own_words_are_explained() -> None:
     automatic = staged()
     try:
@@ -143,7 +170,7 @@ def check_a_second_optimizer_is_refused_by_name() -> None:
         optimizer = adamw(list(model.parameters()))
         models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
 
-    assert "another optimizer for Deep, which is in stages" in refusal(lambda: trained(another))
+    assert "Deep is in stages, and an optimizer or a group" in refusal(lambda: trained(another))
 
 
 def check_names_come_back_with_values_or_are_named() -> None:

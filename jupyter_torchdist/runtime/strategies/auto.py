@@ -212,6 +212,8 @@ class Automatic:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._steps.abandon()
         self._gathered.hide()
+        for staged in self._pipelines:
+            staged.let_go()
         self._patches.undo()
         self._averaging.end()
         for model in (*self._roots.values(), *self._optimized.copies()):
@@ -221,10 +223,10 @@ class Automatic:
     # -------------------------------------------------------------------------------------------------------- forwards
 
     def _call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        self._lent.keep()
         if not self._sharded:
             return self._outermost(original, module, *args, **kwargs)
         with self._loops.aside():
-            self._lent.keep()
             self._gathered.begin_forward()
         try:
             return self._outermost(original, module, *args, **kwargs)
@@ -270,8 +272,9 @@ class Automatic:
                 agreement.check_not_scripted([module])
                 if any(staged.root is module for staged in self._pipelines):
                     raise StrategyError(
-                        f"another optimizer for {type(module).__name__}, which is in stages, and its state is, too",
-                        "build all optimizers before the first training step, or use --strategy ddp or fsdp",
+                        f"{type(module).__name__} is in stages, and an optimizer or a group of parameters is new to it",
+                        "build optimizers with all groups before the first training step, or use --strategy ddp or "
+                        "fsdp",
                     )
                 if not self._sharded:
                     meta.fill(module)

@@ -58,10 +58,11 @@ class Away(Tensor):
         by_user = is_users(sys._getframe(1).f_code.co_filename)
         name = getattr(function, "__name__", "")
         with torch._C.DisableTorchFunctionSubclass():
+            if not by_user and name not in _IN_PLACE and function not in _NEW:
+                return function(*args, **kwargs)
+            args, kwargs = map_tensors((args, kwargs), _as_of_now)
             if name in _IN_PLACE or function in _NEW:
                 return _drawn(function, args, kwargs)
-            if not by_user:
-                return function(*args, **kwargs)
             if name in _NUMBERS:
                 raise StrategyError("a number is read of parameters of a pipeline's other stages", _HINT)
             try:
@@ -77,7 +78,7 @@ class Away(Tensor):
 
 
 class Elsewhere(nn.Parameter):
-    """A parameter of a stage that other ranks hold."""
+    """A parameter of a stage that other ranks hold: what stands for it, or what the cell kept, of values of before."""
 
     __torch_function__ = Away.__torch_function__
 
@@ -116,6 +117,11 @@ def _is_read_by_the_cell(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return True
+
+
+def _as_of_now(tensor: Tensor) -> Tensor:
+    """Without the values of before, which have been trained elsewhere since."""
+    return torch.empty_like(tensor, device="meta") if isinstance(tensor, Elsewhere) and not tensor.is_meta else tensor
 
 
 def _away(tensor: Tensor) -> Tensor:

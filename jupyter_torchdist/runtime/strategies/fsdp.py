@@ -348,7 +348,7 @@ def _in_backward(error: BaseException) -> bool:
 
 _OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
 """Their values are gone: what autograd kept of them has no elements."""
-_OF_SHARDS = ("DTensor", "Sharding propagation", "DeviceMesh", "for storage of size 0")
+_OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered", "DeviceMesh", "for storage of size 0")
 
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:

@@ -187,9 +187,13 @@ class Pipeline:
         finally:
             self._show(elsewhere.Elsewhere)
 
+    def let_go(self) -> None:
+        """The cell has ended."""
+        self._show(nn.Parameter)
+
     def _show(self, kind: type[nn.Parameter]) -> None:
-        for empty in self._whole:
-            empty.__class__ = kind
+        for empty, before in self._whole.items():
+            empty.__class__ = before.__class__ = kind
 
     def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
         """What flows between the stages for inputs like these."""
@@ -204,17 +208,12 @@ class Pipeline:
         return outputs, run.passed
 
     def make_whole(self, state: dict[str, Any], prefix: str) -> None:
-        """A state dict of the model, with the parameters of all stages. All ranks call it.
-
-        This rank's own stay the parameters' memory, as on one device: cells write there.
-        """
+        """A state dict of the model, with the parameters of all stages. All ranks call it."""
         for name, parameter in self.root.named_parameters(remove_duplicate=False):
             if prefix + name in state:
                 held = self._holders[self._first_names[name]]
                 if len(held) < self.layout.ranks:
-                    found = self.wires.of_holder(parameter, held[0])
-                    if self.rank not in held:
-                        state[prefix + name] = found
+                    state[prefix + name] = self.wires.of_holder(parameter, held[0])
 
     def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
         """What ``Optimizer.state_dict`` keeps by the places of parameters, of all stages. All ranks call it."""
@@ -331,7 +330,7 @@ class Pipeline:
         One parameter at a time. On other ranks parameters of other stages stay on the meta device.
         """
         vars(self.root).pop("forward", None)
-        self._show(nn.Parameter)
+        self.let_go()
         slots = loading.slots(self.root)
         names = loading.names_of(self.root)
         for parameter, places in slots.items():

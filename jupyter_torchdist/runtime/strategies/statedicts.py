@@ -63,7 +63,7 @@ class Lent:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._lent: list[tuple[torch.Tensor, DTensor, torch.Tensor]] = []
+        self._lent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         """Each with what it is a copy of, and this rank's part of that, as it was."""
         self._given: list[tuple[weakref.ref[torch.Tensor], nn.Module]] | None = []
         """The first of each that a cell may have kept; None once it was said."""
@@ -77,20 +77,20 @@ class Lent:
         state = original(module, *args, **kwargs)
         if not _as_they_are:
             own, prefix = _parameters(module), kwargs.get("prefix", "")
-            known: dict[DTensor, torch.Tensor] = {}  # tied weights are one
+            known: dict[torch.Tensor, torch.Tensor] = {}  # tied weights are one
             for name, value in state.items():
-                if isinstance(value, DTensor):
-                    parameter = own.get(name.removeprefix(prefix), value)
-                    if parameter not in known:
-                        known[parameter] = self._lend(parameter)
+                parameter = own.get(name.removeprefix(prefix), value)
+                if parameter not in known and (isinstance(value, DTensor) or _is_copy(value, parameter)):
+                    known[parameter] = self._lend(parameter, whole(value))
+                if parameter in known:
                     state[name] = known[parameter].detach()
             if self._given is not None and state:
                 self._given.append((weakref.ref(next(iter(state.values()))), module))
         return state
 
-    def _lend(self, parameter: DTensor) -> torch.Tensor:
-        full = whole(parameter)
-        self._lent.append((full, parameter, dtensors.local(parameter).clone()))
+    def _lend(self, parameter: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+        if not parameter.is_meta:
+            self._lent.append((full, parameter, dtensors.local(parameter).detach().clone()))
         return full
 
     def before(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -102,10 +102,10 @@ class Lent:
         """An optimizer is about to change the weights."""
         self.keep()
         for first, module in self._given or ():
-            if first() is not None and any(isinstance(one, DTensor) for one in _parameters(module).values()):
+            if first() is not None and any(map(_is_elsewhere, _parameters(module).values())):
                 name = type(module).__name__.removeprefix("FSDP")
                 self._say(
-                    f"{name}.state_dict() gives copies of sharded weights: one that the cell keeps, as here, neither "
+                    f"{name}.state_dict() gives copies of divided weights: one that the cell keeps, as here, neither "
                     "follows the training nor changes the model; call it again instead"
                 )
                 self._given = None
@@ -120,11 +120,24 @@ class Lent:
             self._keep(lent)
 
     @torch.no_grad()
-    def _keep(self, lent: list[tuple[torch.Tensor, DTensor, torch.Tensor]]) -> None:
+    def _keep(self, lent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
         for full, parameter, was in lent:
-            part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            part = full
+            if isinstance(parameter, DTensor):
+                part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
             if not torch.equal(dtensors.local(part), was):
                 parameter.copy_(part)
+
+
+def _is_copy(value: Any, parameter: Any) -> bool:
+    """Whether a value of a state dict is not the memory of a parameter, as where stages are on several ranks."""
+    if type(value) is not torch.Tensor or not isinstance(parameter, nn.Parameter) or value.shape != parameter.shape:
+        return False
+    return parameter.is_meta or value.data_ptr() != parameter.data_ptr()
+
+
+def _is_elsewhere(parameter: Any) -> bool:
+    return isinstance(parameter, DTensor) or (parameter is not None and parameter.is_meta)
 
 
 def _parameters(module: nn.Module) -> dict[str, Any]:

@@ -111,6 +111,28 @@ def check_what_is_written_to_a_state_dict_is_the_models() -> None:
             assert_close(model.state_dict(), alone.state_dict())
 
 
+class Extra(Language):
+    """Its state has more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 3}
+
+
+def check_a_state_of_the_modules_own_goes_along() -> None:
+    for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
+
+        def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+            model, optimizer, losses = language(Extra, epochs=1)()
+            model.load_state_dict(model.state_dict())
+            return model, optimizer, losses
+
+        model, _, _ = under(setting({one: dist.get_world_size()}), cell)
+        assert model.get_extra_state() == {"version": 3}, one
+
+
 def check_a_state_dict_that_is_kept_is_said() -> None:
     """On one device it would follow the training; a copy of it would not, and neither does ours."""
     kept: list[dict[str, torch.Tensor]] = []

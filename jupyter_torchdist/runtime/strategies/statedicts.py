@@ -79,13 +79,16 @@ class Lent:
             own, prefix = _parameters(module), kwargs.get("prefix", "")
             known: dict[torch.Tensor, torch.Tensor] = {}  # tied weights are one
             for name, value in state.items():
+                if not isinstance(value, torch.Tensor):
+                    continue  # of a module's own (extra state)
                 parameter = own.get(name.removeprefix(prefix), value)
                 if parameter not in known and (isinstance(value, DTensor) or _is_copy(value, parameter)):
                     known[parameter] = self._lend(parameter, whole(value))
                 if parameter in known:
                     state[name] = known[parameter].detach()
-            if self._given is not None and state:
-                self._given.append((weakref.ref(next(iter(state.values()))), module))
+            first = next((value for value in state.values() if isinstance(value, torch.Tensor)), None)
+            if self._given is not None and first is not None:
+                self._given.append((weakref.ref(first), module))
         return state
 
     def _lend(self, parameter: torch.Tensor, full: torch.Tensor) -> torch.Tensor:

@@ -211,7 +211,7 @@ class Automatic:
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
         self._steps.abandon()
-        self._gathered.hide()
+        self._gathered.end()
         for staged in self._pipelines:
             staged.let_go()
         self._patches.undo()

@@ -141,6 +141,13 @@ class Gathered:
         for shown in self._shown:
             shown.__class__ = nn.Parameter
 
+    def end(self) -> None:
+        """The cell has ended: what it was shown is plain, and holds no shard that would be brought back with it."""
+        self.hide()
+        for shown in self._shown:
+            del shown.torchdist_shard
+        self._shown.clear()
+
     def let_go(self) -> None:
         """User code changes parameters: those of shards, also after a forward without a backward.
 

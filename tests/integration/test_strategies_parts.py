@@ -20,7 +20,7 @@ PARTS = [
     *(("sharding", 2), ("sharding_options", 2), ("replicating", 2), ("averaging", 2), ("inside", 2), ("hybrid", 4)),
     *(
         ("splitting", 2),
-        ("lengths+keeping+holding+mingling", 2),
+        ("lengths+keeping+holding+mingling+by_hand", 2),
         ("unchanged", 2),
         ("hugging_face", 2),
         ("products", 4),

@@ -39,7 +39,6 @@ from . import (
     hooks,
     loading,
     meta,
-    mixing,
     noise,
     norms,
     optimizers,
@@ -55,6 +54,7 @@ from . import (
 from .averaging import Averaging, How
 from .backwards import Backwards
 from .base import Setting
+from .by_hand import ByHand
 from .calls import Calls
 from .divided import Divider, Way
 from .held import Held
@@ -115,7 +115,7 @@ class Automatic:
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._is_cut = any(setting.plan.degree(one) > 1 for one in ("tp", "pp"))
         self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
-        self._calls, self._functional = Calls(), 0
+        self._calls, self._functional, self._by_hand = Calls(), 0, ByHand(setting.plan)
 
     # ------------------------------------------------------------------------------------------- around the user's code
 
@@ -125,7 +125,7 @@ class Automatic:
         self._steps.install(self._patches)
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
-        self._calls.install(self._patches, self._call)
+        self._calls.install(self._patches, self._by_hand.aside(self._call))
         pipeline.install(self._patches, self._setting.plan)
         around(torch.autograd, "backward", self._backwards.backward)
         around(torch.autograd, "grad", self._backwards.grad)
@@ -139,7 +139,7 @@ class Automatic:
         around(torch.optim.Optimizer, "load_state_dict", self._take_optimizer_state)
         if self._sharded:
             noise.install(self._patches)
-            mixing.install(self._patches, self._setting.plan)
+            self._by_hand.install(self._patches)
             around(nn.Module, "named_parameters", self._named_parameters)
             self._patches.hook(register_optimizer_step_pre_hook(lambda *_: self._gathered.let_go()))
         for place in (torch.nn.utils, torch.nn.utils.clip_grad):

@@ -1,9 +1,18 @@
-"""Tensors that may be sharded: what lies here, and all of it."""
+"""Tensors that may be sharded: what lies here, all of it, and who computes with it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from .shares import map_tensors, tensors_in
+
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+"""``handler(operation, args, kwargs)``: what DTensor asks in place of what it would do."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -15,3 +24,57 @@ def whole(tensor: Tensor) -> Tensor:
     """All of it on every rank; all ranks call it when it is sharded."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
+
+
+def divided_as(full: Tensor, tensor: DTensor) -> DTensor:
+    """``full``, the same on all ranks, as ``tensor`` is sharded: without a word to other ranks."""
+    placements = [Replicate() if one.is_partial() else one for one in tensor.placements]
+    return distribute_tensor(full.detach(), tensor.device_mesh, placements, src_data_rank=None)
+
+
+def fill(tensor: DTensor, full: Tensor) -> None:
+    """Write ``full``, which is the same on all ranks, to the shards of ``tensor``."""
+    with torch.no_grad():
+        tensor._local_tensor.copy_(divided_as(full, tensor)._local_tensor)
+
+
+def dispatcher() -> Any:
+    """Through which every operation on a DTensor goes; ``_custom_op_handlers`` are asked first."""
+    return DTensor._op_dispatcher
+
+
+_OWN: dict[Any, Any] = dict(dispatcher()._custom_op_handlers)
+"""PyTorch's."""
+
+
+def as_ever(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], ours: Handler) -> Any:
+    """What DTensor itself does, within ``ours``, which is asked in its place."""
+    handlers = dispatcher()._custom_op_handlers
+    handlers.pop(operation, None)  # another thread (a save) may be here, too
+    if operation in _OWN:
+        handlers[operation] = _OWN[operation]
+    try:
+        return operation(*args, **kwargs)
+    finally:
+        handlers[operation] = ours
+
+
+def in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What an operation gives for whole tensors, the same on all ranks, beside those that were given."""
+    mesh = next(one for one in tensors_in((args, kwargs)) if isinstance(one, DTensor)).device_mesh
+    args, kwargs = map_tensors((args, kwargs), whole)
+    replicated = [Replicate()] * mesh.ndim
+    made = operation(*args, **kwargs)
+    return map_tensors(made, lambda full: DTensor.from_local(full, mesh, replicated, run_check=False))
+
+
+def write_in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operation that writes to its first argument, with whole tensors."""
+    written = args[0]
+    others, named = map_tensors((args[1:], kwargs), whole)
+    if not isinstance(written, DTensor):
+        return operation(written, *others, **named)
+    full = whole(written).detach().clone()
+    operation(full, *others, **named)
+    fill(written, full)
+    return written

@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.distributed.tensor import DTensor
 
-from ...protocol.strategy import StrategyPlan
-from .dtensors import whole
-from .patches import Patches
+from .dtensors import Handler, as_ever, divided_as, whole, write_in_full
 
 _ELEMENT_BY_ELEMENT = (
     *("add", "sub", "rsub", "mul", "div", "pow", "lerp", "addcmul", "addcdiv", "copy", "maximum", "minimum", "where"),
@@ -25,42 +22,9 @@ _ELEMENT_BY_ELEMENT = (
 )
 
 
-def install(patches: Patches, plan: StrategyPlan) -> None:
-    """For the time of user code. Not under ``tp``, whose forward computes with shards: it would take longer.
-
-    So would the steps of PyTorch's own optimizers, which mix nothing: a third, where they go parameter by parameter.
-    """
-    if plan.degree("tp") > 1:
-        return
-    without = _handlers()
-    ours = {operation: _compute for operation in _operations() if operation not in without}
-    patches.replace(_dispatcher(), "_custom_op_handlers", lambda known: ours | known)
-    mixing = _handlers()
-
-    def begins(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if _mixes_nothing(optimizer, *args[1:], **kwargs):
-            _dispatcher()._custom_op_handlers = without
-
-    def ends(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _dispatcher()._custom_op_handlers = mixing
-
-    patches.hook(register_optimizer_step_pre_hook(begins))
-    patches.hook(register_optimizer_step_post_hook(ends))
-
-
-def _mixes_nothing(optimizer: Optimizer, closure: Any = None, **_: Any) -> bool:
-    """Whether what a step computes with is the optimizer's own; a closure and hooks are the cell's."""
-    hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return closure is None and not hooked and type(optimizer).__module__.startswith("torch.optim.")
-
-
-def _dispatcher() -> Any:
-    return DTensor._op_dispatcher
-
-
-def _handlers() -> dict[Any, Any]:
-    handlers: dict[Any, Any] = _dispatcher()._custom_op_handlers
-    return handlers
+def handlers() -> dict[Any, Handler]:
+    """What is asked in place of DTensor, by operation."""
+    return dict.fromkeys(_operations(), _compute)
 
 
 def _operations() -> Iterator[Any]:
@@ -80,12 +44,15 @@ def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """In place of what DTensor does; it does all else."""
     if _is_plain(args) or _is_plain(kwargs.values()):
         args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
-    handlers = _handlers()
-    handlers.pop(operation, None)  # another thread (a save) may be here, too
     try:
-        return operation(*args, **kwargs)
-    finally:
-        handlers[operation] = _compute
+        return as_ever(operation, args, kwargs, _compute)
+    except RuntimeError as error:  # a row that is written to all others
+        if _NOT_IN_PLACE not in str(error) or not isinstance(args[0], Tensor):
+            raise
+        return write_in_full(operation, args, kwargs)
+
+
+_NOT_IN_PLACE = "in-place operations that require placement changes"
 
 
 def _is_plain(values: Iterable[Any]) -> bool:
@@ -110,13 +77,12 @@ def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tup
         gathers = args[0] is plain[0]
     else:
         gathers = torch.is_grad_enabled() and any(one.requires_grad for one in plain)
-    placements = [Replicate() if one.is_partial() else one for one in shards[0].placements]
 
     def alike(one: Any) -> Any:
         if gathers:
             return whole(one) if isinstance(one, DTensor) else one
         if any(one is other for other in plain):
-            return distribute_tensor(one.detach(), shards[0].device_mesh, placements, src_data_rank=None)
+            return divided_as(one, shards[0])
         return one
 
     return [alike(one) for one in args], {name: alike(one) for name, one in kwargs.items()}

@@ -31,7 +31,6 @@ from . import (
     fsdp,
     loading,
     meta,
-    mixing,
     noise,
     norms,
     optimizers,
@@ -44,6 +43,7 @@ from . import (
 )
 from .agreement import of_every_rank
 from .backwards import creates_graph
+from .by_hand import ByHand
 from .calls import Calls
 from .divided import Added, weight_of
 from .divisors import divisor_of
@@ -74,21 +74,21 @@ class Prepared:
         self._optimized = Optimized(setting.device)
         self._schedulers: list[Any] = []
         self.loaders = rows.Loaders(setting)
-        self._calls, self._lent = Calls(), statedicts.Lent(setting.say)
+        self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(setting.say), ByHand(setting.plan)
         self._patches = Patches()
         self._install()
 
     def _install(self) -> None:
         position.watch_iterations()  # before its wrapper: a loop that is resumed passes over indices, not samples
         around = self._patches.around
-        self._calls.install(self._patches, self._call)
+        self._calls.install(self._patches, self._by_hand.aside(self._call))
         around(torch.autograd, "backward", self._backward)
         around(DataLoader, "__iter__", self.loaders.iterate)
         around(ReduceLROnPlateau, "step", self._plateau)
         statedicts.install(self._patches, self._lent)
         if self._sharded:
             noise.install(self._patches)
-            mixing.install(self._patches, self._setting.plan)
+            self._by_hand.install(self._patches)
             for place in (torch.nn.utils, torch.nn.utils.clip_grad):
                 around(place, "clip_grad_norm_", _clip)
                 around(place, "clip_grad_value_", norms.clip_grad_value_)

@@ -29,6 +29,7 @@ from .datas import DATA
 from .higher import groups_of, units_in
 from .optimizers import placed_like
 from .patches import Patches
+from .pieces import Piece
 from .shares import map_tensors, tensors_in
 
 
@@ -38,8 +39,9 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
     ``whole`` false: ``state_dict`` gives shards, as ``-O state_dict_type=SHARDED_STATE_DICT`` asks for.
     """
     patches.give(DTensor, "data", DATA)
-    for name, read in NUMBERS.items():
-        patches.give(DTensor, name, read)
+    for name in NUMBERS:
+        patches.give(DTensor, name, lent.reads(getattr(torch.Tensor, name)))
+    patches.give(DTensor, "numpy", lent.numpy)
     around, files = patches.around, Files(whole=whole)
     if whole:
         around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
@@ -55,7 +57,7 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
 
 
 class Lent:
-    """Full tensors that ``Module.state_dict`` gave. On one device they are the weights, and cells write averages there.
+    """Full tensors that ``state_dict`` and ``numpy`` gave. On one device they are the weights, and cells write there.
 
     What was written becomes the shards' before they are used: at the next forward, step, or look at them. A state dict
     that a cell keeps for longer is a copy, which is said: on one device it is the weights all along.
@@ -96,6 +98,24 @@ class Lent:
             self._lent.append((full, parameter, dtensors.local(parameter).detach().clone()))
         return full
 
+    def reads(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of sharded tensors that reads numbers: of the whole, as it is now; all ranks call it."""
+
+        def read(tensor: DTensor, *args: Any) -> Any:
+            self.keep()
+            return own(whole(tensor), *args)
+
+        return read
+
+    @property
+    def numpy(self) -> Callable[..., Any]:
+        """``Tensor.numpy`` of sharded tensors: on one device an array has their memory, so it is lent."""
+
+        def numpy(tensor: DTensor, *args: Any, **kwargs: Any) -> Any:
+            return self._lend(tensor, whole(tensor)).numpy(*args, **kwargs)
+
+        return numpy
+
     def before(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of what looks at parameters, or loads them."""
         self.keep()
@@ -128,7 +148,7 @@ class Lent:
             part = full
             if isinstance(parameter, DTensor):
                 part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            if not torch.equal(dtensors.local(part), was):
+            if isinstance(parameter, Piece) or not torch.equal(dtensors.local(part), was):  # of a piece all ranks speak
                 parameter.copy_(part)
 
 
@@ -195,7 +215,10 @@ def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.O
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in full on every rank; all ranks call it when it is sharded."""
-    return dtensors.whole(tensor).detach() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return dtensors.whole(tensor).detach()
 
 
 def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -238,10 +261,7 @@ def _is_users_own(value: Any) -> bool:
     return home == "__main__" or (file is not None and is_users(file))
 
 
-NUMBERS = {
-    name: (lambda own: lambda tensor, *args: own(whole(tensor), *args))(getattr(torch.Tensor, name))
-    for name in ("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__format__")
-}
+NUMBERS = ("item", "tolist", "__float__", "__int__", "__bool__", "__format__")
 """Methods of a DTensor that read numbers: those of the whole, where PyTorch reads the rank's shard."""
 
 

@@ -84,8 +84,9 @@ class Pipeline:
         self._ways: dict[Hashable, tuple[Way, ...]] = {}
         self._holders: dict[str, list[int]] = {}  # of ranks
         self._shared: dict[str, list[int]] = {}  # of ``_holders`` where this rank is one of several
-        self._first_names: dict[str, str] = {}
+        self._names: dict[nn.Parameter, str] = {}
         self._unit_ranks: dict[int, list[int]] = {}
+        self._ranks_of_buffers: dict[nn.Module, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
 
     # ---------------------------------------------------------------------------------------------------- partition
@@ -107,8 +108,8 @@ class Pipeline:
         self._holders = {name: self._ranks(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
         self._shared = {name: held for name, held in self._holders.items() if len(held) > 1 and self.rank in held}
         self._unit_ranks = {number: self._ranks(stages) for number, stages in flow.units.items()}
-        self._first_names = {
-            name: names[parameter] for name, parameter in self.root.named_parameters(remove_duplicate=False)
+        self._ranks_of_buffers = {
+            part: ranks for number, ranks in self._unit_ranks.items() for part in self._units.modules[number].modules()
         }
         self._flows.clear()  # they know parameters that are replaced now
         self._fakes = Fakes(self._setting.device)
@@ -117,6 +118,7 @@ class Pipeline:
                 empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
                 loading.put(places, empty)
                 self._whole[empty] = parameter
+        self._names = loading.names_of(self.root)
         pipeline = self
 
         def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -124,10 +126,11 @@ class Pipeline:
 
         vars(self.root)["forward"] = MethodType(forward, self.root)
 
-        def whole(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-            pipeline.make_whole(state, prefix)
+        def whole(module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+            pipeline._make_whole(module, state, prefix)
 
-        self.root.register_state_dict_post_hook(whole)
+        for part in self.root.modules():
+            part.register_state_dict_post_hook(whole)
         self._setting.say(self._described())
 
     def _ranks(self, stages: Iterable[int]) -> list[int]:
@@ -207,17 +210,18 @@ class Pipeline:
         outputs = run.run(self._original, self._units, args, kwargs)
         return outputs, run.passed
 
-    def make_whole(self, state: dict[str, Any], prefix: str) -> None:
-        """A state dict of the model, with the parameters of all stages. All ranks call it."""
-        for name, parameter in self.root.named_parameters(remove_duplicate=False):
-            if prefix + name in state:
-                held = self._holders[self._first_names[name]]
-                if len(held) < self.layout.ranks:
-                    state[prefix + name] = self.wires.of_holder(parameter, held[0])
+    def _make_whole(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        """A state dict of ``module`` alone, with what other stages have of it. All ranks call it."""
+        held = {name: self._holders[self._names[one]] for name, one in module._parameters.items() if one in self._names}
+        held |= dict.fromkeys(module._buffers, self._ranks_of_buffers.get(module, []))
+        for name, ranks in held.items():
+            if prefix + name in state and 0 < len(ranks) < self.layout.ranks:
+                own = module._parameters.get(name, module._buffers.get(name))
+                state[prefix + name] = self.wires.of_holder(own, ranks[0])
 
     def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
         """What ``Optimizer.state_dict`` keeps by the places of parameters, of all stages. All ranks call it."""
-        names = loading.names_of(self.root)
+        names = self._names
         for place, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
             held = self._holders[names[parameter]] if parameter in names else range(self.layout.ranks)
             if len(held) < self.layout.ranks:
@@ -339,6 +343,7 @@ class Pipeline:
             value = self._to_first(None if old is not None else parameter.detach(), held)
             if old is None:
                 continue
+            old.requires_grad = parameter.requires_grad
             if value is not None:
                 old.data = value
                 loading.put(places, old)

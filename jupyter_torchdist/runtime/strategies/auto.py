@@ -388,8 +388,9 @@ class Automatic:
         setting = self._setting
         agreement.check_grown(root, self._models, self._optimized.pending)
         averaging.check(root)
-        if self._divider.dividing:
-            hooks.check_modules(root)
+        tokens = setting.plan.degree("cp") > 1
+        if self._divider.dividing or tokens:
+            hooks.check_modules(root, tokens=tokens)
         accumulating.check(root, setting)
         if self._engine is not None:
             self._engine.check(root)

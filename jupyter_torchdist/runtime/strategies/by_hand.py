@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed import _functional_collectives
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...protocol.strategy import StrategyPlan
@@ -35,6 +37,7 @@ class ByHand:
         patches.hook(register_optimizer_step_post_hook(self._step_ends))
         for name in ("backward", "grad"):
             patches.replace(torch.autograd, name, self.aside)
+        patches.around(_functional_collectives, "all_gather_single", _waited)
 
     def aside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, within which nobody is asked where forwards have shards."""
@@ -58,6 +61,16 @@ class ByHand:
 
     def _step_ends(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         dispatcher()._custom_op_handlers = self._asked
+
+
+def _waited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+    """What DTensor gathers, once it is there. Several on their way corrupt memory under Gloo (PyTorch 2.13): two of
+    its threads crash within seconds, where each begins four and waits for them.
+    """
+    gathered = original(*args, **kwargs)
+    if isinstance(gathered, _functional_collectives.AsyncCollectiveTensor) and gathered.device.type == "cpu":
+        gathered = gathered.wait()
+    return gathered  # type: ignore[no-any-return]
 
 
 def _mixes_nothing(optimizer: Optimizer, closure: Any = None, **_: Any) -> bool:

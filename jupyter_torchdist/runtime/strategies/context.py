@@ -8,6 +8,7 @@ meant. What comes before and after the blocks (positions, embeddings, the head) 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from ...protocol.errors import StrategyError
 from . import blocks, loading
 from .base import Setting
+from .belongings import Belongings
+from .shares import tensors_in
 from .stack import Tokens, around_forward, average_after_backward, hidden_in, refuse_copies
 
 _OWN_ATTENTION = "use F.scaled_dot_product_attention in the blocks, or --strategy fsdp"
@@ -57,6 +60,7 @@ def apply(model: nn.Module, setting: Setting) -> None:
     stack = blocks.repeated(model)
     tokens = Tokens(group, "cp")
     _divide(stack, tokens, _Ulysses(group, tokens))
+    _watch(model, tokens)
     average_after_backward(model, group, set())
     refuse_copies(model, "cp")
     setting.say(
@@ -90,6 +94,41 @@ def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None
 
     for block in stack:
         around_forward(block, forward(block))
+
+
+def _watch(model: nn.Module, tokens: Tokens) -> None:
+    """See that no part of a sequence gets out of ``model`` but through the last block."""
+    name, takes_cache = type(model).__name__, "use_cache" in inspect.signature(model.forward).parameters
+
+    def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        tokens.in_flight, learns = False, torch.is_grad_enabled()
+        tokens.stay_whole = not learns and _has_cache(kwargs)
+        if takes_cache and not learns and not tokens.stay_whole:
+            kwargs["use_cache"] = False  # it would be of a rank's tokens
+        belongings = None if learns else Belongings(model)
+        outputs = original(*args, **kwargs)
+        if tokens.in_flight:
+            raise StrategyError(
+                f"{name} left out the last of its blocks, where cp joins the ranks' tokens",
+                "call all blocks, or use --strategy fsdp",
+            )
+        if belongings is not None and not tokens.are_whole:
+            left = belongings.noted() | belongings.changed()
+            where = next((one for one, value in left.items() if tensors_in(value)), None)
+            if where is not None:
+                raise StrategyError(
+                    f"{name} keeps something in {where} (a cache, a hook), and under cp a rank has that of its tokens",
+                    "return it from the model's forward, or use --strategy fsdp",
+                )
+        return outputs
+
+    around_forward(model, forward)
+
+
+def _has_cache(kwargs: dict[str, Any]) -> bool:
+    """Whether keys and values are kept for later tokens, as Hugging Face's models call that."""
+    caches = (value for name, value in kwargs.items() if name.startswith(("past_key_value", "cache", "layer_past")))
+    return bool(kwargs.get("use_cache")) or any(value is not None for value in caches)
 
 
 class _Ulysses(TorchFunctionMode):
@@ -222,6 +261,7 @@ def explain(error: BaseException) -> StrategyError | None:
     if isinstance(error, RuntimeError) and ("must match the size" in str(error) or "shape" in str(error)):
         return StrategyError(
             f"cp: a block computes with something of the whole sequence beside its part: {str(error).splitlines()[0]}",
-            "pass positions and masks into the blocks as arguments (sequence x width), or use --strategy fsdp",
+            "pass positions and masks into the blocks as arguments (sequence x width; 1 x sequence x width where a "
+            "batch may have as many samples as tokens), or use --strategy fsdp",
         )
     return None

@@ -19,6 +19,7 @@ from . import batchnorm
 from .agreement import of_every_rank
 from .alike import check_alike, fingerprint
 from .batchwise import BatchwiseTracker
+from .belongings import other_notes
 from .divisors import divisor_of
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
@@ -252,7 +253,8 @@ class Divider:
                 held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
                 del outputs, made
                 kept = kept_beside(tracker, [*entered, *module.buffers()])
-            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), share, ways)
+            notes: list[dict[str, Any]] = []
+            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), share, ways, notes)
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
@@ -267,6 +269,12 @@ class Divider:
         if kept is not None and not self._trusted:
             return Refused(
                 f"it keeps {kept} of the batch beside its outputs (an attribute or a hook): return it from forward"
+            )
+        elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
+        if elsewhere is not None and not self._trusted:
+            return Refused(
+                f"it notes something of its samples in {elsewhere} (a hook, or the model), and each rank would note of "
+                "its own"
             )
         if tracker.branch is not None and not self._trusted:
             return Refused(
@@ -284,16 +292,21 @@ class Divider:
         tried: Window,
         share: Share,
         ways: Sequence[Way | Refused],
+        notes: list[dict[str, Any]],
     ) -> bool:
-        """Whether rows of the batch disprove what was followed.
+        """Whether rows of the batch disprove what was followed; ``notes`` are what the whole and the parts note.
 
         Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
         """
 
         def outputs(low: int, high: int) -> Any:
             cut = _rows(_detached(inputs), share, low, high)
-            with no_trace(module), without_chance(module), batchnorm.whole_batch(self._sharing.get(id(module))):
-                return forward(*cut[0], **cut[1])
+            sharing = self._sharing.get(id(module))
+            with no_trace(module) as belongings, without_chance(module), batchnorm.whole_batch(sharing):
+                made = forward(*cut[0], **cut[1])
+                own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
+                notes.append(belongings.noted() | own)
+                return made
 
         def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
             if not len(ways) == len(halves[0]) == len(halves[1]):

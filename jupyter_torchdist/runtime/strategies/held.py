@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from torch.nn import functional
 
 from ...protocol.errors import StrategyError
 from .base import Setting
+from .belongings import other_notes
 from .dtensors import whole
+from .halves import without_chance
 from .leavings import no_trace
 from .shares import map_tensors, tensors_in
 from .streams import undone
@@ -50,6 +52,8 @@ class Measures:
 
     outputs: dict[str, Measure]
     gradients: dict[str, Measure]
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a forward in training leaves beside its outputs."""
 
 
 FEW = 2
@@ -123,6 +127,13 @@ class Held:
                 f"{type(error).__name__}: {error}",
                 _INSTEAD[what],
             ) from error
+        where = other_notes(self._before.notes, after.notes)
+        if where is not None:
+            raise StrategyError(
+                f"{type(self._module).__name__} leaves something in {where} beside its outputs (a hook, or the model), "
+                f"and under {what} a rank would leave that of its part",
+                "return it from the model's forward, or use --strategy fsdp",
+            )
         kinds = [_kind_of(parameter) for parameter in self._module.parameters()]
         within, noise = max(ROUNDING[kind] for kind in kinds), max(NOISE[kind] for kind in kinds)
         earlier = self._before
@@ -151,7 +162,19 @@ class Held:
                 for name, parameter in self._module.named_parameters()
                 if parameter.grad is not None
             }
-            return Measures(found, gradients)
+        return Measures(found, gradients, self._noted())
+
+    def _noted(self) -> dict[str, Any]:
+        """What a forward in training leaves; nothing where it leaves it to chance."""
+        args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
+        with no_trace(self._module) as belongings, undone(), without_chance(self._module):
+            state = torch.get_rng_state()
+            made = self._forward(*args, **kwargs)
+            by_chance = not torch.equal(state, torch.get_rng_state())
+            del made
+            notes: dict[str, Any] = {} if by_chance else belongings.noted() | belongings.changed()
+            copied: dict[str, Any] = map_tensors(notes, lambda tensor: whole(tensor.detach()).clone())
+            return copied
 
 
 def few(tensor: torch.Tensor, samples: int | None, count: int = FEW) -> torch.Tensor:

@@ -87,15 +87,19 @@ def check_parameters(model: nn.Module) -> None:
             )
 
 
-def check_modules(model: nn.Module) -> None:
-    """Raise ``StrategyError`` for the user's hooks of modules on gradients, in a model whose forward is divided."""
+def check_modules(model: nn.Module, *, tokens: bool = False) -> None:
+    """Raise ``StrategyError`` for the user's hooks of modules on gradients, in a model whose forward is divided.
+
+    ``tokens``: among ranks that have each a part of every sequence.
+    """
+    theirs = _ROWS.replace("rows", "tokens") if tokens else _ROWS
     for name, module in model.named_modules():
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
             if is_users(_file_of(hook)):
                 raise StrategyError(
-                    f"a backward hook of {name or type(model).__name__} would see {_ROWS}, of which the ranks take the "
-                    "mean",
-                    _REMEDY,
+                    f"a backward hook of {name or type(model).__name__} would see {theirs}, of which the ranks take "
+                    "the mean",
+                    "use --strategy fsdp -O model=whole" if tokens else _REMEDY,
                 )
 
 

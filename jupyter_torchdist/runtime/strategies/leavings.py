@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .batchwise import BatchwiseTracker
+from .belongings import Belongings
 from .lattice import Same
 
 
@@ -40,17 +41,20 @@ def changed_buffer(module: nn.Module, before: dict[str, torch.Tensor], tracker: 
 
 
 @contextlib.contextmanager
-def no_trace(module: nn.Module) -> Iterator[None]:
-    """What the forward does to the modules' attributes, buffers and gradients' flags is undone, its output unseen."""
+def no_trace(module: nn.Module) -> Iterator[Belongings]:
+    """What the forward does to attributes and buffers of modules, and to what the cell has, is undone, its output
+    unseen.
+    """
     parts = list(module.modules())
     attributes = [dict(part.__dict__) for part in parts]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     tables = [dict(part._buffers) for part in parts]
-    silent = io.StringIO()
+    belongings, silent = Belongings(module), io.StringIO()
     try:
         with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
-            yield
+            yield belongings
     finally:
+        belongings.restore()
         for part, saved, table in zip(parts, attributes, tables, strict=True):
             part.__dict__.clear()
             part.__dict__.update(saved)

@@ -32,6 +32,7 @@ from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from . import deferred, elsewhere, loading, norms
 from .base import Setting
+from .belongings import Belongings
 from .divided import Way, _kind
 from .fsdp import DTYPES
 from .leavings import no_trace
@@ -41,7 +42,7 @@ from .pipeline_flow import Fakes, Flow, Planner, StageRun
 from .pipeline_inside import Inside
 from .pipeline_pass import Passage
 from .pipeline_schedules import WHOLE_FORWARD, Layout, stages_a_rank
-from .pipeline_trial import ways_of_microbatches
+from .pipeline_trial import in_one_piece, ways_of_microbatches
 from .pipeline_units import Units, assigned, clock, marked, measured
 from .pipeline_wires import Wires
 from .shares import map_tensors, tensors_in
@@ -102,7 +103,11 @@ class Pipeline:
         if ways is not None:
             self._ways[self._kind(args, kwargs)] = ways
         part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
-        self._calls = self._decided(part_args, part_kwargs)
+        self._calls, keeps = self._decided(part_args, part_kwargs)
+        if keeps is not None and ways is not None:
+            in_one_piece(self.root, self._setting, f"its forward changes {keeps}, once a microbatch")
+            self._ways.clear()
+            part_args, part_kwargs = args, kwargs
         flow = self._flow(part_args, part_kwargs)
         names = loading.names_of(self.root)
         self._holders = {name: self._ranks(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
@@ -136,22 +141,26 @@ class Pipeline:
     def _ranks(self, stages: Iterable[int]) -> list[int]:
         return sorted({self.layout.rank_of(stage) for stage in stages})
 
-    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, int]]:
-        """Unit and stage of each call: the first rank of all measures and decides."""
+    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[tuple[int, int]], str | None]:
+        """Unit and stage of each call, and what the model keeps of calls: the first rank of all measures and decides.
+
+        Raises ``StrategyError`` for what the forward leaves behind that the cell would miss on other stages' ranks.
+        """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
-                with no_trace(self.root), undone(), self.precision():
+                with no_trace(self.root) as belongings, undone(), self.precision():
                     now = functools.partial(clock, self._setting.device)
                     costs = measured(self._units, now, lambda: self._original(*args, **kwargs))
+                    keeps = _kept(belongings)
                 stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._setting.plan, "balance"))
-                found = [[(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)]]
+                found = [([(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)], keeps)]
             except Exception as error:  # noqa: BLE001  # all ranks raise it
                 found = [error if isinstance(error, StrategyError) else StrategyError(f"the trial failed: {error!r}")]
         dist.broadcast_object_list(found, src=0)
         if isinstance(found[0], StrategyError):
             raise found[0]
-        decided: list[tuple[int, int]] = found[0]
+        decided: tuple[list[tuple[int, int]], str | None] = found[0]
         return decided
 
     def _described(self) -> str:
@@ -216,8 +225,7 @@ class Pipeline:
         held |= dict.fromkeys(module._buffers, self._ranks_of_buffers.get(module, []))
         for name, ranks in held.items():
             if prefix + name in state and 0 < len(ranks) < self.layout.ranks:
-                own = module._parameters.get(name, module._buffers.get(name))
-                state[prefix + name] = self.wires.of_holder(own, ranks[0])
+                state[prefix + name] = self.wires.of_holder(getattr(module, name), ranks[0])
 
     def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
         """What ``Optimizer.state_dict`` keeps by the places of parameters, of all stages. All ranks call it."""
@@ -381,6 +389,19 @@ class Pipeline:
     def originals(self) -> Mapping[nn.Parameter, nn.Parameter]:
         """The other way round."""
         return self._whole
+
+
+def _kept(belongings: Belongings) -> str | None:
+    """An attribute or a buffer that a forward changes. Raises ``StrategyError`` for what is left for the cell."""
+    where, changed = next(iter(belongings.noted()), None), belongings.changed()
+    tensors = [name for name, one in changed.items() if any(tensor.requires_grad for tensor in tensors_in(one))]
+    if where is not None or tensors:
+        raise StrategyError(
+            f"the model's forward leaves something in {where or tensors[0]} (a hook, or the model), which is not there "
+            "on the ranks of other stages",
+            "return it from the model's forward, or use --strategy ddp or fsdp",
+        )
+    return next(iter(changed), None)
 
 
 def _put_back(optimizer: torch.optim.Optimizer, new: nn.Parameter, old: nn.Parameter) -> None:

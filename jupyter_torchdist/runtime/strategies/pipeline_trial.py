@@ -68,11 +68,16 @@ def ways_of_microbatches(
     trial.samples = total
     found = trial.found(forward, root, args, kwargs)
     if isinstance(found, Refused):
-        if "microbatches" in setting.plan.options:
-            raise StrategyError(
-                f"{type(root).__name__} cannot be given a batch in microbatches: {found.reason}",
-                "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unproved",
-            )
-        setting.say(f"batches go through the stages in one piece, so the stages wait for each other: {found.reason}")
+        in_one_piece(root, setting, found.reason)
         return None
     return found
+
+
+def in_one_piece(root: nn.Module, setting: Setting, reason: str) -> None:
+    """Say why batches are not cut. Raises ``StrategyError`` where ``-O microbatches`` asks for it."""
+    if "microbatches" in setting.plan.options and microbatches(setting) > 1:
+        raise StrategyError(
+            f"{type(root).__name__} cannot be given a batch in microbatches: {reason}",
+            "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unproved",
+        )
+    setting.say(f"batches go through the stages in one piece, so the stages wait for each other: {reason}")

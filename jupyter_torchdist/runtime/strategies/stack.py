@@ -29,6 +29,10 @@ class Tokens:
         self.length = self.batch = 0
         self.are_whole = False
         """On every rank: they do not divide, and no gradient is wanted."""
+        self.stay_whole = False
+        """What is computed now is kept for later tokens: it is left whole where no gradient is wanted."""
+        self.in_flight = False
+        """Each rank has its part: they were cut, and not yet joined."""
 
     @property
     def rows(self) -> Rows:
@@ -51,12 +55,13 @@ class Tokens:
                 "add the missing dimension, or use fsdp",
             )
         self.batch, self.length = hidden.shape[:2]
-        self.are_whole = or_whole and self.length % ranks > 0
+        self.are_whole = or_whole and (self.length % ranks > 0 or self.stay_whole)
         if self.length % ranks and not self.are_whole:
             raise StrategyError(
                 f"{self.what}: {self.length} tokens over {ranks} ranks do not divide evenly",
                 f"pad the sequences to a multiple of {ranks}",
             )
+        self.in_flight = not self.are_whole
 
     def cut(self, value: Any) -> Any:
         """This rank's tokens of every tensor that has the whole sequence in dimension 1 (no mask: it has four)."""
@@ -84,6 +89,7 @@ class Tokens:
         return None if ends or samples else dim
 
     def join(self, value: Any) -> Any:
+        self.in_flight = False
         return map_tensors(
             value, lambda one: no_view(join_rows(one, self.rows, 1)) if self._has(one, self.part) else one
         )

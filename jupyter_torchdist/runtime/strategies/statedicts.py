@@ -8,7 +8,6 @@ they load what it saved.
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +22,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
-from ..autolog import is_users
 from . import dtensors
+from .belongings import is_users_own
 from .datas import DATA
 from .higher import groups_of, units_in
 from .optimizers import placed_like
@@ -232,7 +231,7 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
         if isinstance(value, torch.Tensor):
             return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
         holds_others = isinstance(value, (list, dict, tuple))
-        if id(value) in seen or not (holds_others or _is_users_own(value)):
+        if id(value) in seen or not (holds_others or is_users_own(value)):
             return value
         seen.add(id(value))
         if isinstance(value, list):
@@ -250,15 +249,6 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
     for name, value in list(names.items()):
         if not name.startswith("__"):
             names[name] = made(value)
-
-
-def _is_users_own(value: Any) -> bool:
-    """An object of a class of the cell's or of a local module; modules and optimizers are restored themselves."""
-    if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
-        return False
-    home = type(value).__module__
-    file = getattr(sys.modules.get(home), "__file__", None)
-    return home == "__main__" or (file is not None and is_users(file))
 
 
 NUMBERS = ("item", "tolist", "__float__", "__int__", "__bool__", "__format__")

@@ -49,3 +49,5 @@ def test_what_only_looks_like_it() -> None:
     names = {name: getattr(transformers, name) for name in ("set_seed", "get_scheduler", "BertModel")}
     assert found("set_seed(1)\nget_scheduler('linear', o, 1, 2)\nBertModel(c)(x)", **names) is None
     assert found("import torch\nlightning_rate = 1\ntorch.manual_seed(1)", model=nn.Linear(2, 1)) is None
+    assert found("from transformers import BertModel\nclass Trainer: pass\nTrainer().fit()") is None
+    assert found("trl = DataLoader(data)\nself.accelerate = lightning") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -103,10 +104,13 @@ def _codes_of_all(values: Any) -> list[CodeType]:
 
 def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:
     """The first thing of a distributed library that ``code``, or a function or class of ``names``, speaks of."""
-    for block in _codes(code, names):
-        spoken = NAMES | TRAINERS if "transformers" in block.co_names else NAMES
+    blocks = list(_codes(code, names))
+    own = {block.co_name for block in blocks}  # a class of the cell's that is called Trainer
+    for block in blocks:
+        spoken = (NAMES | TRAINERS if "transformers" in block.co_names else NAMES) - own
+        imported = {one.argval for one in dis.get_instructions(block) if one.opname == "IMPORT_NAME"}
         for name in block.co_names:
-            if name in spoken or _is_of_a_package(name):
+            if name in spoken or (name in imported and _is_of_a_package(name)):
                 return name
     for name, value in names.items():
         if any(_is_of_a_package(home) for home in _homes(value)):

@@ -79,10 +79,8 @@ class Belongings:
                 added = added if len(now) != len(before) or added else None
             if added:
                 new.setdefault(where, []).append(added)
-        for name, value in self._main.items():
-            if not name.startswith("_") and self._names.get(name, self) is not value:
-                new[name] = value
-        return new
+        own = ((name, one) for name, one in self._main.items() if not name.startswith("_"))
+        return new | {name: one for name, one in own if self._names.get(name, self) is not one}
 
     def changed(self) -> dict[str, Any]:
         """Attributes and buffers of the model that are others now, by their names."""

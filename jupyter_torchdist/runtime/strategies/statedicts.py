@@ -8,6 +8,7 @@ they load what it saved.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
+from ..autolog import is_users
 from . import dtensors
 from .belongings import is_users_own
 from .datas import DATA
@@ -41,6 +43,7 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
     for name in NUMBERS:
         patches.give(DTensor, name, lent.reads(getattr(torch.Tensor, name)))
     patches.give(DTensor, "numpy", lent.numpy)
+    patches.around(DTensor, "__repr__", lent.shown)
     around, files = patches.around, Files(whole=whole)
     if whole:
         around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
@@ -105,6 +108,14 @@ class Lent:
             return own(whole(tensor), *args)
 
         return read
+
+    def shown(self, original: Callable[..., str], tensor: DTensor, **kwargs: Any) -> str:
+        """What the cell prints of a sharded tensor: the whole, on all ranks. Elsewhere, as in an error, a shard."""
+        if kwargs or not is_users(sys._getframe(2).f_code.co_filename):
+            return original(tensor, **kwargs)
+        self.keep()
+        full = whole(tensor)
+        return repr(nn.Parameter(full, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else full)
 
     @property
     def numpy(self) -> Callable[..., Any]:
@@ -295,7 +306,11 @@ class Files:
         self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
 
     def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """To a path: once. To an open file: as ever. Raises ``StrategyError`` for shards that were asked for."""
+        """To a path: once. To an open file: as ever.
+
+        Raises ``StrategyError`` for shards that were asked for, and for what would not be whole in a file.
+        """
+        _check_whole(obj)
         if not self._whole and any(isinstance(tensor, DTensor) for tensor in tensors_in(obj)):
             raise StrategyError(
                 "torch.save of a sharded state dict (state_dict_type=SHARDED_STATE_DICT): a file would hold one rank's "
@@ -335,6 +350,20 @@ class Files:
         except RuntimeError:
             return None
         return str(_store().get(key).decode())
+
+
+def _check_whole(obj: Any) -> None:
+    """Raise ``StrategyError`` for a model that is divided, and for values that are on other ranks alone."""
+    if isinstance(obj, nn.Module) and any(map(_is_elsewhere, _parameters(obj).values())):
+        raise StrategyError(
+            f"torch.save of a whole {type(obj).__name__.removeprefix('FSDP')}, which is divided among ranks",
+            "save model.state_dict(), which is whole; or save the model in a later cell",
+        )
+    if any(tensor.is_meta for tensor in tensors_in(obj)):
+        raise StrategyError(
+            "torch.save of parameters of a pipeline's other stages, whose values are on their ranks",
+            "save model.state_dict(), or a part's, which is whole",
+        )
 
 
 _PATIENCE = timedelta(seconds=10)

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+from ...protocol.errors import StrategyError
 from .shares import Group
 from .stack import Forward, around_forward
 
@@ -57,6 +58,8 @@ class Rows(RowwiseParallel):
         def forward(_original: Forward, part: Tensor) -> Tensor:
             if isinstance(part, DTensor):
                 part = part.redistribute(placements=(Shard(part.ndim - 1),)).to_local()
+            elif part.shape[-1] == module.in_features:  # by itself, without the layer that leaves its output in parts
+                part = entering(part, group).chunk(group.size(), -1)[group.rank()]
             weight, bias = _own(module)
             total = summed(F.linear(part, weight), group)
             return total if bias is None else total + bias.to(total.dtype)
@@ -103,5 +106,11 @@ class _Summed(torch.autograd.Function):
 
 
 def _own(module: Any) -> tuple[Tensor, Tensor | None]:
-    """This rank's part of weight and bias."""
+    """This rank's part of weight and bias. Raises ``StrategyError`` where fsdp has divided that again."""
+    if module.weight.device_mesh.ndim > 1:
+        raise StrategyError(
+            f"a {type(module).__name__} that tp split and fsdp shards is called by itself, outside of the model's "
+            "forward, which gathers it",
+            "call the model; or use --strategy fsdp, tp or ddp",
+        )
     return module.weight.to_local(), None if module.bias is None else module.bias.to_local()

@@ -18,7 +18,7 @@ from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO
 
 from .averaging import sent
 from .models import Gpt, Mixture, Mlp, loss_of
-from .ranks import CLOSE, everyone, local_bytes, refusal, setting
+from .ranks import CLOSE, everyone, local_bytes, refusal, setting, spied
 from .unchanged import WORLD, Cell, under
 
 Look = Callable[[nn.Module, torch.optim.Optimizer], None]
@@ -138,11 +138,11 @@ def check_blocks_are_computed_again_and_keep_less() -> None:
         kept.append(tensor.numel())
         return tensor
 
-    kept_of: list[int] = []
+    kept_of = spied()
     for again in (False, True):
-        rows: list[int] = []
-        kept: list[int] = []
-        steps: list[int] = []
+        rows = spied()
+        kept = spied()
+        steps = spied()
         run = cell(lambda: Gpt(tied=False, layers=2), lambda model, optimizer: None, forward)
         under(ddp(activation_checkpointing=again), run)
         assert rows == [8 // WORLD()] * (2 if again else 1), rows
@@ -154,7 +154,7 @@ def check_blocks_are_computed_again_and_keep_less() -> None:
 def compiled_in_no_time() -> Iterator[list[int]]:
     """``--compile`` as it is, with a backend that runs the graph as it was captured: how often each of them ran."""
     original = nn.Module.compile
-    runs: list[int] = []
+    runs = spied()
 
     def backend(graph: Any, _: Any) -> Any:
         place = len(runs)
@@ -220,6 +220,6 @@ def check_layers_compute_in_the_precision_that_is_asked_for() -> None:
         return {p.grad.dtype for p in model.parameters() if p.grad is not None}
 
     for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
-        kinds: list[torch.dtype] = []
+        kinds = spied()
         assert seen(setting(degrees, precision="bf16"), build, gradients) == [{torch.float32}] * STEPS
         assert kinds[-STEPS:] == [torch.bfloat16] * STEPS, (degrees, kinds)

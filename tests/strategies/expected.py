@@ -52,6 +52,7 @@ ALIKE: dict[str, Expectation] = {
     "load_balancing": _KEPT,
     "mask_of_batch_size": _SHAPES,
     "mixture_of_experts": Refused("branches on a value of its samples"),
+    "notes_of_activations": Refused("it notes something of its samples in spread"),
     "normalizing_flow": Refused("linalg_solve_triangular has no rule"),
     "rnn_packed": Refused("sort takes a sorting of the batch"),
     "rnn_time_first": Refused("unbind takes the samples of the batch one by one"),

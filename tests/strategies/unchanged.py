@@ -14,13 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from jupyter_torchdist.runtime.strategies import fsdp
 from jupyter_torchdist.runtime.strategies.auto import Automatic
 from jupyter_torchdist.runtime.strategies.base import Setting
 from jupyter_torchdist.runtime.strategies.dtensors import local
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
-from .ranks import CLOSE, SAID, assert_close, everyone, failure, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting, spied
 
 Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
 
@@ -77,7 +76,7 @@ WORLD = dist.get_world_size
 def check_tensor_parallelism() -> None:
     model = equal(setting({"tp": WORLD()}), language(lambda: Language(tied=True)))
     assert model.head.weight is model.words.weight
-    shapes: list[tuple[int, ...]] = []
+    shapes = spied()
 
     def watched() -> nn.Module:
         """Notes what a layer of the first block is given, and what this rank has of the logits."""
@@ -89,12 +88,9 @@ def check_tensor_parallelism() -> None:
     equal(setting({"tp": 2}, sequence_parallel=True), language(watched))
     assert shapes[:2] == [(4, LENGTH, WIDTH), (4, LENGTH, WORDS)]  # on one device
     assert shapes[-2:] == [(4, LENGTH // 2, WIDTH), (4, LENGTH, WORDS)], shapes
-    equal(setting({"tp": 2}, loss_parallel=True), in_parts([], [], watched))
+    equal(setting({"tp": 2}, loss_parallel=True), in_parts(spied(), spied(), watched))
     assert shapes[-2:] == [(6, LENGTH, WIDTH), (6, LENGTH, WORDS // 2)], shapes
-    mixed = failure(
-        lambda: under(setting({"tp": 2}, loss_parallel=True), language(Language))
-    )  # it counts right answers
-    assert "loss_parallel=1 leaves split" in str(fsdp.explain(mixed)), mixed
+    equal(setting({"tp": 2}, loss_parallel=True), language(Language))  # it counts right answers
 
 
 def check_context_parallelism() -> None:
@@ -217,8 +213,8 @@ def check_a_model_that_the_cell_compiles_is_one_model_by_both_names() -> None:
 
 def check_flags_act_where_layers_and_sequences_are_divided() -> None:
     """Each block is computed again, in half precision, by the parts of a batch; and all of it at once."""
-    begun: list[int] = []
-    kinds: list[torch.dtype] = []
+    begun = spied()
+    kinds = spied()
 
     def watched() -> nn.Module:
         built = Language()
@@ -233,8 +229,8 @@ def check_flags_act_where_layers_and_sequences_are_divided() -> None:
         kinds.clear()
         under(setting(degrees, precision="bf16"), language(watched))
         assert kinds[-6:] == [torch.bfloat16] * 6, (degrees, kinds)
-        rows: list[int] = []
-        equal(setting(degrees, grad_accumulation=2, activation_checkpointing=True), in_parts(rows, []))
+        rows = spied()
+        equal(setting(degrees, grad_accumulation=2, activation_checkpointing=True), in_parts(rows, spied()))
         assert rows.count(4) >= 2 * 2 * 2, (degrees, rows)
 
 
@@ -251,8 +247,8 @@ class Masked(nn.Module):
 
 def check_dropout_differs_by_rank_and_what_the_cell_draws_does_not() -> None:
     for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
-        masks: list[Any] = []
-        drawn: list[float] = []
+        masks = spied()
+        drawn = spied()
 
         def cell(masks: list[Any] = masks, drawn: list[float] = drawn) -> Any:
             model = Masked()  # no seed is set
@@ -415,8 +411,8 @@ def in_parts(rows: list[int], kept: list[int], build: Callable[[], nn.Module] = 
 
 def check_a_batch_in_parts() -> None:
     for degrees in ({"dp_shard": WORLD()}, {"tp": WORLD()}):
-        rows: list[int] = []
-        kept: list[int] = []
+        rows = spied()
+        kept = spied()
         equal(setting(degrees, grad_accumulation=2), in_parts(rows, kept))
         part = 4 if "tp" in degrees else 2
         assert rows.count(part) >= 2 * 2 * 2, rows  # of two steps, two parts, forward and again
@@ -428,12 +424,12 @@ def check_what_cannot_be_taken_in_parts_is_refused() -> None:
     def of(cell: Cell, **more: Any) -> str:
         return refusal(lambda: under(setting({"dp_replicate": WORLD()}, grad_accumulation=2, **more), cell))
 
-    assert "gradients of gradients" in of(in_parts([], [], norm=True))
-    assert "-O model=whole" in of(in_parts([], []), model="whole")
-    assert "normalises over the batch" in of(in_parts([], [], Normalised))
-    assert "changes calls" in of(in_parts([], [], Counting))
+    assert "gradients of gradients" in of(in_parts(spied(), spied(), norm=True))
+    assert "-O model=whole" in of(in_parts(spied(), spied()), model="whole")
+    assert "normalises over the batch" in of(in_parts(spied(), spied(), Normalised))
+    assert "changes calls" in of(in_parts(spied(), spied(), Counting))
     stages = setting({"pp": WORLD()}, grad_accumulation=2)
-    assert "use -O microbatches=4" in refusal(lambda: under(stages, in_parts([], [])))
+    assert "use -O microbatches=4" in refusal(lambda: under(stages, in_parts(spied(), spied())))
 
 
 class Normalised(Language):
@@ -501,7 +497,7 @@ def check_what_a_rank_loads_is_as_proved_or_said() -> None:
         (sorted_first, {"trust_loss": True}, 20 + mine),
         (sorted_first, {}, 25),
     ):
-        loaded: list[int] = []
+        loaded = spied()
         equal(setting({"dp_replicate": WORLD()}, **options), counted(loss, loaded))
         assert loaded == [25, expected], (options, loaded, expected)
 
@@ -550,7 +546,7 @@ class Noisy(Counted):
 
 
 def check_workers_of_a_divided_loader_draw_numbers_of_their_ranks() -> None:
-    noise: list[float] = []
+    noise = spied()
 
     def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
         dataset, model = Noisy(), nn.Sequential(nn.Linear(4, 3))
@@ -573,7 +569,7 @@ class Centred(nn.Linear):
 
 
 def check_a_model_that_mixes_samples_is_divided_on_the_users_word_alone() -> None:
-    rows: list[int] = []
+    rows = spied()
 
     def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
         model = Centred(4, 3)
@@ -592,7 +588,7 @@ def check_a_model_that_mixes_samples_is_divided_on_the_users_word_alone() -> Non
 
 def check_state_dicts_are_whole_or_sharded_as_asked_for() -> None:
     for kind, sharded in (("FULL_STATE_DICT", False), ("SHARDED_STATE_DICT", True)):
-        kinds: list[bool] = []
+        kinds = spied()
         refused: list[str] = []
 
         def cell(kinds: list[bool] = kinds, refused: list[str] = refused) -> Any:

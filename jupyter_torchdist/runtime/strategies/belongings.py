@@ -40,10 +40,12 @@ class Belongings:
         for name, value in self._names.items():
             if not name.startswith("_"):
                 self._walk(name, value, seen)
-        for path, _, attributes in self._parts:
+        for path, part, attributes in self._parts:
             for name, value in attributes.items():
-                if name not in ("_parameters", "_buffers", "_modules"):
-                    self._walk(f"{path}.{name}".lstrip("."), value, seen)
+                if name.endswith("_hooks"):
+                    self._walk(f"a hook of {path or type(part).__name__}", value, seen)
+                elif name not in ("_parameters", "_buffers", "_modules"):
+                    self._walk(_joined(path, name), value, seen)
 
     def _walk(self, where: str, value: Any, seen: set[int]) -> None:
         waiting = [value]
@@ -88,7 +90,7 @@ class Belongings:
         for path, part, before in self._parts:
             for name, value in part.__dict__.items():
                 if before.get(name, self) is not value and name != "training":
-                    new[f"{path}.{name}".lstrip(".")] = value
+                    new[_joined(path, name)] = value
         for name, buffer, was in self._buffers:
             if not torch.equal(buffer, was):
                 new[name] = buffer.detach().clone()
@@ -111,6 +113,10 @@ class Belongings:
         for name, value in self._names.items():
             if self._main.get(name, self) is not value:
                 self._main[name] = value
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _inside(value: Any) -> Iterator[Any] | None:

@@ -51,6 +51,8 @@ class ByHand:
             try:
                 return function(*args, **kwargs)
             finally:
+                for operation in self._without.keys() - self._asked.keys():  # loss_parallel's come with a model
+                    self._asked[operation] = self._without[operation]
                 dispatcher()._custom_op_handlers = outside
 
         return without

@@ -272,10 +272,7 @@ class Divider:
             )
         elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
         if elsewhere is not None and not self._trusted:
-            return Refused(
-                f"it notes something of its samples in {elsewhere} (a hook, or the model), and each rank would note of "
-                "its own"
-            )
+            return Refused(f"it notes something of its samples in {elsewhere}, and each rank would note of its own")
         if tracker.branch is not None and not self._trusted:
             return Refused(
                 f"{tracker.branch} branches on a value of its samples, and each rank would by its own: compute that "

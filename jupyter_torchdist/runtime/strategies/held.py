@@ -130,7 +130,7 @@ class Held:
         where = other_notes(self._before.notes, after.notes)
         if where is not None:
             raise StrategyError(
-                f"{type(self._module).__name__} leaves something in {where} beside its outputs (a hook, or the model), "
+                f"{type(self._module).__name__} leaves something in {where} beside its outputs, "
                 f"and under {what} a rank would leave that of its part",
                 "return it from the model's forward, or use --strategy fsdp",
             )

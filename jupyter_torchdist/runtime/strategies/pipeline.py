@@ -397,7 +397,7 @@ def _kept(belongings: Belongings) -> str | None:
     tensors = [name for name, one in changed.items() if any(tensor.requires_grad for tensor in tensors_in(one))]
     if where is not None or tensors:
         raise StrategyError(
-            f"the model's forward leaves something in {where or tensors[0]} (a hook, or the model), which is not there "
+            f"the model's forward leaves something in {where or tensors[0]}, which is not there "
             "on the ranks of other stages",
             "return it from the model's forward, or use --strategy ddp or fsdp",
         )

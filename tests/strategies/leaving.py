@@ -1,0 +1,157 @@
+"""What a forward leaves beside its outputs where its layers, tokens or stages are on several ranks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import models
+from .languages import LENGTH, Language
+from .models import sgd
+from .pipelines import STEPS, Deep, Trained, refused, same_as, staged
+from .ranks import SAID, refusal, setting
+from .unchanged import equal, language, under
+
+BLOCK = "layers.0"
+
+
+def hooked(note: Callable[[list[Any], Tensor], object]) -> Callable[[], Language]:
+    """A model of which a hook of the first block's notes something."""
+
+    def build() -> Language:
+        model, notes = Language(), list[Any]()
+        model.get_submodule(BLOCK).register_forward_hook(lambda _m, _a, output: note(notes, first(output)))
+        return model
+
+    return build
+
+
+def first(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+class Backwards(Language):
+    def __init__(self) -> None:
+        super().__init__()
+        self.get_submodule(BLOCK).register_full_backward_hook(lambda *_: None)
+
+
+class Early(Language):
+    """Leaves out its last block from its second step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        layers = self.layers
+        if self.calls > 1:
+            self.layers = layers[:-1]
+        try:
+            return super().forward(x)
+        finally:
+            self.layers = layers
+
+
+def check_what_a_rank_has_of_the_tokens_is_not_left() -> None:
+    ranks = {"cp": dist.get_world_size()}
+
+    def said(build: Callable[[], nn.Module]) -> str:
+        return refusal(lambda: under(setting(ranks), language(build)))
+
+    assert "leaves something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.std().item())))
+    assert "leaves something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.detach())))
+    assert "a backward hook of layers.0 would see the gradients of this rank's tokens" in said(Backwards)
+    assert "left out the last of its blocks" in said(Early)
+    equal(setting(ranks), language(hooked(lambda notes, _: notes.append(1))))
+
+
+def check_what_is_kept_while_nothing_is_learned_is_not_a_ranks_part() -> None:
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model, optimizer, losses = language(Language)()
+        kept: list[Tensor] = []
+        model.get_submodule(BLOCK).register_forward_hook(lambda _m, _a, output: kept.append(first(output)))
+        with torch.no_grad():
+            model(torch.zeros(2, LENGTH, dtype=torch.long))
+        return model, optimizer, losses
+
+    assert "keeps something in" in refusal(lambda: under(setting({"cp": dist.get_world_size()}), cell))
+
+
+def check_hooks_of_layers_that_tp_splits_are_called_once_a_step() -> None:
+    calls: dict[str, list[int]] = {}
+
+    def build(name: str) -> Callable[[], Language]:
+        calls[name] = []
+        return hooked(lambda _, __: calls[name].append(1))
+
+    language(build("alone"))()
+    under(setting({"tp": dist.get_world_size()}), language(build("tp")))
+    assert calls["tp"] == calls["alone"]
+
+
+class Annealing(nn.Linear):
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return super().forward(x).tanh() / (1 + 0.1 * self.seen)
+
+
+def stack() -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(*(Annealing() for _ in range(4)), nn.Linear(6, 3))
+
+
+def trained(*, alone: bool = False) -> Trained:
+    """A cell that keeps parts of its model, and freezes one of them in the end."""
+    automatic = None if alone else staged()
+    try:
+        model, losses = stack(), []
+        optimizer = sgd(list(model.parameters()))
+        for batch in models.CASES["mlp"].batches(STEPS):
+            losses.append(models.step(model, optimizer, *batch, after=lambda: None))
+        for layer in (model[0], model[3]):
+            file = io.BytesIO()
+            torch.save(layer.state_dict(), file)
+            file.seek(0)
+            state = torch.load(file)
+            assert float(state["seen"]) == STEPS
+            losses.append(float(state["weight"].norm()))
+            layer.requires_grad_(False)
+        if automatic is not None:
+            said = refusal(lambda: torch.save(dict(model.named_parameters()), io.BytesIO()))
+            assert "torch.save of parameters of a pipeline's other stages" in said
+            assert "torch.save of a whole Sequential" in refusal(lambda: torch.save(model, io.BytesIO()))
+            automatic.finish({})
+    finally:
+        if automatic is not None:
+            automatic.abandon()
+    return losses, model, optimizer
+
+
+def check_a_model_that_counts_its_forwards_goes_through_stages_in_one_piece() -> None:
+    SAID.clear()
+    there = trained()
+    same_as(trained(alone=True), there)
+    assert any("in one piece" in said and "once a microbatch" in said for said in SAID), SAID
+    assert [one.requires_grad for one in there[1].parameters()] == [False] * 2 + [True] * 4 + [False] * 2 + [True] * 2
+
+
+def check_what_a_stage_notes_is_refused() -> None:
+    def build() -> nn.Module:
+        model, notes = Deep(), list[int]()
+        model[2].register_forward_hook(lambda *_: notes.append(1))
+        return model
+
+    assert "leaves something in a hook of 2, which is not there on the ranks of other stages" in refused(build)

@@ -155,3 +155,62 @@ def check_what_a_stage_notes_is_refused() -> None:
         return model
 
     assert "leaves something in a hook of 2, which is not there on the ranks of other stages" in refused(build)
+
+
+class Keeping(Language):
+    """Keeps what a layer that tp splits gave."""
+
+    kept: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        self.kept = logits.detach()
+        return logits
+
+
+def check_attributes_and_copies_of_a_split_model_come_back_whole() -> None:
+    copies: list[nn.Parameter] = []
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model, optimizer, losses = language(Keeping)()
+        vars(model)["best"] = [nn.Parameter(one.detach().clone()) for one in model.parameters()]
+        copies[:] = vars(model)["best"]
+        return model, optimizer, losses
+
+    alone, _, _ = cell()
+    model, _, _ = under(setting({"tp": dist.get_world_size()}), cell)
+    for before, now in zip(vars(alone)["best"], vars(model)["best"], strict=True):
+        assert type(now) is nn.Parameter
+        torch.testing.assert_close(now, before, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.kept, alone.kept, atol=1e-4, rtol=1e-4)
+
+
+def check_norms_of_split_and_whole_parameters_are_one_devices() -> None:
+    seen: dict[str, list[float]] = {}
+
+    def cell(name: str) -> Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]:
+        def run() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+            model, optimizer, losses = language(Language)()
+            with torch.no_grad():
+                stacked = torch.stack([one.norm() for one in model.parameters()]).norm()
+                largest = max(one.abs().max() for one in model.parameters())
+                total = torch.nn.utils.get_total_norm(list(model.parameters()))
+                seen[name] = [stacked.item(), largest.item(), total.item()]
+            return model, optimizer, losses
+
+        return run
+
+    cell("alone")()
+    under(setting({"tp": dist.get_world_size()}), cell("tp"))
+    torch.testing.assert_close(torch.tensor(seen["tp"]), torch.tensor(seen["alone"]), atol=1e-4, rtol=1e-4)
+
+
+def check_a_cell_without_an_optimizer_is_told_that_nothing_was_distributed() -> None:
+    def run() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        model = Deep()
+        model(torch.ones(2, 6)).sum().backward()
+        return model, None, []  # type: ignore[return-value]
+
+    SAID.clear()
+    under(setting(), run)
+    assert any("nothing was distributed: no optimizer of torch.optim" in said for said in SAID), SAID

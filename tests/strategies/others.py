@@ -116,7 +116,11 @@ def check_what_is_not_here_is_refused_where_it_is_read() -> None:
     def number(model: nn.Module, _: Any) -> list[float]:
         return [one.detach().abs().max().item() for one in model.parameters()]
 
+    def momenta(_: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+        return float(sum(one["momentum_buffer"].norm() for one in optimizer.state.values()))
+
     for look, words in (
+        (momenta, "the cell reads an optimizer's state"),
         (norm, "the cell reads the gradient of a parameter of a pipeline's other stages"),
         (total, "a number is read of parameters of a pipeline's other stages"),
         (mixed, "parameters of a pipeline's other stages have no values on this rank"),

@@ -177,6 +177,8 @@ class Automatic:
         originals = self._optimized.originals(self._models)
         if self._sharded:
             statedicts.whole_values(names or {}, originals)
+            for model in self._models:
+                statedicts.whole_attributes(model, originals)
         for root in self._roots.values():
             batchnorm.revert(root)
         for optimizer in self._optimized:
@@ -200,6 +202,8 @@ class Automatic:
             self._optimized.give_back(originals)
         if self._optimized.pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
+        elif self._backwards.seen and not self._roots:
+            self._setting.say("nothing was distributed: no optimizer of torch.optim trains a module; all ranks did all")
 
     def explained(self, error: BaseException) -> BaseException:
         """``error``, or what an error of torch's has to do with the strategy, raised where it was."""

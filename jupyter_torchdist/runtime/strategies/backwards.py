@@ -52,6 +52,8 @@ class Backwards:
         self._inside, self._pipelines = inside, pipelines
         self._accumulation, self._engine = accumulation, engine
         self._joining = Joining(group)
+        self.seen = False
+        """Whether the cell has called one."""
 
     def backward(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
@@ -60,6 +62,7 @@ class Backwards:
         if self._is_within() or torch._C._current_graph_task_id() != -1:
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
+        self.seen = True
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         create_graph = creates_graph(*args, **kwargs)
         self._gathered.before(create_graph=create_graph)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -94,6 +95,26 @@ class Elsewhere(nn.Parameter):
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
         """That of its ranks' is what counts."""
+
+
+class StateOfStages(defaultdict[Any, Any]):
+    """``Optimizer.state``, of which this rank has its stages' entries: the cell would take them for all."""
+
+    def _refused(name: str) -> Any:  # type: ignore[misc]
+        own = getattr(defaultdict, name)
+
+        def read(self: StateOfStages, *args: Any) -> Any:
+            if _is_read_by_the_cell(sys._getframe(1)):
+                raise StrategyError(
+                    "the cell reads an optimizer's state, of which this rank has the entries of its stages",
+                    "optimizer.state_dict()['state'] is whole; or use --strategy ddp or fsdp",
+                )
+            return own(self, *args)
+
+        return read
+
+    __getitem__, __iter__, __len__, __contains__ = map(_refused, ("__getitem__", "__iter__", "__len__", "__contains__"))
+    keys, values, items, get = map(_refused, ("keys", "values", "items", "get"))
 
 
 def explain(error: BaseException) -> StrategyError | None:

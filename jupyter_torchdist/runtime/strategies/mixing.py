@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .dtensors import Handler, as_ever, divided_as, whole, write_in_full
+from .dtensors import Handler, as_ever, divided_as, in_full, whole, write_in_full
 
 _ELEMENT_BY_ELEMENT = (
     *("add", "sub", "rsub", "mul", "div", "pow", "lerp", "addcmul", "addcdiv", "copy", "maximum", "minimum", "where"),
@@ -46,13 +46,14 @@ def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
     try:
         return as_ever(operation, args, kwargs, _compute)
-    except RuntimeError as error:  # a row that is written to all others
-        if _NOT_IN_PLACE not in str(error) or not isinstance(args[0], Tensor):
+    except RuntimeError as error:
+        if not isinstance(args[0], Tensor) or not any(words in str(error) for words in _OF_OTHER_SHARDS):
             raise
-        return write_in_full(operation, args, kwargs)
+        return (write_in_full if operation._schema.is_mutable else in_full)(operation, args, kwargs)
 
 
-_NOT_IN_PLACE = "in-place operations that require placement changes"
+_OF_OTHER_SHARDS = ("in-place operations that require placement changes", "with different meshes")
+"""A row that is written to all others; norms of parameters of which tp splits some."""
 
 
 def _is_plain(values: Iterable[Any]) -> bool:

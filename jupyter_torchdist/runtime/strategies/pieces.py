@@ -46,7 +46,16 @@ _READS = (
         "unique_dim",
     ),
     *("_unique2", "unique_consecutive", "tril", "triu", "renorm", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
-    *("_linalg_det", "cumsum", "flip", "roll", "isin.Tensor_Tensor", "_cdist_forward", "_pdist_forward"),
+    *(
+        "_linalg_det",
+        "cumsum",
+        "flip",
+        "roll",
+        "isin.Tensor_Tensor",
+        "_cdist_forward",
+        "_pdist_forward",
+        "_foreach_norm.Scalar",
+    ),
     *(
         "nonzero",
         "masked_select",
@@ -180,7 +189,10 @@ def _reduce(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """In place of what DTensor does for an operation that some rank may have nothing for."""
     if _leaves_ranks_empty(args[0]):
         return in_full(operation, args, kwargs)
-    return as_ever(operation, args, kwargs, _reduce)
+    try:
+        return as_ever(operation, args, kwargs, _reduce)
+    except NotImplementedError:  # where fsdp has divided what tp has
+        return in_full(operation, args, kwargs)
 
 
 def _leaves_ranks_empty(tensor: DTensor) -> bool:

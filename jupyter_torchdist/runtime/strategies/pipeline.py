@@ -12,6 +12,7 @@ In place: the model and its units keep their classes and names; what a rank does
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
@@ -242,6 +243,7 @@ class Pipeline:
         """Of a state that was whole: other stages' parameters have theirs on their ranks, and here it grows old."""
         for parameter in self._whole:
             optimizer.state.pop(parameter, None)
+        optimizer.state = elsewhere.StateOfStages(dict, optimizer.state)
 
     def own_parameters(self) -> list[nn.Parameter]:
         """What this rank's stages train."""
@@ -358,6 +360,7 @@ class Pipeline:
             for optimizer in optimizers:
                 _put_back(optimizer, parameter, old)
         for optimizer in optimizers:
+            optimizer.state = defaultdict(dict, optimizer.state)
             self._gather_state(optimizer, names)
         for number, ranks in self._unit_ranks.items():
             for buffer in self._units.modules[number].buffers():

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -225,10 +226,20 @@ def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.O
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in full on every rank; all ranks call it when it is sharded."""
+    if isinstance(tensor, AsyncCollectiveTensor):
+        return tensor.wait()
     if not isinstance(tensor, DTensor):
         return tensor
     with torch.no_grad():
         return dtensors.whole(tensor).detach()
+
+
+def whole_attributes(model: nn.Module, originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """As ``whole_values``, of what modules keep beside parameters, buffers and hooks."""
+    for part in model.modules():
+        kept = {name: one for name, one in vars(part).items() if not name.startswith("_")}
+        whole_values(kept, originals)
+        vars(part).update(kept)
 
 
 def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -240,6 +251,8 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
 
     def made(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
+            if isinstance(value, nn.Parameter) and isinstance(value, DTensor) and value not in originals:
+                return nn.Parameter(whole(value), value.requires_grad)  # a copy of one
             return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
         holds_others = isinstance(value, (list, dict, tuple))
         if id(value) in seen or not (holds_others or is_users_own(value)):

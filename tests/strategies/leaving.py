@@ -214,3 +214,30 @@ def check_a_cell_without_an_optimizer_is_told_that_nothing_was_distributed() -> 
     SAID.clear()
     under(setting(), run)
     assert any("nothing was distributed: no optimizer of torch.optim" in said for said in SAID), SAID
+
+
+def check_hooks_that_change_gradients_are_no_difference_of_the_models() -> None:
+    def clamped() -> Language:
+        model = Language()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+        return model
+
+    for dimension in ("tp", "cp"):
+        equal(setting({dimension: dist.get_world_size()}), language(clamped))
+
+
+def check_a_cells_autocast_rounds() -> None:
+    class Rounded(Language):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).float()
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return language(Rounded)()
+
+    _, _, expected = cell()
+    for dimension in ("tp", "cp"):
+        _, _, losses = under(setting({dimension: dist.get_world_size()}), cell)
+        loss_and_norm = torch.tensor(losses[:2]), torch.tensor(expected[:2])  # Adam makes more of roundings later
+        torch.testing.assert_close(*loss_and_norm, atol=0.0, rtol=0.01)

@@ -134,7 +134,7 @@ class Held:
                 f"and under {what} a rank would leave that of its part",
                 "return it from the model's forward, or use --strategy fsdp",
             )
-        kinds = [_kind_of(parameter) for parameter in self._module.parameters()]
+        kinds = [_kind_of(parameter) for parameter in self._module.parameters()] + _of_autocast(self._module)
         within, noise = max(ROUNDING[kind] for kind in kinds), max(NOISE[kind] for kind in kinds)
         earlier = self._before
         for before, now in ((earlier.outputs, after.outputs), (earlier.gradients, after.gradients)):
@@ -225,14 +225,21 @@ def _kind_of(parameter: torch.Tensor) -> torch.dtype:
     return rounded if rounded in ROUNDING else torch.float32
 
 
+def _of_autocast(module: nn.Module) -> list[torch.dtype]:
+    """What the cell's autocast computes in, where it is within one."""
+    devices = {parameter.device.type for parameter in module.parameters()}
+    found = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
+    return [kind for kind in found if kind in ROUNDING]
+
+
 @contextmanager
 def _gradients_aside(module: nn.Module) -> Iterator[None]:
-    """The gradients of within are forgotten, those of before come back."""
-    kept = [(parameter, parameter.grad) for parameter in module.parameters()]
-    for parameter, _ in kept:
-        parameter.grad = None
+    """The gradients of within are forgotten, and no hook of the cell's sees them; those of before come back."""
+    kept = [(parameter, parameter.grad, parameter._backward_hooks) for parameter in module.parameters()]
+    for parameter, _, _ in kept:
+        parameter.grad = parameter._backward_hooks = None
     try:
         yield
     finally:
-        for parameter, gradient in kept:
-            parameter.grad = gradient
+        for parameter, gradient, hooks in kept:
+            parameter.grad, parameter._backward_hooks = gradient, hooks

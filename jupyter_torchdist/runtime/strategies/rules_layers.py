@@ -184,6 +184,7 @@ def _cell(call: Call) -> Sequence[Kind]:
     return [rows] * len(call.out)
 
 
-@rule("nan_to_num", "threshold_backward", "tanh_backward", "sigmoid_backward", "gelu_backward", "silu_backward")
+@rule("nan_to_num", "_prelu_kernel")
+@rule("threshold_backward", "tanh_backward", "sigmoid_backward", "gelu_backward", "silu_backward")
 def _pointwise(call: Call) -> Kind:
     return elementwise(call, call.tensors, call.out.dim())

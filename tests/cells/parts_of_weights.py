@@ -1,5 +1,7 @@
 """Parts of weights, gradients and momenta are written to by hand, along both dimensions, and looked at."""
 
+import copy
+
 import torch
 from torch import nn
 
@@ -27,3 +29,8 @@ for step in range(5):
     losses.append(loss.item())
     seen.append([weakest.tolist(), model[4].bias.abs().max().item(), model[4].weight.min().item()])
     seen.append([model[0].weight[0].sum().item(), model[2].weight.flatten().quantile(0.5).item()])
+kept = copy.deepcopy(list(model.parameters()))
+with torch.no_grad():
+    kept[0][0] = 1
+    kept[1].mul_(2)
+norms = [one.norm().item() for one in kept]

@@ -45,6 +45,7 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
         patches.give(DTensor, name, lent.reads(getattr(torch.Tensor, name)))
     patches.give(DTensor, "numpy", lent.numpy)
     patches.around(DTensor, "__repr__", lent.shown)
+    patches.give(DTensor, "__deepcopy__", _copied)
     around, files = patches.around, Files(whole=whole)
     if whole:
         around(torch.optim.Optimizer, "state_dict", whole_optimizer_state)
@@ -161,6 +162,19 @@ class Lent:
                 part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
             if isinstance(parameter, Piece) or not torch.equal(dtensors.local(part), was):  # of a piece all ranks speak
                 parameter.copy_(part)
+
+
+def _copied(tensor: DTensor, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy`` of a sharded tensor, of whose storage PyTorch knows nothing."""
+    if not tensor.is_leaf:
+        return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]  # which says why not
+    if id(tensor) not in memo:
+        values = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        copied: torch.Tensor = nn.Parameter(values, tensor.requires_grad) if is_parameter else values
+        copied.grad = None if tensor.grad is None else tensor.grad.detach().clone()
+        memo[id(tensor)] = copied
+    return memo[id(tensor)]
 
 
 def _is_copy(value: Any, parameter: Any) -> bool:

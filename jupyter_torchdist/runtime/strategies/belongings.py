@@ -23,6 +23,8 @@ from . import dtensors
 
 _MANY = 10_000
 """First elements of a container, among which others are looked for."""
+_ROOM = 5_000_000
+"""Elements that are looked at in all; those of the model and its hooks come first, a data set's texts last."""
 _CLOSE = 5e-3
 """Of two numbers that are taken for one: kernels for other sizes add in another order."""
 
@@ -36,20 +38,21 @@ class Belongings:
         self._main = vars(sys.modules["__main__"])
         self._names = dict(self._main)
         self._found: list[tuple[str, Any, Any]] = []
+        self._room = _ROOM
         seen: set[int] = {id(self._main)}
-        for name, value in self._names.items():
-            if not name.startswith("_"):
-                self._walk(name, value, seen)
         for path, part, attributes in self._parts:
             for name, value in attributes.items():
                 if name.endswith("_hooks"):
                     self._walk(f"a hook of {path or type(part).__name__}", value, seen)
                 elif name not in ("_parameters", "_buffers", "_modules"):
                     self._walk(_joined(path, name), value, seen)
+        for name, value in self._names.items():
+            if not name.startswith("_"):
+                self._walk(name, value, seen)
 
     def _walk(self, where: str, value: Any, seen: set[int]) -> None:
         waiting = [value]
-        while waiting:
+        while waiting and self._room > 0:
             one = waiting.pop()
             if id(one) in seen:
                 continue
@@ -66,6 +69,7 @@ class Belongings:
             else:
                 continue
             seen.add(id(one))
+            self._room -= len(one) if isinstance(one, (list, dict, set, deque, tuple)) else 1
             few = itertools.islice(inner, _MANY)
             waiting += [each for each in few if not isinstance(each, (Tensor, str, int, float, bool))]
 

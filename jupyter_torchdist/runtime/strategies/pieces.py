@@ -33,39 +33,11 @@ _WRITES = (
 """Those that DTensor does not do along every dimension, or with plain tensors; some it does to what each rank has."""
 _READS = (
     *("index.Tensor", "index_select", "gather", "take", "stack", "cat", "mm", "mv", "bmm", "dot", "addmm", "addmv"),
-    *(
-        "sort",
-        "sort.stable",
-        "topk",
-        "kthvalue",
-        "median",
-        "median.dim",
-        "mode",
-        "histc",
-        "bucketize.Tensor",
-        "unique_dim",
-    ),
-    *("_unique2", "unique_consecutive", "tril", "triu", "renorm", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
-    *(
-        "_linalg_det",
-        "cumsum",
-        "flip",
-        "roll",
-        "isin.Tensor_Tensor",
-        "_cdist_forward",
-        "_pdist_forward",
-        "_foreach_norm.Scalar",
-    ),
-    *(
-        "nonzero",
-        "masked_select",
-        "bincount",
-        "allclose",
-        "searchsorted.Tensor",
-        "scatter.value",
-        "scatter.src",
-        "index_add",
-    ),
+    *("sort", "sort.stable", "topk", "kthvalue", "median", "median.dim", "mode", "histc", "bucketize.Tensor"),
+    *("unique_dim", "_unique2", "unique_consecutive", "tril", "triu", "renorm", "_linalg_svd", "_linalg_eigh"),
+    *("linalg_qr", "_linalg_det", "cumsum", "flip", "roll", "isin.Tensor_Tensor", "_cdist_forward"),
+    *("_pdist_forward", "_foreach_norm.Scalar", "nonzero", "masked_select", "bincount", "allclose"),
+    *("searchsorted.Tensor", "scatter.value", "scatter.src", "index_add"),
 )
 """Those with which cells look at weights, and which DTensor does not do everywhere."""
 _OF_SOME = (

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from jupyter_torchdist.runtime.strategies.by_hand import ByHand
 from jupyter_torchdist.runtime.strategies.patches import Patches
 
-from .ranks import setting
+from .ranks import refusal, setting
 
 NAMES = {"torch": torch, "nn": nn, "F": F}
 SHAPES = ((11, 8), (8, 8), (1, 3), (11,), (1,))
@@ -135,3 +135,11 @@ def check_a_gradient_flows_through_a_part() -> None:
         (parameter[0] * 2).sum().backward()
         assert parameter.grad is not None
         assert whole(parameter.grad).tolist() == [[2.0] * 3, *[[0.0] * 3] * 4]
+
+
+@torch.no_grad()
+def check_a_sum_of_several_ranks_is_not_written_to() -> None:
+    with by_hand() as mesh:
+        total = sharded(torch.ones(4, 4), mesh, 0).sum(0)
+        assert total.placements[0].is_partial()  # type: ignore[attr-defined]
+        assert "a part is written to of a sum" in refusal(lambda: total.index_fill_(0, torch.tensor([0]), 3.0))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from ...protocol.errors import StrategyError
 from .shares import map_tensors, tensors_in
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
@@ -33,7 +34,15 @@ def divided_as(full: Tensor, tensor: DTensor) -> DTensor:
 
 
 def fill(tensor: DTensor, full: Tensor) -> None:
-    """Write ``full``, which is the same on all ranks, to the shards of ``tensor``."""
+    """Write ``full``, which is the same on all ranks, to the shards of ``tensor``.
+
+    Raises ``StrategyError`` where the ranks have summands of it: each would get the whole.
+    """
+    if any(one.is_partial() for one in tensor.placements):
+        raise StrategyError(
+            "a part is written to of a sum whose summands are on several ranks",
+            "write to a copy (tensor + 0), or use --strategy ddp",
+        )
     with torch.no_grad():
         tensor._local_tensor.copy_(divided_as(full, tensor)._local_tensor)
 
@@ -69,7 +78,7 @@ def in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def write_in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """An operation that writes to its first argument, with whole tensors."""
+    """An operation that writes to its first argument, with whole tensors; a handler, too."""
     written = args[0]
     others, named = map_tensors((args[1:], kwargs), whole)
     if not isinstance(written, DTensor):

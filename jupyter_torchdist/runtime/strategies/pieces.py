@@ -49,7 +49,7 @@ _OF_SOME = (
 
 def handlers() -> dict[Any, Handler]:
     """What is asked in place of DTensor, by operation."""
-    ours = (_VIEWS, _view), (_WRITES, _write), (_READS, _read), (_OF_SOME, _reduce)
+    ours = (_VIEWS, _view), (_WRITES, write_in_full), (_READS, _read), (_OF_SOME, _reduce)
     return {operation: handler for names, handler in ours for operation in _named(names)}
 
 
@@ -137,11 +137,6 @@ def _view(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                 at = place if several else None
                 _become_piece(one, Source(tensor, operation, args[1:], kwargs, at, _shell(one), tensor._version))
     return made
-
-
-def _write(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """In place of what DTensor does for an operation that writes to its first argument."""
-    return write_in_full(operation, args, kwargs)
 
 
 def _read(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -159,7 +159,7 @@ class Lent:
         for full, parameter, was in lent:
             part = full
             if isinstance(parameter, DTensor):
-                part = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                part = dtensors.divided_as(full, parameter)
             if isinstance(parameter, Piece) or not torch.equal(dtensors.local(part), was):  # of a piece all ranks speak
                 parameter.copy_(part)
 

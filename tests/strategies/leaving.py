@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from . import models
-from .languages import LENGTH, Language
-from .models import sgd
+from .languages import LENGTH, WORDS, Language
+from .models import adamw, sgd
 from .pipelines import STEPS, Deep, Trained, refused, same_as, staged
 from .ranks import SAID, refusal, setting
 from .unchanged import equal, language, under
@@ -102,25 +102,50 @@ class Annealing(nn.Linear):
     def __init__(self) -> None:
         super().__init__(6, 6)
         self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen += 1
+        self.calls += 1
         return super().forward(x).tanh() / (1 + 0.1 * self.seen)
 
 
-def stack() -> nn.Sequential:
-    torch.manual_seed(2)
-    return nn.Sequential(*(Annealing() for _ in range(4)), nn.Linear(6, 3))
+class Stack(nn.Sequential):
+    def __init__(self) -> None:
+        torch.manual_seed(2)
+        super().__init__(*(Annealing() for _ in range(8)), nn.Linear(6, 3))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        self.calls += 1
+        return x
+
+    def kept(self) -> list[float]:
+        """What forwards left in attributes and buffers."""
+        layers = [one for one in self if isinstance(one, Annealing)]
+        return [self.calls, *(float(one.seen) for one in layers), *(one.calls for one in layers)]
+
+
+class Watched(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, *others = self
+        between = x = second(first(x))
+        for layer in others:
+            x = layer(x)
+        self.between = between.detach().mean()
+        return x
 
 
 def trained(*, alone: bool = False) -> Trained:
     """A cell that keeps parts of its model, and freezes one of them in the end."""
     automatic = None if alone else staged()
     try:
-        model, losses = stack(), []
+        model, losses = Stack(), []
         optimizer = sgd(list(model.parameters()))
         for batch in models.CASES["mlp"].batches(STEPS):
-            losses.append(models.step(model, optimizer, *batch, after=lambda: None))
+            losses += [models.step(model, optimizer, *batch, after=lambda: None), *model.kept()]
         for layer in (model[0], model[3]):
             file = io.BytesIO()
             torch.save(layer.state_dict(), file)
@@ -132,12 +157,12 @@ def trained(*, alone: bool = False) -> Trained:
         if automatic is not None:
             said = refusal(lambda: torch.save(dict(model.named_parameters()), io.BytesIO()))
             assert "torch.save of parameters of a pipeline's other stages" in said
-            assert "torch.save of a whole Sequential" in refusal(lambda: torch.save(model, io.BytesIO()))
+            assert "torch.save of a whole Stack" in refusal(lambda: torch.save(model, io.BytesIO()))
             automatic.finish({})
     finally:
         if automatic is not None:
             automatic.abandon()
-    return losses, model, optimizer
+    return [*losses, *model.kept()], model, optimizer
 
 
 def check_a_model_that_counts_its_forwards_goes_through_stages_in_one_piece() -> None:
@@ -145,7 +170,10 @@ def check_a_model_that_counts_its_forwards_goes_through_stages_in_one_piece() ->
     there = trained()
     same_as(trained(alone=True), there)
     assert any("in one piece" in said and "once a microbatch" in said for said in SAID), SAID
-    assert [one.requires_grad for one in there[1].parameters()] == [False] * 2 + [True] * 4 + [False] * 2 + [True] * 2
+    frozen = {name[0] for name, one in there[1].named_parameters() if not one.requires_grad}
+    assert frozen == {"0", "3"}
+    assert "leaves something in between" in refused(Watched)
+    assert "leaves something in calls" in refused(Stack, schedule="looped_bfs")
 
 
 def check_what_a_stage_notes_is_refused() -> None:
@@ -155,6 +183,37 @@ def check_what_a_stage_notes_is_refused() -> None:
         return model
 
     assert "leaves something in a hook of 2, which is not there on the ranks of other stages" in refused(build)
+
+
+class Result:
+    def __init__(self, logits: Tensor, width: int) -> None:
+        self.logits, self.width = logits, width
+
+
+class Returning(Language):
+    """Its outputs are an object's attributes."""
+
+    def forward(self, x: Tensor) -> Result:  # type: ignore[override]
+        logits = super().forward(x)
+        return Result(logits, logits.size(-1))
+
+
+def check_objects_that_a_model_returns_are_whole() -> None:
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        torch.manual_seed(3)
+        model = Returning()
+        optimizer, losses = adamw(list(model.parameters())), []
+        for _ in range(STEPS):
+            result = model(torch.randint(0, WORDS, (4, LENGTH)))
+            loss = result.logits.square().mean() * result.width
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return model, optimizer, losses
+
+    for dimension in ("tp", "cp", "pp"):
+        equal(setting({dimension: dist.get_world_size()}), cell)
 
 
 class Keeping(Language):

@@ -126,11 +126,22 @@ def inside(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return model(x, y)["loss"]  # type: ignore[no-any-return]
 
 
+HELD: list[dict[str, Tensor]] = []
+
+
+def held(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    HELD.append(model(x, y))
+    return HELD[-1]["loss"]
+
+
 def check_losses_are_those_of_the_batch() -> None:
     for loss_of in (with_ignored_targets, summed, weighted):
         same(loss_of)
     same(accumulated, "interleaved_zero_bubble")
     same(inside, "interleaved_1f1b", build=LossInside)
+    same(held, build=LossInside)
+    for alone, ours in zip(HELD[:STEPS], HELD[STEPS:], strict=True):
+        assert_close(ours, alone, CLOSE)
     same(with_ignored_targets, "zbv", samples=SAMPLES - 1)  # microbatches do not divide it
     same(with_ignored_targets, precision="bf16", within=0.05)
     assert not any("all came before" in said for said in SAID)

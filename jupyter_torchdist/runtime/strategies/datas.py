@@ -11,8 +11,10 @@ import weakref
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from .dtensors import divided_as
 
 _given = WeakTensorKeyDictionary()
 """What the cell was given as ``data`` of a tensor, weakly."""
@@ -41,7 +43,7 @@ def _set(tensor: DTensor, value: torch.Tensor) -> None:
         )
     mesh, placements = tensor.device_mesh, tensor.placements
     if not isinstance(value, DTensor):
-        value = distribute_tensor(value.detach(), mesh, placements, src_data_rank=None)
+        value = divided_as(value, tensor)
     elif value.placements != placements or value.device_mesh != mesh:
         value = value.redistribute(mesh, placements)
     _let_go(tensor)

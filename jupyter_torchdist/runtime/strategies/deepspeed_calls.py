@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .outputs import changed
 from .shares import map_tensors
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def in_halves(root: nn.Module, dtype: torch.dtype) -> None:
         return map_tensors((args, kwargs), lambda one: one.to(dtype) if one.dtype == torch.float32 else one)
 
     def outputs(_: nn.Module, __: Any, found: Any) -> Any:
-        return map_tensors(found, lambda one: one.float() if one.dtype == dtype else one)
+        return changed(found, lambda one: one.float() if one.dtype == dtype else one)
 
     root.register_forward_pre_hook(inputs, prepend=True, with_kwargs=True)
     root.register_forward_hook(outputs)

@@ -24,6 +24,7 @@ from .divisors import divisor_of
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .leavings import changed_buffer, kept_beside, no_trace
+from .outputs import closed, numbers_in, opening
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
 from .streams import OwnStream, undone
@@ -62,6 +63,7 @@ class Kept:
 
 
 Way = Joined | Added | Kept
+_NUMBERS = "numbers that it returns"
 Call = Callable[..., Any]
 
 
@@ -118,7 +120,7 @@ class Divider:
         with OwnStream(self._rank):
             outputs = self._in_parts(forward, module, part_args, part_kwargs, ways, cut, share)
         self.ways = ways
-        return self._join(outputs, ways, share)
+        return closed(self._join(outputs, ways, share))
 
     @property
     def dividing(self) -> bool:
@@ -137,7 +139,7 @@ class Divider:
         ways = self._known.get(_kind(module, args, kwargs, size))
         cut = [tensor.dim() > 0 and tensor.size(0) == size for tensor in tensors_in((args, kwargs))]
         with OwnStream(self._rank):
-            return self._in_parts(forward, module, args, kwargs, ways, cut, share)
+            return closed(self._in_parts(forward, module, args, kwargs, ways, cut, share))
 
     def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Among no other ranks, or too small for them."""
@@ -148,7 +150,7 @@ class Divider:
         if ways is None:
             ways = self.learn(forward, module, args, kwargs, share)
         cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
-        return self._in_parts(forward, module, args, kwargs, ways, cut, Share(share.total, self._group))
+        return closed(self._in_parts(forward, module, args, kwargs, ways, cut, Share(share.total, self._group)))
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
         """A batch that lies on this rank alone, in parts; None where it is not to be."""
@@ -167,7 +169,8 @@ class Divider:
         cut: Sequence[bool],
         share: Share,
     ) -> Any:
-        """This rank's rows, one part of them after another where that is asked for."""
+        """Outputs, opened, of this rank's rows, one part of them after another where that is asked for."""
+        forward = opening(forward)
         if self._accumulation is None or ways is None:
             return forward(*args, **kwargs)
         return self._accumulation(forward, module, args, kwargs, ways, cut, share)
@@ -232,6 +235,7 @@ class Divider:
     def _tried(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
     ) -> tuple[Way, ...] | Refused:
+        forward = opening(forward)
         low, high = at_least_two(share)
         size = high - low
         part_args, part_kwargs = _rows(_detached((args, kwargs)), share, low, high)
@@ -271,6 +275,11 @@ class Divider:
                 f"it keeps {kept} of the batch beside its outputs (an attribute or a hook): return it from forward"
             )
         elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
+        if elsewhere == _NUMBERS and not self._trusted:
+            return Refused(
+                "it returns a number (not a tensor) that is another one for fewer samples: compute it of its outputs, "
+                "or return a tensor with a value for each sample"
+            )
         if elsewhere is not None and not self._trusted:
             return Refused(f"it notes something of its samples in {elsewhere}, and each rank would note of its own")
         if tracker.branch is not None and not self._trusted:
@@ -302,7 +311,7 @@ class Divider:
             with no_trace(module) as belongings, without_chance(module), batchnorm.whole_batch(sharing):
                 made = forward(*cut[0], **cut[1])
                 own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
-                notes.append(belongings.noted() | own)
+                notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})
                 return made
 
         def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
@@ -316,7 +325,8 @@ class Divider:
     def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
         kind = fact.kind
         if isinstance(kind, Same):
-            return Kept()
+            spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
+            return Joined(0, 1) if spread else Kept()
         if isinstance(kind, Rows) and kind.over is None and _in_order(kind, size):
             return Joined(kind.dim, output.size(kind.dim) // size)
         if isinstance(kind, Total) and not kind.floored:

@@ -33,7 +33,8 @@ from .agreement import check_untouched
 from .base import Setting
 from .gradients import average_after_backward
 from .higher import groups_of, units_in
-from .shares import map_tensors, tensors_in
+from .outputs import changed, closed, opened
+from .shares import tensors_in
 from .unused import agree_on_use
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -166,6 +167,8 @@ def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: di
         fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
     state: Any = (target[0] if isinstance(target, list) else target)._get_fsdp_state()
     state._register_pre_backward_hook = partial(_hook_what_is_its_own, state._register_pre_backward_hook)
+    if state._mp_policy.output_dtype is not None:
+        state._cast_output_dtype = partial(changed, change=state._cast_output_dtype)
 
 
 def _hook_what_is_its_own(register: Callable[[Any], Any], outputs: Any) -> Any:
@@ -174,9 +177,12 @@ def _hook_what_is_its_own(register: Callable[[Any], Any], outputs: Any) -> Any:
     The unit's parameters would then not be gathered for its backward. See ``_register_pre_backward_hook`` in
     ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
     """
-    if any(tensor._base is not None for tensor in tensors_in(outputs)):
-        outputs = map_tensors(outputs, lambda tensor: tensor if tensor._base is None else tensor.clone())
-    return register(outputs)
+    parts = opened(outputs)  # torch does not look into objects
+    if any(tensor._base is not None for tensor in tensors_in(parts)):
+        outputs = changed(parts, lambda tensor: tensor if tensor._base is None else tensor.clone())
+        parts = opened(outputs)
+    hooked = register(parts)
+    return outputs if hooked is parts else closed(hooked)
 
 
 def _mesh(setting: Setting) -> DeviceMesh:

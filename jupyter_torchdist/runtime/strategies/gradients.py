@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from .agreement import of_every_rank
 from .dtensors import local
+from .outputs import opened
+from .shares import tensors_in
 
 BUCKET_BYTES = 25 * 2**20
 """As large as a bucket of DDP."""
@@ -147,8 +148,8 @@ class AtEndOfBackward:
     def watch(self, _model: nn.Module, _args: object, output: object) -> None:
         """A forward hook."""
         self.asked = False  # a backward that raised has not come to its end
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
+        for tensor in tensors_in(opened(output)):
+            if tensor.requires_grad:
                 tensor.register_hook(self.ask)
 
     def ask(self, _tensor: Tensor) -> None:

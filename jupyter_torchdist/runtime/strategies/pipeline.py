@@ -33,7 +33,6 @@ from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
 from . import deferred, elsewhere, loading, norms
 from .base import Setting
-from .belongings import Belongings
 from .divided import Way, _kind
 from .fsdp import DTYPES
 from .leavings import no_trace
@@ -41,6 +40,7 @@ from .patches import Patches
 from .pipeline_checks import microbatches
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
 from .pipeline_inside import Inside
+from .pipeline_kept import hand_out, kept, left_behind
 from .pipeline_pass import Passage
 from .pipeline_schedules import WHOLE_FORWARD, Layout, stages_a_rank
 from .pipeline_trial import in_one_piece, ways_of_microbatches
@@ -90,6 +90,7 @@ class Pipeline:
         self._unit_ranks: dict[int, list[int]] = {}
         self._ranks_of_buffers: dict[nn.Module, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
+        self._kept: list[str] = []
 
     # ---------------------------------------------------------------------------------------------------- partition
 
@@ -104,12 +105,15 @@ class Pipeline:
         if ways is not None:
             self._ways[self._kind(args, kwargs)] = ways
         part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
-        self._calls, keeps = self._decided(part_args, part_kwargs)
-        if keeps is not None and ways is not None:
-            in_one_piece(self.root, self._setting, f"its forward changes {keeps}, once a microbatch")
+        self._calls, self._kept = self._decided(part_args, part_kwargs)
+        if self._kept and ways is not None:
+            in_one_piece(self.root, self._setting, f"its forward changes {self._kept[0]}, once a microbatch")
             self._ways.clear()
             part_args, part_kwargs = args, kwargs
         flow = self._flow(part_args, part_kwargs)
+        if flow.left_out:
+            left_out = ", ".join(flow.left_out)
+            self._setting.say(f"None for {left_out} in the model's outputs: its tensors stay on their stages' ranks")
         names = loading.names_of(self.root)
         self._holders = {name: self._ranks(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
         self._shared = {name: held for name, held in self._holders.items() if len(held) > 1 and self.rank in held}
@@ -142,7 +146,7 @@ class Pipeline:
     def _ranks(self, stages: Iterable[int]) -> list[int]:
         return sorted({self.layout.rank_of(stage) for stage in stages})
 
-    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[tuple[int, int]], str | None]:
+    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[tuple[int, int]], list[str]]:
         """Unit and stage of each call, and what the model keeps of calls: the first rank of all measures and decides.
 
         Raises ``StrategyError`` for what the forward leaves behind that the cell would miss on other stages' ranks.
@@ -153,7 +157,7 @@ class Pipeline:
                 with no_trace(self.root) as belongings, undone(), self.precision():
                     now = functools.partial(clock, self._setting.device)
                     costs = measured(self._units, now, lambda: self._original(*args, **kwargs))
-                    keeps = _kept(belongings)
+                    keeps = kept(belongings)
                 stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._setting.plan, "balance"))
                 found = [([(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)], keeps)]
             except Exception as error:  # noqa: BLE001  # all ranks raise it
@@ -161,7 +165,7 @@ class Pipeline:
         dist.broadcast_object_list(found, src=0)
         if isinstance(found[0], StrategyError):
             raise found[0]
-        decided: tuple[list[tuple[int, int]], str | None] = found[0]
+        decided: tuple[list[tuple[int, int]], list[str]] = found[0]
         return decided
 
     def _described(self) -> str:
@@ -187,9 +191,20 @@ class Pipeline:
         rows = self._rows(args, kwargs, ways is not None)
         with self.precision(), self.at_work():
             passage = Passage(self, args, kwargs, rows, ways)
-            if self._inside is not None and torch.is_grad_enabled() and self.root.training:
-                return self._inside.outputs(passage)
-            return passage.outputs()
+            inside = self._inside if torch.is_grad_enabled() and self.root.training else None
+            outputs = passage.outputs() if inside is None else inside.outputs(passage)
+        if self._kept:
+            hand_out(self.root, {name: self._keeper(name) for name in self._kept}, self.wires)
+        return outputs
+
+    def _keeper(self, name: str) -> int:
+        """The rank that has what forwards change in a layer; of the root the last stage's saw all of it."""
+        ranks = self._ranks_of_buffers.get(self.root.get_submodule(name.rpartition(".")[0]))
+        if ranks:
+            return ranks[0]
+        if self.layout.stages > self.layout.ranks:  # the root's own forward is run for each of a rank's stages
+            raise left_behind(name)
+        return self.layout.last_rank
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -392,19 +407,6 @@ class Pipeline:
     def originals(self) -> Mapping[nn.Parameter, nn.Parameter]:
         """The other way round."""
         return self._whole
-
-
-def _kept(belongings: Belongings) -> str | None:
-    """An attribute or a buffer that a forward changes. Raises ``StrategyError`` for what is left for the cell."""
-    where, changed = next(iter(belongings.noted()), None), belongings.changed()
-    tensors = [name for name, one in changed.items() if any(tensor.requires_grad for tensor in tensors_in(one))]
-    if where is not None or tensors:
-        raise StrategyError(
-            f"the model's forward leaves something in {where or tensors[0]}, which is not there "
-            "on the ranks of other stages",
-            "return it from the model's forward, or use --strategy ddp or fsdp",
-        )
-    return next(iter(changed), None)
 
 
 def _put_back(optimizer: torch.optim.Optimizer, new: nn.Parameter, old: nn.Parameter) -> None:

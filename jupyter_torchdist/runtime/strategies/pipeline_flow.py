@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...protocol.errors import StrategyError
 from . import loading
+from .outputs import opened, without_tensors
 from .pipeline_units import Call, Units
 from .shares import map_tensors, tensors_in
 
@@ -81,7 +82,9 @@ class Flow:
     entering: list[list[Value]] = field(default_factory=list)
     """For each stage what it receives."""
     outputs: Any = None
-    """What the forward returns, with fake tensors."""
+    """What the forward returns, opened, with fake tensors."""
+    left_out: list[str] = field(default_factory=list)
+    """Classes of objects within the outputs that are on their stages' ranks alone, and None here."""
     holders: dict[nn.Parameter, set[int]] = field(default_factory=dict)
     """The stages that use a parameter."""
     units: dict[int, set[int]] = field(default_factory=dict)
@@ -242,6 +245,7 @@ class Planner(TorchFunctionMode):
     def ends(self, outputs: Any) -> Flow:
         """What flows, now that all is seen, and before what was drawn is undone; the last stage has the outputs."""
         self.flow.may_draw = self._draws.seen or not torch.equal(torch.get_rng_state(), self._began_with)
+        outputs, self.flow.left_out = without_tensors(opened(outputs))
         self._use(tensors_in(outputs), self._stages - 1)
         self.flow.outputs = map_tensors(outputs, lambda tensor: tensor)
         self.flow.entering = [
@@ -342,7 +346,7 @@ class StageRun(TorchFunctionMode):
         """The outputs in the last stage, None in others."""
         try:
             with self, units.run_by(self):
-                outputs = forward(*args, **kwargs)
+                outputs = opened(forward(*args, **kwargs))
         except _Done:
             return None
         if not self._last:

@@ -21,6 +21,7 @@ from ...protocol.errors import StrategyError
 from .base import Setting
 from .deferred import Deferred, Record
 from .numerals import user_place
+from .outputs import closed
 from .pipeline_loss import Graph, Parts, graph_of, proved, weight_of
 from .pipeline_pass import SPENT, Passage
 from .pipeline_run import Microbatch, Pairs
@@ -58,7 +59,7 @@ class Inside:
             return passage.outputs()
         step = Step(self, passage, orders)
         each = iter(step.record.outputs)
-        return map_tensors(passage.microbatches[0].flow.outputs, lambda _: next(each))
+        return closed(map_tensors(passage.microbatches[0].flow.outputs, lambda _: next(each)))
 
     def _whole(self, passage: Passage, reason: str) -> Any:
         self.instead(reason)
@@ -223,7 +224,10 @@ class Step:
         with torch.enable_grad():
             loss = graph.value(outputs, parts.externals(graph, one.rows, total))
         weight = float(weight_of(loss, parts.way, one.rows, total))
-        one.outputs = [output.detach() for output in one.outputs] if wanted else []
+        if wanted:
+            one.let_go()
+        else:
+            one.outputs = []
         if weight == 0:  # all its targets are to be ignored: its own mean is 0 / 0
             return []
         self._value += float(loss.detach()) * weight

@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from ...protocol.errors import StrategyError
 from .divided import Added, Joined, Way
-from .divisors import divisor_of
 from .leavings import no_trace
+from .outputs import closed
 from .pipeline_flow import OTHER_PATH
 from .pipeline_run import Microbatch, Pairs, Work
 from .shares import map_tensors, tensors_in
@@ -61,7 +61,7 @@ class Passage:
     def outputs(self) -> Any:
         """The whole batch's outputs on all ranks, differentiable."""
         each = iter(self.differentiable())
-        return map_tensors(self.microbatches[0].flow.outputs, lambda _: next(each))
+        return closed(map_tensors(self.microbatches[0].flow.outputs, lambda _: next(each)))
 
     def differentiable(self) -> Sequence[Tensor]:
         """The tensors within the outputs."""
@@ -127,15 +127,15 @@ class Passage:
         whole = torch.empty(shape, dtype=dtype, device=self._wires.device)
         if self._wires.rank == self._last_rank:
             parts = [one.outputs[place] for one in self.microbatches]
-            whole.copy_(self._combined(parts, self.ways[place] if self.ways is not None else None).detach())
+            whole.copy_(self._combined(place, parts, self.ways[place] if self.ways is not None else None).detach())
         self._wires.hand_out(whole, self._last_rank)
         return whole
 
     def _widened(self, dtype: torch.dtype) -> bool:
         return self._pipeline.in_fp32 and dtype in (torch.float16, torch.bfloat16)
 
-    def _combined(self, parts: Sequence[Tensor], way: Way | None) -> Tensor:
-        weights = self._weights(parts, way)
+    def _combined(self, place: int, parts: Sequence[Tensor], way: Way | None) -> Tensor:
+        weights = self._weights(place, way)
         for one, weight in zip(self.microbatches, weights, strict=True):
             one.weights.append(weight)
         if isinstance(way, Joined):
@@ -144,14 +144,14 @@ class Passage:
             return torch.stack([part.detach() * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
         return parts[0]
 
-    def _weights(self, parts: Sequence[Tensor], way: Way | None) -> list[float | Tensor]:
+    def _weights(self, place: int, way: Way | None) -> list[float | Tensor]:
         if not isinstance(way, Added) or not way.mean:
-            return [1.0] * len(parts)
+            return [1.0] * len(self.microbatches)
         if not way.counted or not torch.is_grad_enabled():
             return [(one.rows.stop - one.rows.start) / self.total for one in self.microbatches]
-        divisors = [divisor_of(part) for part in parts]
+        divisors = [one.divisor(place) for one in self.microbatches]
         counted = [divisor for divisor in divisors if divisor is not None]
-        if len(counted) != len(parts):
+        if len(counted) != len(divisors):
             raise StrategyError("the loss is no longer the cross entropy that it was in the first steps")
         whole = torch.stack(counted).sum()
         return [divisor / whole for divisor in counted]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .divisors import divisor_of
 from .pipeline_flow import Flow, Value
 from .pipeline_schedules import Action, Kind, Orders, messages, taken
 from .pipeline_wires import Arriving
@@ -34,6 +35,16 @@ class Microbatch:
     outputs: list[Tensor] = field(default_factory=list)
     weights: list[float | Tensor] = field(default_factory=list)
     """What each output counts with in the whole batch's."""
+    _divisors: list[Tensor | None] = field(default_factory=list)
+
+    def divisor(self, place: int) -> Tensor | None:
+        """By what an output that is a cross entropy was divided."""
+        return self._divisors[place] if self._divisors else divisor_of(self.outputs[place])
+
+    def let_go(self) -> None:
+        """Of the outputs' graphs, not of their values."""
+        self._divisors = [divisor_of(output) for output in self.outputs]
+        self.outputs = [output.detach() for output in self.outputs]
 
     def tensors(self) -> list[Tensor]:
         """Among the inputs."""

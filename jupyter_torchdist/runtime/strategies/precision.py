@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
 from ...protocol.errors import StrategyError
 from .base import Setting
 from .dtensors import local
 from .fsdp import DTYPES
+from .outputs import changed
 
 _BEFORE = "_torchdist_forward"
 """What was set on a model itself as its forward, as torch.compile does; None for its class's."""
@@ -38,7 +38,7 @@ def apply(model: nn.Module, setting: Setting) -> None:
         """A method, so that a copy of the model has its own."""
         run = vars(self)[_BEFORE] or MethodType(type(self).forward, self)
         with torch.autocast(kind, dtype):
-            return tree_map_only(Tensor, _in_fp32, run(*args, **kwargs))
+            return changed(run(*args, **kwargs), _in_fp32)
 
     vars(model)["forward"] = MethodType(forward, model)
 

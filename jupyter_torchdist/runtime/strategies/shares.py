@@ -135,18 +135,26 @@ def _gathered(part: torch.Tensor, rows: Rows, dim: int) -> torch.Tensor:
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """``value`` with its tensors changed: containers, named tuples and dataclasses are built anew, all else stays."""
-    if isinstance(value, torch.Tensor):
+    return map_parts(value, torch.Tensor, change)
+
+
+def map_parts(
+    value: Any, kind: type, change: Callable[[Any], Any], others: Callable[[Any], Any] = lambda other: other
+) -> Any:
+    """As ``map_tensors``, of parts of any ``kind``; ``others`` is given what is neither that nor a container."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
+        return type(value)(*(map_parts(item, kind, change, others) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(map_tensors(item, change) for item in value)
+        return type(value)(map_parts(item, kind, change, others) for item in value)
     if isinstance(value, dict):
-        changed = {key: map_tensors(item, change) for key, item in value.items()}
+        changed = {key: map_parts(item, kind, change, others) for key, item in value.items()}
         return changed if type(value) is dict else _like(value, changed)
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return _like(value, {name: map_tensors(getattr(value, name), change) for name in value.__dataclass_fields__})
-    return value
+        fields = value.__dataclass_fields__
+        return _like(value, {name: map_parts(getattr(value, name), kind, change, others) for name in fields})
+    return others(value)
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
@@ -213,7 +213,7 @@ def taken_state(
     """``Module.load_state_dict`` of full tensors into a sharded model."""
     own = {name: value for name, value in _named(module) if isinstance(value, DTensor)}
     placed = {
-        name: distribute_tensor(value, own[name].device_mesh, own[name].placements, src_data_rank=None)
+        name: dtensors.divided_as(value, own[name])
         if name in own and isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
         else value
         for name, value in state_dict.items()

@@ -250,6 +250,10 @@ def check_what_a_schedule_cannot_do_is_refused() -> None:
         out = model(x)
         return F.cross_entropy(out, y) + out.square().mean()  # type: ignore[no-any-return]
 
+    def several(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        out, there = model(x), y.clamp(min=0)
+        return F.cross_entropy(out, there) + F.cross_entropy(out, there.flip(0))
+
     def custom(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return Doubled.apply(model(x)).mean()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -265,6 +269,7 @@ def check_what_a_schedule_cannot_do_is_refused() -> None:
     said = refusal(lambda: loop(contrastive, "1f1b"))
     assert "every sample with every other" in said and "not one of microbatches" in said, said
     assert "two means that count different things" in refusal(lambda: loop(two_means, "1f1b"))
+    assert "adds up several cross entropies" in refusal(lambda: loop(several, "1f1b"))
     assert "Doubled" in refusal(lambda: loop(custom, "1f1b"))
     assert "changed between its forward and backward" in refusal(lambda: loop(written, "1f1b"))
     assert "dropout" in refusal(lambda: loop(drawing, "zbv"))

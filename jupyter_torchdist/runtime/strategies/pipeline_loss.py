@@ -18,6 +18,7 @@ from .batchwise import BatchwiseTracker
 from .deferred import Deferred, External, Node, Record, Ref, mapped
 from .divided import Added, Joined, Kept, Way
 from .divisors import divisor_of
+from .rules import IGNORED
 from .verdicts import judged
 from .watching import way_of
 
@@ -139,7 +140,9 @@ def _followed(
         verdict = judged(replace(tracker.fact(loss), suspects=frozenset()), loss)
         counted = any(_counted(ways[number]) for number in graph.outputs)
         found = way_of(loss, verdict, counted=counted)
-    return found or verdict.reason + (f" ({verdict.place})" if verdict.place else "")
+    if found is None and IGNORED in verdict.notes:
+        return "it adds up several cross entropies, each of which may leave out other targets"
+    return found or verdict.reason  # where that is, is a line of ours: the loss is recorded
 
 
 def _counted(way: Way) -> bool:

@@ -54,7 +54,7 @@ ALIKE: dict[str, Expectation] = {
     "mixture_of_experts": Refused("branches on a value of its samples"),
     "notes_of_activations": Refused("it notes something of its samples in spread"),
     "normalizing_flow": Refused("linalg_solve_triangular has no rule"),
-    "returned_numbers": Refused("it returns a number (not a tensor) that is another one for fewer samples"),
+    "returned_numbers": Refused("it returns a number or an array (no tensor) that is another one"),
     "returned_stranger": Refused("it returns an Output, and how one of the whole batch is made"),
     "rnn_packed": Refused("sort takes a sorting of the batch"),
     "rnn_time_first": Refused("unbind takes the samples of the batch one by one"),

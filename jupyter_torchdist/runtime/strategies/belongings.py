@@ -167,7 +167,8 @@ def other_notes(some: dict[str, Any], others: dict[str, Any]) -> str | None:
 
 @torch.no_grad()
 def _alike(one: Any, other: Any) -> bool:
-    """Numbers, texts, tensors and what holds them; of other things nothing is known."""
+    """Numbers, texts, tensors, NumPy's arrays and what holds them; of other things nothing is known."""
+    one, other = _as_tensor(one), _as_tensor(other)
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         some, others = dtensors.whole(one.detach()), dtensors.whole(other.detach())
         if some.shape != others.shape:
@@ -185,3 +186,13 @@ def _alike(one: Any, other: Any) -> bool:
     if isinstance(one, (int, str, bytes)) or isinstance(other, (int, str, bytes)):
         return bool(type(one) is type(other) and one == other)
     return True
+
+
+def _as_tensor(value: Any) -> Any:
+    """NumPy's numbers and arrays of numbers."""
+    if not hasattr(type(value), "__array_interface__"):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError):  # of words, of objects
+        return value

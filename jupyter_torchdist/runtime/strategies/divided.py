@@ -277,8 +277,8 @@ class Divider:
         elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
         if elsewhere == _NUMBERS and not self._trusted:
             return Refused(
-                "it returns a number (not a tensor) that is another one for fewer samples: compute it of its outputs, "
-                "or return a tensor with a value for each sample"
+                "it returns a number or an array (no tensor) that is another one for fewer samples: compute it of its "
+                "outputs, or return a tensor with a value for each sample"
             )
         if elsewhere is not None and not self._trusted:
             return Refused(f"it notes something of its samples in {elsewhere}, and each rank would note of its own")

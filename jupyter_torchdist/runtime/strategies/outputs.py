@@ -7,9 +7,10 @@ it again.
 from __future__ import annotations
 
 import copy
-import inspect
+import functools
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from inspect import getattr_static, signature
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -104,10 +105,11 @@ def _opened(value: Any) -> Any:
 def _made_of(value: Distribution) -> dict[str, Any] | None:
     if type(value) in _INNER:
         return {name: getattr(value, name) for name in _INNER[type(value)]}
-    asked = inspect.signature(type(value).__init__).parameters.keys() - {"self", "validate_args"}
+    asked = signature(type(value).__init__).parameters.keys() - {"self", "validate_args"}
     if not asked <= value.arg_constraints.keys():
         return None
-    given = {name: one for name, one in vars(value).items() if name in value.arg_constraints}
+    own = vars(value).keys() | {name for name in asked if isinstance(getattr_static(value, name, None), property)}
+    given = {name: getattr(value, name) for name in (*vars(value), *sorted(own)) if name in asked & own}
     if "logits" in given and "probs" in given:  # one of them was computed of the other, later
         del given[max("logits", "probs", key=list(given).index)]
     return given or None
@@ -126,7 +128,8 @@ def _closed(one: Opened) -> Any:
 
 
 def _holds_tensors(value: Any, depth: int) -> bool:
-    if isinstance(value, Tensor):
+    """Or may give some later, as generators do."""
+    if isinstance(value, (Tensor, Iterator)):
         return True
     if depth == 0 or isinstance(value, (nn.Module, type)):
         return False
@@ -138,6 +141,10 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, (list, tuple, set)):
         yield from value
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
     yield from getattr(value, "__dict__", {}).values()
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())

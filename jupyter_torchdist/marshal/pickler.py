@@ -135,7 +135,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.modules.setdefault(name, value.__qualname__)
         state, slots = cloudpickle._function_getstate(value)
         if value.__globals__ is self.main:
-            scope, needed = None, list(self.globals_of(value))
+            scope: Any = None
+            needed = list(self.globals_of(value))
+        elif (module := _home(value)) is not None:
+            scope, needed = module, []
         else:
             scope = self._function_getnewargs(value)[1]
             needed = [(Enter(name, ""), item, Leave()) for name, item in slots["__globals__"].items()]
@@ -229,6 +232,14 @@ def _made_by_hand(name: str) -> bool:
     if module is None or name in ("__main__", "__mp_main__") or name in sys.builtin_module_names:
         return False
     return getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
+
+
+def _home(function: types.FunctionType) -> types.ModuleType | None:
+    """The module whose namespace a function within another function has, where the other side imports that, too."""
+    module = sys.modules.get(function.__module__ or "")
+    if module is None or vars(module) is not function.__globals__ or _made_by_hand(module.__name__):
+        return None
+    return module if cloudpickle._should_pickle_by_reference(module) else None
 
 
 def _submodules(function: types.FunctionType) -> list[types.ModuleType]:

@@ -54,14 +54,14 @@ def same(value: Any) -> Any:
     return value
 
 
-def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: dict[str, Any] | None, digest: str) -> Any:
-    """A function without its state. ``scope`` None means the notebook's namespace."""
+def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: Any, digest: str) -> Any:
+    """A function without its state. ``scope``: its globals, the module that has them, None for the notebook's."""
     context = _LOADING.get()
     if scope is None and not cells:
         found = context.existing(getattr(code, "co_qualname", code.co_name), digest)
         if isinstance(found, types.FunctionType):
             return found
-    namespace = context.main if scope is None else scope
+    namespace = context.main if scope is None else vars(scope) if isinstance(scope, types.ModuleType) else scope
     namespace.setdefault("__builtins__", __builtins__)
     return types.FunctionType(code, namespace, code.co_name, None, cells or None)
 

@@ -59,6 +59,14 @@ ranks, notebook = crossing.ranks, crossing.notebook
             id="attributes of another object",
         ),
         pytest.param(
+            "import json.encoder\n"
+            "encode = json.encoder._make_iterencode({}, None, json.encoder.encode_basestring, None, float.__repr__,\n"
+            "                                       ': ', ', ', False, False, False)",
+            "assert encode.__globals__ is vars(json.encoder)\nassert ''.join(encode([1, 'a'], 0)) == '[1, \"a\"]'\n"
+            "result = encode",
+            id="function within a library's function",
+        ),
+        pytest.param(
             "class S:\n    __slots__ = ('a', 'b')\n    def __init__(self): self.a = [1]\ns = S()",
             "s.a.append(2)\ns.b = 3\nresult = s\nassert not hasattr(s, '__dict__')",
             id="slots",

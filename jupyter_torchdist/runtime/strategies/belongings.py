@@ -39,10 +39,12 @@ class Belongings:
         self._names = dict(self._main)
         self._found: list[tuple[str, Any, Any]] = []
         self._room = _ROOM
+        self._registries: set[int] = set()
         seen: set[int] = {id(self._main)}
         for path, part, attributes in self._parts:
             for name, value in attributes.items():
                 if name.endswith("_hooks"):
+                    self._registries.add(id(value))
                     self._walk(f"a hook of {path or type(part).__name__}", value, seen)
                 elif name not in ("_parameters", "_buffers", "_modules"):
                     self._walk(_joined(path, name), value, seen)
@@ -77,6 +79,8 @@ class Belongings:
         """What is new in the cell's, by where it is."""
         new: dict[str, Any] = {}
         for where, container, before in self._found:
+            if id(container) in self._registries:  # a hook that the forward registers (Hugging Face's do) is no note
+                continue
             if isinstance(container, dict):
                 added: Any = {key: one for key, one in container.items() if before.get(key, self) is not one}
             else:

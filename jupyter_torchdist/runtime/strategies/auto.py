@@ -241,21 +241,33 @@ class Automatic:
         compiled, module = module, compiling.unwrapped(module)
         forward = functools.partial(original, module if self._is_cut else compiled)
         if not torch.is_grad_enabled():
-            if compiled is module:
-                return forward(*args, **kwargs)
-            with self._calls.within():
-                return forward(*args, **kwargs)
+            if self._loops.watch is not None and module.training and self._divider.synchronised:
+                self._loops.watch.object("batch normalisation takes statistics in a call without gradients")
+            is_part = self._sharded and id(module) not in self._roots
+            with contextlib.ExitStack() as around:
+                if compiled is not module:
+                    around.enter_context(self._calls.within())
+                if is_part:
+                    around.enter_context(self._gathered.whole(module))
+                return self._whole_call(forward, *args, **kwargs)
         replaceable = not (self._functional and self._sharded)
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)
         if not new and id(module) not in self._roots:
-            return forward(*args, **kwargs)
+            return self._whole_call(forward, *args, **kwargs)
         if torch._C._functorch.maybe_current_level() is not None:
             self._check_transform(module)
-            return forward(*args, **kwargs)  # each rank computes all of it
+            return self._whole_call(forward, *args, **kwargs)
         with self._calls.within():
             if new and self._is_cut and compiled is not module:
                 self._setting.say(f"{self._setting.plan.name}: what the cell compiled runs as it is")
             return self._root_call(forward, module, args, kwargs, new=new)
+
+    def _whole_call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Each rank computes all of it, unless a backward computes a part of a divided forward again."""
+        if torch._C._current_graph_task_id() != -1 or not self._divider.synchronised:
+            return forward(*args, **kwargs)
+        with self._divider.whole_batch():
+            return forward(*args, **kwargs)
 
     def _root_call(
         self,

@@ -22,6 +22,7 @@ from ...protocol.errors import StrategyError
 from .base import Setting
 
 _GROUP = "_torchdist_batch_norm_group"
+_OURS = (_GROUP, "forward", "__getstate__")
 
 
 @dataclass
@@ -29,9 +30,6 @@ class Sharing:
     """Among whom a batch lies; ``group`` is None while every rank sees all of it."""
 
     group: dist.ProcessGroup | None
-
-    def __deepcopy__(self, _memo: object) -> Sharing:
-        return self  # a copied model sees the same batches
 
 
 def check(model: nn.Module) -> None:
@@ -60,7 +58,13 @@ def convert(model: nn.Module, setting: Setting) -> Sharing | None:
     for layer in layers:
         vars(layer)[_GROUP] = sharing
         vars(layer)["forward"] = MethodType(_forward, layer)
+        vars(layer)["__getstate__"] = MethodType(_plain_state, layer)
     return sharing
+
+
+def _plain_state(layer: nn.Module) -> dict[str, Any]:
+    """For copies and files: a copy that is trained, too, is converted as a model of its own."""
+    return {name: value for name, value in vars(layer).items() if name not in _OURS}
 
 
 def _is_ours(module: nn.Module) -> bool:
@@ -70,21 +74,22 @@ def _is_ours(module: nn.Module) -> bool:
 def revert(model: nn.Module) -> None:
     """Take back what ``convert`` did."""
     for module in model.modules():
-        if vars(module).pop(_GROUP, None) is not None:
-            vars(module).pop("forward", None)
+        if _GROUP in vars(module):
+            for name in _OURS:
+                vars(module).pop(name, None)
 
 
 @contextmanager
-def whole_batch(sharing: Sharing | None) -> Iterator[None]:
+def whole_batch(*sharings: Sharing | None) -> Iterator[None]:
     """Within it every rank sees the whole batch: nothing is shared."""
-    if sharing is None:
-        yield
-        return
-    group, sharing.group = sharing.group, None
+    groups = [(sharing, sharing.group) for sharing in sharings if sharing is not None]
+    for sharing, _ in groups:
+        sharing.group = None
     try:
         yield
     finally:
-        sharing.group = group
+        for sharing, group in groups:
+            sharing.group = group
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
@@ -178,8 +183,9 @@ def _check_enough(statistics: Statistics, x: Tensor) -> None:
 @torch.no_grad()
 def _update_running(layer: Any, statistics: Statistics, momentum: float) -> None:
     unbiased = statistics.variance * (statistics.count / (statistics.count - 1))
-    layer.running_mean.lerp_(statistics.mean.to(layer.running_mean.dtype), momentum)
-    layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), momentum)
+    # ``data``, as PyTorch's kernel: a forward of before, which has saved them, may still have its backward to come
+    layer.running_mean.data.lerp_(statistics.mean.to(layer.running_mean.dtype), momentum)
+    layer.running_var.data.lerp_(unbiased.to(layer.running_var.dtype), momentum)
 
 
 class _Normalise(torch.autograd.Function):

@@ -7,6 +7,7 @@ Before the first forward of its kind the model is tried on this rank's rows and 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ class Divider:
         self.ways = ()
         share = self._share(args, kwargs)
         if self._whole or share is None:
-            with batchnorm.whole_batch(self._sharing.get(id(module))):
+            with self.whole_batch():
                 return self._undivided(forward, module, args, kwargs)
         ways = self._known.get(_kind(module, args, kwargs, share.total))
         if ways is None:
@@ -218,6 +219,10 @@ class Divider:
         """The batch normalisation of a root is synchronised."""
         self._sharing[id(module)] = sharing
 
+    def whole_batch(self) -> AbstractContextManager[None]:
+        """Within it every rank has all of what its batch normalisation is given."""
+        return batchnorm.whole_batch(*self._sharing.values())
+
     def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
         """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
         if self._group.size() == 1:
@@ -244,11 +249,11 @@ class Divider:
             for part, whole in zip(tensors_in((part_args, part_kwargs)), tensors_in((args, kwargs)), strict=True)
             if _of(whole, share)
         ]
-        tracker, sharing = BatchwiseTracker(), self._sharing.get(id(module))
+        tracker = BatchwiseTracker()
         try:
             with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-                with tracker, batchnorm.whole_batch(sharing):
+                with tracker, self.whole_batch():
                     tracker.enters(entered, size)
                     outputs = forward(*part_args, **part_kwargs)
                     changed = changed_buffer(module, before, tracker)
@@ -307,8 +312,7 @@ class Divider:
 
         def outputs(low: int, high: int) -> Any:
             cut = _rows(_detached(inputs), share, low, high)
-            sharing = self._sharing.get(id(module))
-            with no_trace(module) as belongings, without_chance(module), batchnorm.whole_batch(sharing):
+            with no_trace(module) as belongings, without_chance(module), self.whole_batch():
                 made = forward(*cut[0], **cut[1])
                 own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
                 notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})

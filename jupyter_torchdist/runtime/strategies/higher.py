@@ -7,7 +7,8 @@ leaves no graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,6 +119,23 @@ class Gathered:
                 unit.reshard()
         self.show_again()
 
+    @contextmanager
+    def whole(self, part: nn.Module) -> Iterator[None]:
+        """Within it a part of a model, which is called by itself, has whole parameters. All ranks call it.
+
+        What is a unit of its own gathers itself when it is called.
+        """
+        shards = {one for one in part.parameters() if isinstance(one, DTensor)}
+        inner = {id(one) for one in part.modules()}
+        units = [unit for unit in self._units() if id(unit) not in inner and _has_one_of(unit, shards)] if shards else []
+        for unit in units:
+            unit.unshard()
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.reshard()
+
     def begin_forward(self) -> None:
         """A model is about to be called: it gathers what it needs of the shards as they are now."""
         self.keep_writes()
@@ -193,6 +211,10 @@ class Gathered:
             units = units_in(self._known)
             self._found = units, list(groups_of(units))
         return self._found
+
+
+def _has_one_of(unit: FSDPModule, shards: Collection[nn.Parameter]) -> bool:
+    return any(one.sharded_param in shards for group in groups_of([unit]) for one in group.fsdp_params)
 
 
 def _version(one: FSDPParam) -> int:

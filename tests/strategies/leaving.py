@@ -232,6 +232,7 @@ def check_attributes_and_copies_of_a_split_model_come_back_whole() -> None:
 
     def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
         model, optimizer, losses = language(Keeping)()
+        model.get_submodule("head").register_buffer("scale", torch.ones(()))
         vars(model)["best"] = [nn.Parameter(one.detach().clone()) for one in model.parameters()]
         copies[:] = vars(model)["best"]
         return model, optimizer, losses
@@ -242,6 +243,7 @@ def check_attributes_and_copies_of_a_split_model_come_back_whole() -> None:
         assert type(now) is nn.Parameter
         torch.testing.assert_close(now, before, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(model.kept, alone.kept, atol=1e-4, rtol=1e-4)
+    assert type(model.get_buffer("head.scale")) is Tensor
 
 
 def check_norms_of_split_and_whole_parameters_are_one_devices() -> None:

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from jupyter_torchdist.runtime.strategies import context, plain
 from jupyter_torchdist.runtime.strategies.base import Setting
 from jupyter_torchdist.runtime.strategies.stack import Tokens
 
 from . import models
-from .languages import LENGTH, WIDTH, WORDS, Language
+from .languages import LENGTH, WIDTH, WORDS, Apart, Language
 from .models import adamw, step
 from .ranks import CLOSE, SAID, assert_close, counted_calls, hooks_of, mean, refusal, setting
 from .splitting import LANGUAGES
@@ -187,3 +188,46 @@ def check_what_cannot_be_divided_is_refused() -> None:
         assert "4 queries beside 3 keys" in refusal(lambda: attention(x, x[:, :, :3], x[:, :, :3]))
         assert "without any" in refusal(lambda: attention(x[0], x[0], x[0]))
         assert "a mask of [4, 4] for sequences of 8" in refusal(lambda: attention(x, x, x, torch.ones(4, 4)))
+
+
+class Again(Apart):
+    """Computed again in the backward, as Transformers' layers are when they train."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+class AgainAsBefore(Again):
+    reentrant = True
+
+
+def check_attentions_that_are_computed_again_are_divided_again() -> None:
+    for attention in (Again, AgainAsBefore):
+        equal(cp(), language(lambda attention=attention: Language(attention)))  # type: ignore[misc]
+
+
+class Shifted(Apart):
+    """A mixture with the token before that has no effect in the beginning, neither here nor behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.zeros(WIDTH))
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.share * F.pad(x[:, :-1], (0, 0, 1, 0)))
+
+
+def check_parameters_that_begin_at_zero_hide_nothing() -> None:
+    built: list[Language] = []
+
+    def build() -> Language:
+        built.append(Language(Shifted))
+        return built[-1]
+
+    assert "cp would change what Language computes: output 0" in refusal(lambda: under(cp(), language(build)))
+    assert not any(one.share.any() or one.out.weight.any() for one in built[0].modules() if isinstance(one, Shifted))

@@ -8,8 +8,10 @@ meant. What comes before and after the blocks (positions, embeddings, the head) 
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -17,11 +19,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from ...protocol.errors import StrategyError
 from . import blocks, loading
 from .base import Setting
 from .belongings import Belongings
+from .patches import Patches
 from .shares import tensors_in
 from .stack import Tokens, around_forward, average_after_backward, hidden_in, refuse_copies
 
@@ -78,7 +82,7 @@ def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None
             if tokens.are_whole:
                 return original(*args, **kwargs)
             args, kwargs = tokens.cut_all((args, kwargs))
-            with attention:
+            with attention, _computed_again_within(attention):
                 outputs = original(*args, **kwargs)
             if block is not stack[-1]:
                 return outputs
@@ -142,6 +146,16 @@ class _Ulysses(TorchFunctionMode):
         self._group, self._tokens = group, tokens
         self.calls = 0
         """Attentions that were divided so far."""
+        self.entered = 0
+
+    def __enter__(self) -> _Ulysses:
+        self.entered += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *failed: Any) -> None:
+        self.entered -= 1
+        super().__exit__(*failed)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
@@ -211,6 +225,30 @@ class _Ulysses(TorchFunctionMode):
                 f"cp: {query.shape[-2]} queries beside {key.shape[-2]} keys: attention to another sequence",
                 "use --strategy fsdp",
             )
+
+
+@contextmanager
+def _computed_again_within(mode: _Ulysses) -> Iterator[None]:
+    """What ``torch.utils.checkpoint`` is given in this block is within ``mode`` in the backward, too."""
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def again(*args: Any, **kwargs: Any) -> Any:
+            with nullcontext() if mode.entered else mode:
+                return function(*args, **kwargs)
+
+        return again
+
+    def given(original: Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(within(function), *args, **kwargs)
+
+    patches, reentrant = Patches(), checkpoint.CheckpointFunction
+    patches.around(checkpoint, "_checkpoint_without_reentrant_generator", given)
+    patches.give(reentrant, "apply", functools.partial(given, reentrant.apply))
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 def _counted(start: Any, end: Any = None, step: Any = 1, **_: Any) -> int | None:

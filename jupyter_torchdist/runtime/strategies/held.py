@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from ...protocol.errors import StrategyError
 from .base import Setting
 from .belongings import other_notes
-from .dtensors import whole
+from .dtensors import divided_as, local, whole
 from .halves import without_chance
 from .leavings import no_trace
 from .shares import map_tensors, tensors_in
@@ -88,6 +89,7 @@ class Held:
         self._forward, self._module, self._inputs = forward, module, inputs
         self._before = Measures({}, {})
         self._lacking = any(parameter.is_meta for parameter in module.parameters())
+        self._zero = [] if self._lacking else [name for name, one in module.named_parameters() if not one.any()]
         if not self._lacking and _someone(not self._fits(samples), setting.device):
             self._lacking = True
             setting.say(
@@ -149,8 +151,9 @@ class Held:
                     )
 
     def _measured(self) -> Measures:
-        with no_trace(self._module), undone(), _gradients_aside(self._module), torch.enable_grad():
-            self._module.eval()
+        module, zero = self._module, self._zero
+        with no_trace(module), undone(), _gradients_aside(module), _not_zero(module, zero), torch.enable_grad():
+            module.eval()
             args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
             outputs = [one for one in tensors_in(self._forward(*args, **kwargs)) if one.is_floating_point()]
             found = {f"output {number}": _measure(output) for number, output in enumerate(outputs)}
@@ -230,6 +233,23 @@ def _of_autocast(module: nn.Module) -> list[torch.dtype]:
     devices = {parameter.device.type for parameter in module.parameters()}
     found = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
     return [kind for kind in found if kind in ROUNDING]
+
+
+@contextmanager
+def _not_zero(module: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Parameters that begin at zero have values, as training gives them: behind them nothing could be seen."""
+    parameters = [parameter for name, parameter in module.named_parameters() if name in names]
+    generator = torch.Generator().manual_seed(2003)
+    for parameter in parameters:
+        scale = max(1, *parameter.shape[-1:]) ** -0.5
+        values = torch.randn(parameter.shape, generator=generator).mul(scale).to(parameter.device)
+        share = divided_as(values, parameter) if isinstance(parameter, DTensor) else values
+        local(parameter).data.copy_(local(share))
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            local(parameter).data.zero_()
 
 
 @contextmanager

@@ -54,6 +54,10 @@ def restore(
     originals = {new: old for old, new in (replaced or {}).items()}
     for parameter, places in loading.slots(model).items():
         loading.put(places, _plain_parameter(parameter, originals.get(parameter), gradients))
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if isinstance(buffer, DTensor):  # one that ``parallelize_module`` found in a layer
+                module._buffers[name] = dtensors.whole(buffer.detach())
     if dist.get_rank() == 0:
         for buffer in model.buffers():
             buffer.data = buffer.data.cpu()

@@ -70,6 +70,7 @@ ALIKE: dict[str, Expectation] = {
 
 APART: dict[tuple[str, str], Expectation] = {
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
+    ("checkpoint_around_models", "fsdp"): Refused("checkpoint is around a whole Sequential"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),

@@ -37,6 +37,7 @@ from . import (
     elsewhere,
     fsdp,
     hooks,
+    lazy,
     loading,
     meta,
     noise,
@@ -59,6 +60,7 @@ from .calls import Calls
 from .divided import Divider, Way
 from .held import Held
 from .higher import Gathered
+from .leavings import within_checkpoint
 from .loops import Loops
 from .made import Made
 from .optimized import Optimized
@@ -279,6 +281,12 @@ class Automatic:
         new: bool,
     ) -> Any:
         watch = self._loops.watch
+        if self._sharded and within_checkpoint() and torch._C._current_graph_task_id() == -1:
+            raise StrategyError(
+                f"checkpoint is around a whole {type(module).__name__}, whose parameters {self._setting.plan.name} has "
+                "sharded: they are put together once in a backward",
+                "use checkpoint within its forward, --activation-checkpointing, or use_reentrant=True",
+            )
         if watch is not None:
             watch.forward(tensors_in((args, kwargs)))
         self._divider.samples, self._divider.replicated = self._loops.samples, self._loops.sliced is None
@@ -292,6 +300,7 @@ class Automatic:
                         "build optimizers with all groups before the first training step, or use --strategy ddp or "
                         "fsdp",
                     )
+                lazy.materialise(forward, module, args, kwargs)
                 if not self._sharded:
                     meta.fill(module)
                 self._steps.trains()

@@ -216,6 +216,8 @@ class BatchwiseTracker(TorchDispatchMode):
         if isinstance(thing, torch.Tensor):
             if (fact := self.fact(thing)).number >= 0:
                 return fact.number
+            if thing.is_inference():  # what is written to it leaves no mark
+                return (-2 - next(self._fresh),)
             if thing not in self._same:
                 self._same[thing] = (-2 - next(self._fresh), thing._version)
             stamp, version = self._same[thing]

@@ -176,7 +176,7 @@ class Record:
     def check_externals(self) -> None:
         """Raises ``RuntimeError`` for a tensor that was written since it took part."""
         for tensor, version in zip(self.externals, self._versions, strict=True):
-            if tensor._version != version:
+            if _version(tensor) != version:
                 raise RuntimeError(
                     f"a tensor of shape {list(tensor.shape)}, of which the loss is made, was written to before "
                     "backward(): write to a copy, or use -O schedule=gpipe"
@@ -221,7 +221,7 @@ class Record:
                 if known is one:
                     return External(place)
             self.externals.append(one)
-            self._versions.append(one._version)
+            self._versions.append(_version(one))
             return External(len(self.externals) - 1)
 
         kind = self._device.type
@@ -285,6 +285,10 @@ class Deferred(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return settled(self, "pickle").__reduce_ex__(protocol)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def settled(values: Any, why: str, but: Record | None = None) -> Any:

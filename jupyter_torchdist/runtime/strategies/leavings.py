@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 
 from .batchwise import BatchwiseTracker
 from .belongings import Belongings
@@ -40,6 +41,23 @@ def changed_buffer(module: nn.Module, before: dict[str, torch.Tensor], tracker: 
     return None
 
 
+def _unseen_by_checkpoints() -> contextlib.AbstractContextManager[None]:
+    """Where ``torch.utils.checkpoint`` is around the model, it counts the tensors that are saved."""
+    if not within_checkpoint():
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _as_it_is)
+
+
+def within_checkpoint() -> bool:
+    """Whether what is saved for a backward now will be computed again instead (not by a reentrant one)."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and hooks[0].__module__ == checkpoint.__name__
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @contextlib.contextmanager
 def no_trace(module: nn.Module) -> Iterator[Belongings]:
     """What the forward does to attributes and buffers of modules, and to what the cell has, is undone, its output
@@ -51,7 +69,11 @@ def no_trace(module: nn.Module) -> Iterator[Belongings]:
     tables = [dict(part._buffers) for part in parts]
     belongings, silent = Belongings(module), io.StringIO()
     try:
-        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
+        with (
+            contextlib.redirect_stdout(silent),
+            contextlib.redirect_stderr(silent),
+            _unseen_by_checkpoints(),
+        ):
             yield belongings
     finally:
         belongings.restore()

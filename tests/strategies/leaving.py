@@ -302,3 +302,19 @@ def check_a_cells_autocast_rounds() -> None:
         _, _, losses = under(setting({dimension: dist.get_world_size()}), cell)
         loss_and_norm = torch.tensor(losses[:2]), torch.tensor(expected[:2])  # Adam makes more of roundings later
         torch.testing.assert_close(*loss_and_norm, atol=0.0, rtol=0.01)
+
+
+def check_state_dicts_of_optimizers_say_the_kernels_that_the_cell_chose() -> None:
+    said: list[Any] = []
+
+    def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+        found = language(Language)()
+        optimizer = found[1]
+        state = optimizer.state_dict()
+        said.append(state["param_groups"][0]["foreach"])
+        optimizer.load_state_dict(state)
+        optimizer.step()
+        return found
+
+    _, optimizer, _ = under(setting({"tp": dist.get_world_size()}), cell)
+    assert [*said, optimizer.param_groups[0]["foreach"]] == [None, None]

@@ -451,12 +451,14 @@ class Automatic:
             staged.make_optimizer_whole(optimizer, found["state"])
         if self._pipelines:
             found["state"] = dict(sorted(found["state"].items()))
+        self._optimized.show_kernels(optimizer, found["param_groups"])
         return found
 
     def _take_optimizer_state(
         self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, state_dict: Any
     ) -> None:
         original(optimizer, state_dict)
+        self._optimized.loaded(optimizer)
         for staged in self._pipelines:
             staged.forget_others(optimizer)
 

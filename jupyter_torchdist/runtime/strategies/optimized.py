@@ -26,7 +26,8 @@ class Optimized:
         self._device = device
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
-        self._kernels: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._kernels = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]()
+        """By optimizer those that the cell chose for its groups."""
         self._distributed: set[torch.Tensor] = set()
         self.pending: set[torch.Tensor] = set()
         self.replaced: dict[nn.Parameter, nn.Parameter] = {}
@@ -80,7 +81,8 @@ class Optimized:
         ``ours`` are containers that keep the old ones. ``shown`` false: the cell shall not see the new ones.
         """
         for optimizer in self:
-            self._kernels += [(group, _kernels(group)) for group in optimizer.param_groups]
+            known = self._kernels.setdefault(optimizer, [])
+            known += [_kernels(group) for group in optimizer.param_groups[len(known) :]]
             optimizers.remap(optimizer, replaced)
         hooks.follow(replaced)
         if shown:
@@ -98,11 +100,22 @@ class Optimized:
 
     def give_back(self, originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """The cell's containers hold its own parameters again, and optimizers take the kernels they took."""
-        for group, kernels in reversed(self._kernels):
-            group.update(kernels)
+        for optimizer in self._kernels:
+            self.show_kernels(optimizer, optimizer.param_groups)
         for places in (self.replaced, self.unseen):
             hooks.follow({new: old for old, new in places.items()})
         hand_over(originals, (self.replaced,), all_or_nothing=False)
+
+    def show_kernels(self, optimizer: torch.optim.Optimizer, groups: Iterable[dict[str, Any]]) -> None:
+        """``groups`` of the optimizer say the cell's."""
+        for group, kernels in zip(groups, self._kernels.get(optimizer, ()), strict=False):  # groups may have come since
+            group.update(kernels)
+
+    def loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its groups are those of a state dict, and say which kernels the cell chooses."""
+        if optimizer in self._kernels:
+            self._kernels[optimizer] = [_kernels(group) for group in optimizer.param_groups]
+            optimizers.one_by_one_where_mixed(optimizer)
 
     @property
     def deepcopy(self) -> Callable[..., Any]:

@@ -63,7 +63,7 @@ def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.P
             optimizer.state[new] = {name: placed_like(value, old, new) for name, value in values.items()}
         if old.grad is not None and new.grad is None:
             new.grad = placed_like(old.grad, old, new)
-    _one_by_one_where_mixed(optimizer)
+    one_by_one_where_mixed(optimizer)
 
 
 def placed_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
@@ -84,7 +84,7 @@ def placed_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
     return placed
 
 
-def _one_by_one_where_mixed(optimizer: torch.optim.Optimizer) -> None:
+def one_by_one_where_mixed(optimizer: torch.optim.Optimizer) -> None:
     """No kernel over many tensors at once for a group with DTensors of several meshes, or beside plain parameters.
 
     Splitting the group instead would be faster and would break ``optimizer.param_groups[0]["lr"] = …``.

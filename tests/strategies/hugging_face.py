@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from jupyter_torchdist.runtime.strategies import tensor
 
 from .ranks import SAID, refusal, setting
 from .unchanged import WORLD, equal
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "vocab_size": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+}
+
 
 def llama(**changed: Any) -> nn.Module:
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 12}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
-    return LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, **changed}))
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changed}))
 
 
-def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+def qwen() -> nn.Module:
+    """Its queries and keys are normalised head by head."""
+    return Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=4))
+
+
+def cell(build: Callable[[], nn.Module] = llama) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
     torch.manual_seed(5)
-    model: Any = llama()
+    model: Any = build()
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.01), []
     for words in torch.randint(12, (3, 4, 8)):
         optimizer.zero_grad()
@@ -38,6 +52,7 @@ def cell() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
 
 def check_a_model_with_a_plan_of_its_own() -> None:
     equal(setting({"tp": WORLD()}, tp_plan="auto"), cell)
+    equal(setting({"tp": WORLD()}), lambda: cell(qwen))
     model = llama()
     tensor.apply(model, setting({"tp": WORLD()}))
     weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")

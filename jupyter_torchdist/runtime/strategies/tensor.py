@@ -8,9 +8,10 @@ https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -22,7 +23,7 @@ from ...protocol.strategy_options import chosen
 from . import loading, tensor_sequence
 from .agreement import check_untouched
 from .base import Setting
-from .stack import no_view, refuse_copies
+from .stack import around_forward, no_view, refuse_copies
 from .tensor_inside import split_inside
 from .tensor_linear import Columns, Rows, is_linear
 from .tensor_plan import Styles, styles_of, written_for_parts
@@ -83,6 +84,8 @@ def apply(model: nn.Module, setting: Setting) -> None:
                 module.register_forward_hook(_without_views)
         elif style == "replicate":
             _replicate(module, mesh)
+        elif style == "summed":
+            _sum_gradients(module, mesh.get_group())
     _tie_again(places, model)
     for name in dict.fromkeys([container for container in containers.values() if container is not None]):
         split_inside(model.get_submodule(name), mesh)
@@ -147,6 +150,34 @@ def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
                 whole = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
                 part._parameters[name] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
     split_inside(module, mesh)
+
+
+def _sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """The layer computes something of this rank's heads; its gradients are the sums over the ranks."""
+
+    def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        own = module._parameters
+        kept = {name: one for name, one in own.items() if one is not None}
+        own.update({name: _Summed.apply(one, group) for name, one in kept.items()})  # type: ignore[no-untyped-call]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            own.update(kept)
+
+    around_forward(module, forward)
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        total = grads[0].clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 def _tie_again(places: Mapping[nn.Parameter, list[loading.Slot]], model: nn.Module) -> None:

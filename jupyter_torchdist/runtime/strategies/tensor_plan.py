@@ -2,7 +2,9 @@
 
 Styles (Megatron-LM, https://arxiv.org/abs/1909.08053): ``colwise`` splits a layer's outputs, ``rowwise`` its inputs;
 a pair of them needs one all-reduce. ``gathered`` is ``colwise`` whose outputs are put together again, ``embedding``
-splits a vocabulary, ``sequence`` lets each rank compute its tokens, ``replicate`` keeps the layer whole.
+splits a vocabulary, ``sequence`` lets each rank compute its tokens, ``replicate`` keeps the layer whole. So does
+``summed``, where the code gives it a rank's heads alone (Transformers' norms of queries and keys): its gradient is
+their sum.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _HUGGING_FACE = {
     "colwise_gather_output": "gathered",
     "embedding_rowwise": "embedding",
     "replicate": "replicate",
+    "replicated_with_grad_allreduce": "summed",
 }
 
 

@@ -199,6 +199,9 @@ class Automatic:
         if self._models or self._pipelines:
             for model in self._models:
                 plain.restore(model, self._optimized.replaced)
+            for copied in (names or {}).values():  # of a part of a model
+                if isinstance(copied, nn.Module) and any(isinstance(one, DTensor) for one in copied.parameters()):
+                    plain.restore(copied)
             for optimizer in self._optimized:
                 plain.restore_optimizer(optimizer, self._optimized.replaced)
             self._optimized.give_back(originals)

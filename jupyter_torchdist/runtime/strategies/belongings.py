@@ -116,8 +116,10 @@ class Belongings:
             elif len(container) != len(before) or _differ(list(container), before):
                 container.clear()
                 container.update(before) if isinstance(container, set) else container.extend(before)
-        for name in [name for name in self._main if name not in self._names]:
-            del self._main[name]
+        new = [name for name in self._main if name not in self._names]
+        for name in new:
+            if not name.startswith("__"):  # what torch.compile puts there, it will look for
+                del self._main[name]
         for name, value in self._names.items():
             if self._main.get(name, self) is not value:
                 self._main[name] = value

@@ -69,6 +69,7 @@ ALIKE: dict[str, Expectation] = {
 """Under every strategy; what is neither here nor in ``APART`` is equal."""
 
 APART: dict[tuple[str, str], Expectation] = {
+    ("backbone_reused", "fsdp"): Refused("0.0.weight of Sequential is sharded already, as a part of another model"),
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("checkpoint_around_models", "fsdp"): Refused("checkpoint is around a whole Sequential"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),

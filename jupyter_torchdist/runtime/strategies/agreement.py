@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp1
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...protocol.errors import StrategyError
@@ -62,6 +63,18 @@ def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Colle
         "among the ranks",
         "train it with its new layers in the next cell (between cells a model is whole), or use --strategy ddp",
     )
+
+
+def check_not_reused(model: nn.Module, divided: Collection[nn.Module]) -> None:
+    """Raise ``StrategyError`` for a model of which layers were sharded as a part of another one."""
+    if any(module in divided for module in model.modules()):
+        return
+    reused = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
+    if reused:
+        raise StrategyError(
+            f"{reused[0]} of {type(model).__name__} is sharded already, as a part of another model",
+            "train the new model in the next cell (between cells models are whole), or use --strategy ddp",
+        )
 
 
 def same_on_all_ranks(model: nn.Module, setting: Setting, group: dist.ProcessGroup | None = None) -> None:

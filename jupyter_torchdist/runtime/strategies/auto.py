@@ -297,6 +297,7 @@ class Automatic:
         with self._loops.aside():
             if new:
                 agreement.check_not_scripted([module])
+                agreement.check_not_reused(module, self._models)
                 if any(staged.root is module for staged in self._pipelines):
                     raise StrategyError(
                         f"{type(module).__name__} is in stages, and an optimizer or a group of parameters is new to it",

@@ -26,7 +26,7 @@ class Policy(nn.Module):
 
 
 torch.manual_seed(0)
-policy = Policy()
+policy = model = Policy()
 optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
 losses, entropies = [], []
 for step in range(6):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from . import models
 from .models import adamw, sgd
@@ -129,6 +132,93 @@ def check_what_is_not_here_is_refused_where_it_is_read() -> None:
         assert words in refusal(partial(trained, look)), look
 
 
+def check_what_torch_would_write_of_no_values_is_refused() -> None:
+    """It takes the device of the target, and leaves the target as it is or with what was in memory."""
+    kept: dict[str, Any] = {}
+
+    def average(update: Callable[[list[Tensor], list[Tensor]], Any]) -> Look:
+        def look(model: nn.Module, _: Any) -> None:
+            averages = kept.setdefault("averages", [torch.zeros(one.shape) for one in model.parameters()])
+            with torch.no_grad():
+                update(averages, list(model.parameters()))
+
+        return look
+
+    def each(update: Callable[[Tensor, Tensor], Any]) -> Look:
+        return average(lambda averages, own: [update(*pair) for pair in zip(averages, own, strict=True)])
+
+    def norm(model: nn.Module, _: Any) -> None:
+        total = torch.zeros(())
+        for one in model.parameters():
+            total += one.detach().square().sum()
+
+    def outside(model: nn.Module, _: Any) -> None:
+        for one in model.parameters():
+            if one.dim() == 2:
+                F.linear(torch.ones(2, 6), one)
+
+    for look in (
+        each(lambda mean, one: mean.mul_(0.9).add_(one, alpha=0.1)),
+        each(lambda mean, one: mean.add_(one.data)),
+        each(lambda mean, one: mean.sub_(other=0.1 * one)),
+        each(lambda mean, one: mean.lerp_(one, 0.1)),
+        each(lambda mean, one: mean.copy_(one)),
+        each(lambda mean, one: mean.__setitem__(slice(None), one)),
+        each(lambda mean, one: torch.add(mean, one, out=mean)),
+        average(lambda means, own: torch._foreach_add_(means, own, alpha=0.1)),
+        average(lambda means, own: torch._foreach_add_(means, [one * 0.1 for one in own])),
+        *(norm, outside),
+    ):
+        assert "other stages have no values on this rank" in refusal(partial(trained, look)), look
+        kept.clear()
+
+
+def check_what_is_written_of_them_alone_is_not() -> None:
+    def shrink(model: nn.Module, _: Any) -> None:
+        own: list[Tensor] = list(model.parameters())
+        with torch.no_grad():
+            torch._foreach_mul_(own, 0.9)
+            torch._foreach_add_(own, [one * 0.01 for one in own])
+            torch._foreach_add_(own, [torch.ones(one.shape) for one in own], alpha=1e-3)
+            for one in own:
+                one.add_(one, alpha=0.01).sub_(torch.full(one.shape, 1e-3))
+
+    equal(shrink)
+
+
+def check_a_copy_of_what_is_in_stages_is_refused_when_it_is_called() -> None:
+    def call(model: nn.Module, _: Any) -> None:
+        copy.deepcopy(model)(torch.ones(2, 6))
+
+    assert "a copy of Deep is called" in refusal(lambda: trained(call))
+
+
+def check_a_penalty_from_before_the_first_call_is_explained() -> None:
+    automatic = staged()
+    try:
+        model = deep().model()
+        sgd(list(model.parameters()))
+        penalty = sum((one.square().sum() for one in model.parameters()), torch.zeros(()))
+        with pytest.raises(RuntimeError) as caught:
+            (model(torch.ones(8, 6)).sum() + penalty).backward()
+        assert "before the model was cut into stages" in str(automatic.explained(caught.value))
+    finally:
+        automatic.abandon()
+
+
+def check_they_say_where_this_rank_computes() -> None:
+    def put(model: nn.Module, _: torch.optim.Optimizer) -> None:
+        assert {one.device for one in model.parameters()} == {torch.device("cpu")}
+        model.to(next(model.parameters()).device).cpu()
+        for one in model.parameters():
+            x = torch.arange(3.0)
+            assert x.to(one.device) is x and (0 * one.data).device == x.device
+            assert x.double().to(one).tolist() == x.type_as(one).tolist() == [0.0, 1.0, 2.0]
+            assert x.double().to(tensor=one).dtype == one.dtype  # type: ignore[call-overload]
+
+    equal(put)
+
+
 def check_a_list_from_before_the_first_step_is_no_way_around() -> None:
     def kept(read: Callable[[nn.Parameter], Any]) -> Trained:
         automatic = staged()
@@ -157,16 +247,21 @@ def check_a_list_from_before_the_first_step_is_no_way_around() -> None:
 
 
 def check_torchs_own_words_are_explained() -> None:
-    automatic = staged()
-    try:
-        model = deep().model()
-        optimizer = sgd(list(model.parameters()))
-        models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
-        with pytest.raises(RuntimeError) as caught:
-            nn.utils.parameters_to_vector(model.parameters())
-        assert "have no values on this rank" in str(automatic.explained(caught.value))
-    finally:
-        automatic.abandon()
+    for look in (
+        lambda model: nn.utils.parameters_to_vector(model.parameters()),
+        lambda model: AveragedModel(Deep()).update_parameters(model),
+        lambda model: [layer(torch.ones(2, 6)) for layer in model.children()],
+    ):
+        automatic = staged()
+        try:
+            model = deep().model()
+            optimizer = sgd(list(model.parameters()))
+            models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
+            with pytest.raises(RuntimeError) as caught:
+                look(model)
+            assert "have no values on this rank" in str(automatic.explained(caught.value))
+        finally:
+            automatic.abandon()
 
 
 def check_a_second_optimizer_is_refused_by_name() -> None:

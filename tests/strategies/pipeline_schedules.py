@@ -116,6 +116,20 @@ def weighted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out.view(-1, 6), y.view(-1), weight=torch.arange(1.0, 7.0))
 
 
+def smoothed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, weight=torch.arange(1.0, 7.0), label_smoothing=0.1) / 2
+
+
+def shared(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Targets that are shares of classes."""
+    return F.cross_entropy(model(x), F.one_hot(y.clamp(min=0), 6).float(), label_smoothing=0.1)
+
+
+def exactly(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    weight = torch.tensor([0.1, 0.2, 0.3, 1.0, 2.0, 3.0], dtype=torch.float64)
+    return F.cross_entropy(model(x.double()), y, weight=weight)
+
+
 class LossInside(Wide):
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         logits = nn.Sequential.forward(self, x)  # type: ignore[no-untyped-call]
@@ -135,8 +149,9 @@ def held(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def check_losses_are_those_of_the_batch() -> None:
-    for loss_of in (with_ignored_targets, summed, weighted):
+    for loss_of in (with_ignored_targets, summed, weighted, smoothed, shared):
         same(loss_of)
+    same(exactly, build=lambda: Wide().double())
     same(accumulated, "interleaved_zero_bubble")
     same(inside, "interleaved_1f1b", build=LossInside)
     same(held, build=LossInside)
@@ -254,6 +269,9 @@ def check_what_a_schedule_cannot_do_is_refused() -> None:
         out, there = model(x), y.clamp(min=0)
         return F.cross_entropy(out, there) + F.cross_entropy(out, there.flip(0))
 
+    def more(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return inside(model, x, y) + 0.5
+
     def custom(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return Doubled.apply(model(x)).mean()  # type: ignore[no-any-return, no-untyped-call]
 
@@ -270,6 +288,7 @@ def check_what_a_schedule_cannot_do_is_refused() -> None:
     assert "every sample with every other" in said and "not one of microbatches" in said, said
     assert "two means that count different things" in refusal(lambda: loop(two_means, "1f1b"))
     assert "adds up several cross entropies" in refusal(lambda: loop(several, "1f1b"))
+    assert "adds something to a mean over targets" in refusal(lambda: loop(more, "1f1b", LossInside))
     assert "Doubled" in refusal(lambda: loop(custom, "1f1b"))
     assert "changed between its forward and backward" in refusal(lambda: loop(written, "1f1b"))
     assert "dropout" in refusal(lambda: loop(drawing, "zbv"))

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import jupyter_torchdist as td
 from jupyter_torchdist.runtime.strategies.auto import Automatic
@@ -152,6 +153,39 @@ def check_whole_pipelines_beside_each_other() -> None:
     if dist.get_world_size() == 4:
         compare(deep(), degrees={"pp": 2, "dp_replicate": 2}, schedule="looped_bfs")
         compare(gpt(tied=True), sgd, degrees={"pp": 2, "dp_replicate": 2})
+
+
+class LossInside(Deep):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return F.cross_entropy(super().forward(x), y)  # type: ignore[no-untyped-call]
+
+
+def check_a_loss_inside_counts_the_targets_of_all_ranks_and_microbatches() -> None:
+    def run(automatic: Automatic | None) -> Trained:
+        torch.manual_seed(4)
+        try:
+            model, losses = LossInside(), []
+            optimizer = sgd(list(model.parameters()))
+            for count in range(1, STEPS + 1):
+                y = torch.randint(6, (12,))
+                y[:3], y[12 - count :] = -100, -100  # of 4 ranks in pairs the first's first microbatch has none
+                loss = model(torch.randn(12, 6), y)
+                loss /= 2
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            if automatic is not None:
+                automatic.finish({})
+        finally:
+            if automatic is not None:
+                automatic.abandon()
+        return losses, model, optimizer
+
+    one_device = run(None)
+    same_as(one_device, run(staged()))
+    if dist.get_world_size() == 4:
+        same_as(one_device, run(staged(degrees={"pp": 2, "dp_replicate": 2})))
 
 
 def losses_of(build: Callable[[], nn.Module], automatic: Automatic | None, samples: int = 8) -> tuple[list[float], Any]:
@@ -451,6 +485,58 @@ def check_an_argument_that_no_output_depends_on() -> None:
         return float(loss.detach())
 
     assert abs(step(staged(microbatches=4)) - step(None)) < CLOSE
+
+
+class Reentrant(Deep):
+    """Computes its blocks again in the backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = checkpoint(layer, x, use_reentrant=True) if self.training else layer(x)
+        return x
+
+
+class ReentrantLayer(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def check_checkpoints_without_a_graph_are_refused() -> None:
+    words = "checkpoint with use_reentrant=True"
+    assert words in refused(Reentrant)
+    assert words in refused(Reentrant, microbatches=2)
+    assert words in refused(lambda: nn.Sequential(*[ReentrantLayer(6, 6) for _ in range(4)]))
+
+    def late() -> None:
+        model = Reentrant().eval()
+        optimizer = sgd(list(model.parameters()))
+        for _ in range(2):
+            model(torch.ones(8, 6)).sum().backward()
+            optimizer.step()
+            model.train()
+
+    automatic = staged()
+    try:
+        assert words in refusal(late)
+    finally:
+        automatic.abandon()
+
+
+class Experts(nn.Module):
+    """The first half of the rows is one's, the second the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 8, 8) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([len(x) // 2, len(x)], dtype=torch.int32)
+        return F.grouped_mm(x, self.weight, offs=ends)
+
+
+def check_experts_products_are_followed_in_any_type() -> None:
+    build = lambda: nn.Sequential(nn.Linear(6, 8), *[Experts() for _ in range(3)], nn.Linear(8, 6))  # noqa: E731
+    compare(Case(build, deep().inputs, deep().targets), microbatches=1)
 
 
 class Pairing(Deep):

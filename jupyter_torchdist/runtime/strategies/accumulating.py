@@ -25,7 +25,7 @@ from ..checkpoint import randomness
 from .base import Setting
 from .divided import Added, Joined, Way
 from .divisors import Parted, divisor_of, form_of
-from .shares import Rows, map_tensors, tensors_in
+from .shares import Rows, map_tensors, tensors_in, weighed
 
 Run = Callable[..., Any]
 
@@ -271,10 +271,10 @@ def _joined(
     known = [divisor for divisor in divisors if divisor is not None]
     if way.counted and len(known) == len(values):
         total = torch.stack(known).sum()
-        counted = [value * (divisor / total) for value, divisor in zip(values, known, strict=True)]
+        counted = [weighed(value, divisor / total) for value, divisor in zip(values, known, strict=True)]
         return Parted.of(torch.stack(counted).sum(0), total, facts[0][1])
-    weighed = [value * weight for value, weight in zip(values, weights, strict=True)]
-    return Parted.of(torch.stack(weighed).sum(0), None, facts[0][1])
+    parts = [value * weight for value, weight in zip(values, weights, strict=True)]
+    return Parted.of(torch.stack(parts).sum(0), None, facts[0][1])
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:

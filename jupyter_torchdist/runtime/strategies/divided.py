@@ -267,9 +267,14 @@ class Divider:
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
+            lone = all(tensor.dim() == 1 for tensor in entered)
+            why = (
+                "is it given one sample, without a batch"
+                if lone
+                else "is a batch size written in the model as a number"
+            )
             return Refused(
-                f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} "
-                "(is a batch size written in the model as a number?)"
+                f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
             )
         if differ and not self._trusted:
             return Refused("what it makes of a sample is another value when fewer samples are beside it")

@@ -17,7 +17,7 @@ class Parted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, divisor: torch.Tensor | None, form: tuple[str, ...]) -> torch.Tensor:
         ctx.divisor, ctx.form = divisor, form
-        return value.view_as(value)
+        return value.clone()  # no view: the cell may write to it (``loss /= steps``)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

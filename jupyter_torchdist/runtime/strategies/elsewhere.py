@@ -6,6 +6,7 @@ Whatever the cell makes of them on this rank it makes of the values on the ranks
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import defaultdict
@@ -19,6 +20,8 @@ from torch.optim import optimizer
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
+from ..failures import is_ours
+from .fsdp import OF_PLAIN_ONES, in_backward
 from .patches import Patches
 from .shares import map_tensors, tensors_in
 
@@ -27,7 +30,20 @@ _IN_PLACE = frozenset(
 )
 _NEW = frozenset((torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, torch.dropout, torch.normal))
 _NUMBERS = frozenset(("item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__format__", "__array__"))
+_OF_SHAPES = frozenset(
+    (
+        *("expand_as", "view_as", "reshape_as", "resize_as_", "broadcast_tensors"),
+        *("atleast_1d", "atleast_2d", "atleast_3d", "zeros_like", "ones_like", "empty_like", "full_like"),
+        *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
+    )
+)
+"""Functions that ask a tensor for no more than its shape or type."""
+_MOVES = frozenset(("to", "cpu", "cuda", "type_as"))
+_COPIED = frozenset(("__deepcopy__", "__reduce_ex__"))
 _HINT = "use --strategy ddp or fsdp, where every rank has what the cell reads"
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_MACHINERY = frozenset((nn.parameter.__file__, nn.modules.module.__file__, torch._tensor.__file__))
+"""Modules of torch that make parameters of parameters, and know their classes."""
 
 
 def install(patches: Patches) -> None:
@@ -51,28 +67,46 @@ def install(patches: Patches) -> None:
 
 
 class Away(Tensor):
-    """What the cell made of values that are on other ranks."""
+    """What the cell made of values that are on other ranks.
+
+    Libraries act for the cell. torch's own modules are given what they are used to: parameters, plain tensors.
+    """
+
+    home = torch.device("cpu")
+    """Where this rank computes."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        by_user = is_users(sys._getframe(1).f_code.co_filename)
+        caller = sys._getframe(1).f_code.co_filename
         name = getattr(function, "__name__", "")
         with torch._C.DisableTorchFunctionSubclass():
-            if not by_user and name not in _IN_PLACE and function not in _NEW:
+            if name in _COPIED or (is_ours(caller) and name not in _IN_PLACE and function not in _NEW):
                 return function(*args, **kwargs)
             args, kwargs = map_tensors((args, kwargs), _as_of_now)
             if name in _IN_PLACE or function in _NEW:
                 return _drawn(function, args, kwargs)
-            if name in _NUMBERS:
+            by_torch = caller.startswith(_TORCH)
+            if name in _NUMBERS and not by_torch:
                 raise StrategyError("a number is read of parameters of a pipeline's other stages", _HINT)
+            if name in _MOVES and (moved := _moved(name, args, kwargs)) is not None:
+                return moved if caller in _MACHINERY else _away(moved)
             try:
                 made = function(*args, **kwargs)
             except (RuntimeError, NotImplementedError) as error:
-                if (said := explain(error)) is None:
+                if by_torch or (said := explain(error)) is None:
                     raise
                 raise said from error
-            return map_tensors(made, _away)
+            _check_made_of_values(name, made, args, kwargs)
+            return made if caller in _MACHINERY else map_tensors(made, _away)
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where what the cell makes for it has to be; torch is told that there are no values."""
+        asks = sys._getframe(1).f_code.co_filename
+        with torch._C.DisableTorchFunctionSubclass():
+            own: torch.device = Tensor.device.__get__(self)
+        return own if own.type != "meta" or asks.startswith(_TORCH) or is_ours(asks) else Away.home
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
@@ -82,6 +116,7 @@ class Elsewhere(nn.Parameter):
     """A parameter of a stage that other ranks hold: what stands for it, or what the cell kept, of values of before."""
 
     __torch_function__ = Away.__torch_function__
+    device = Away.device
 
     @property
     def grad(self) -> Tensor | None:
@@ -119,9 +154,17 @@ class StateOfStages(defaultdict[Any, Any]):
 
 def explain(error: BaseException) -> StrategyError | None:
     """What an error of torch's has to do with values that are not here; None for any other."""
-    if not isinstance(error, (RuntimeError, NotImplementedError)) or "meta" not in str(error):
+    if not isinstance(error, (RuntimeError, NotImplementedError)):
         return None
-    return StrategyError(f"parameters of a pipeline's other stages have no values on this rank ({error})", _HINT)
+    if OF_PLAIN_ONES.search(str(error)) and in_backward(error):
+        return StrategyError(
+            "this backward needs parameters as they were before the model was cut into stages, in its first call "
+            f"({error})",
+            _HINT,
+        )
+    if "meta" not in str(error):
+        return None
+    return _without_values(str(error))
 
 
 def without_values(names: Mapping[str, Any]) -> list[str]:
@@ -138,6 +181,42 @@ def _is_read_by_the_cell(frame: FrameType | None) -> bool:
             return False
         frame = frame.f_back
     return True
+
+
+def _without_values(what: str) -> StrategyError:
+    return StrategyError(f"parameters of a pipeline's other stages have no values on this rank ({what})", _HINT)
+
+
+def _check_made_of_values(name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise ``StrategyError`` where torch made or wrote a tensor with values of what has none: it goes by the first.
+
+    Element by element where a function does so.
+    """
+    if name in _OF_SHAPES:
+        return
+    rows: list[tuple[Any, Any]] = [(made, (args, kwargs))]
+    if name.startswith("_foreach_") and args:
+        each = [*args, *kwargs.values()]
+        rows = [
+            (target, [one[place] if isinstance(one, (list, tuple)) else one for one in each])
+            for place, target in enumerate(args[0] if made is None else made)
+        ]
+    for result, given in rows:
+        if any(one.is_meta for one in tensors_in(given)) and any(not one.is_meta for one in tensors_in(result)):
+            raise _without_values(f"{name} of them and of a tensor that has values here")
+
+
+def _moved(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """What has no values here has none on another device; ``x.to(parameter)`` asks for its device and type."""
+    others = tensors_in((args[1:], kwargs))
+    if not args[0].is_meta:
+        moved: Tensor | None = args[0].to(Away.home, others[0].dtype) if others and others[0].is_meta else None
+        return moved
+    if name != "to":
+        return args[0] if not others else None
+    asked = torch._C._nn._parse_to(*args[1:], **{key: one for key, one in kwargs.items() if key != "copy"})
+    same: Tensor = args[0].to(asked[1] or args[0].dtype)
+    return same
 
 
 def _as_of_now(tensor: Tensor) -> Tensor:

@@ -331,7 +331,7 @@ def explain(error: BaseException) -> StrategyError | None:
     if isinstance(error, StrategyError):
         return None
     first = next(iter(str(error).splitlines()), "")
-    if _OF_PLAIN_ONES.search(first) and _in_backward(error):
+    if OF_PLAIN_ONES.search(first) and in_backward(error):
         return StrategyError(
             "this backward needs parameters as they were before the model's first call, in which they were sharded "
             f"({type(error).__name__}: {first:.160})",
@@ -347,12 +347,12 @@ def explain(error: BaseException) -> StrategyError | None:
     )
 
 
-def _in_backward(error: BaseException) -> bool:
+def in_backward(error: BaseException) -> bool:
     """Sizes that do not match have other causes elsewhere: a batch without samples."""
     return any(frame.name == "_engine_run_backward" for frame in traceback.extract_tb(error.__traceback__))
 
 
-_OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
+OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
 """Their values are gone: what autograd kept of them has no elements."""
 _OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered", "DeviceMesh", "for storage of size 0")
 

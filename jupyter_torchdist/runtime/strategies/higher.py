@@ -126,8 +126,11 @@ class Gathered:
         What is a unit of its own gathers itself when it is called.
         """
         shards = {one for one in part.parameters() if isinstance(one, DTensor)}
+        if not shards:
+            yield
+            return
         inner = {id(one) for one in part.modules()}
-        units = [unit for unit in self._units() if id(unit) not in inner and _has_one_of(unit, shards)] if shards else []
+        units = [unit for unit in self._units() if id(unit) not in inner and _has_one_of(unit, shards)]
         for unit in units:
             unit.unshard()
         try:

@@ -29,11 +29,12 @@ from .divided import Added
 from .divisors import form_of
 from .drawing import OwnNumbers, WorkerSeeds, draws, loads
 from .joining import values_of
+from .linesrun import LinesRun
 from .places import ByLoop, Place
 from .resuming import Resuming
 from .shares import Rows as Share
-from .shares import tensors_in, to_device
-from .unseen import LinesRun, unseen_use
+from .shares import others_in, tensors_in, to_device
+from .unseen import unseen_use
 from .watching import LoopWatch
 
 
@@ -353,6 +354,8 @@ def _watched(watch: LoopWatch, batch: Any, total: int) -> None:
     """A step that is watched is about to begin."""
     if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
         watch.object("not everything in a batch has its samples in the first dimension")
+    if any(other is not None for other in others_in(batch)):
+        watch.object("not everything in a batch is a tensor, and how many of it there are is not seen")
     watch.seen = watch.seen or fingerprint(batch)
     watch.begin(batch, total)
 

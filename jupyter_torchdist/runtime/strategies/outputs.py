@@ -18,7 +18,7 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from ...protocol.errors import StrategyError
 from .belongings import is_users_own
-from .shares import map_parts, map_tensors, tensors_in
+from .shares import map_parts, map_tensors, others_in, tensors_in
 
 _CACHES = "transformers.cache_utils"
 """Keys and values for later calls, which a loop that trains has no use for."""
@@ -58,9 +58,7 @@ def changed(outputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def numbers_in(outputs: Any) -> list[Any]:
     """Numbers, words and the like in ``opened`` outputs."""
-    found: list[Any] = []
-    map_parts(outputs, Tensor, _as_it_is, found.append)
-    return [one for one in found if not isinstance(one, (Distribution, nn.Module)) and not callable(one)]
+    return [one for one in others_in(outputs) if not isinstance(one, (Distribution, nn.Module)) and not callable(one)]
 
 
 def without_tensors(outputs: Any) -> tuple[Any, list[str]]:

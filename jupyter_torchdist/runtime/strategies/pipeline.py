@@ -37,7 +37,7 @@ from .divided import Way, _kind
 from .fsdp import DTYPES
 from .leavings import no_trace
 from .patches import Patches
-from .pipeline_checks import microbatches
+from .pipeline_checks import microbatches, no_reentrant_checkpoints
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
 from .pipeline_inside import Inside
 from .pipeline_kept import hand_out, kept, left_behind
@@ -91,6 +91,7 @@ class Pipeline:
         self._ranks_of_buffers: dict[nn.Module, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
         self._kept: list[str] = []
+        elsewhere.Away.home = setting.device
 
     # ---------------------------------------------------------------------------------------------------- partition
 
@@ -131,7 +132,14 @@ class Pipeline:
         self._names = loading.names_of(self.root)
         pipeline = self
 
-        def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if module is not pipeline.root:
+                raise StrategyError(
+                    f"a copy of {type(module).__name__} is called, made while it was in stages: a rank has the values "
+                    "of its own stages alone",
+                    "load a state dict of the model (which is whole) into one that is built anew, or use --strategy "
+                    "ddp or fsdp",
+                )
             return pipeline(args, kwargs)
 
         vars(self.root)["forward"] = MethodType(forward, self.root)
@@ -154,7 +162,7 @@ class Pipeline:
         found: list[Any] = [None]
         if dist.get_rank() == 0:
             try:
-                with no_trace(self.root) as belongings, undone(), self.precision():
+                with no_trace(self.root) as belongings, undone(), self.precision(), no_reentrant_checkpoints():
                     now = functools.partial(clock, self._setting.device)
                     costs = measured(self._units, now, lambda: self._original(*args, **kwargs))
                     keeps = kept(belongings)
@@ -232,7 +240,8 @@ class Pipeline:
     ) -> tuple[Any, dict[int, Tensor]]:
         """One stage's part of one microbatch: the outputs (in the last stage), and what is passed on."""
         run = StageRun(flow, stage, self._fakes, received)
-        outputs = run.run(self._original, self._units, args, kwargs)
+        with _followed():
+            outputs = run.run(self._original, self._units, args, kwargs)
         return outputs, run.passed
 
     def _make_whole(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
@@ -274,7 +283,7 @@ class Pipeline:
         if key not in self._flows:
             planner = Planner(self._units, self._fakes, self._calls, self.layout.stages)
             try:
-                with no_trace(self.root), undone():
+                with no_trace(self.root), undone(), _followed():
                     with planner, self._units.run_by(planner):
                         outputs = self._original(*args, **kwargs)
                     self._flows[key] = planner.ends(outputs)
@@ -407,6 +416,10 @@ class Pipeline:
     def originals(self) -> Mapping[nn.Parameter, nn.Parameter]:
         """The other way round."""
         return self._whole
+
+
+def _followed() -> AbstractContextManager[None]:
+    return no_reentrant_checkpoints() if torch.is_grad_enabled() else nullcontext()
 
 
 def _put_back(optimizer: torch.optim.Optimizer, new: nn.Parameter, old: nn.Parameter) -> None:

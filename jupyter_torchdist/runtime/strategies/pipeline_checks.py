@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from .agreement import check_not_scripted, check_untouched
 from .base import Setting
+from .patches import Patches
 from .pipeline_schedules import WHOLE_FORWARD
 
 _WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
@@ -57,6 +61,26 @@ def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.O
                 f"{type(optimizer).__name__} needs all gradients in one place, a stage has its own",
                 "use --strategy ddp, or another optimizer",
             )
+
+
+@contextmanager
+def no_reentrant_checkpoints() -> Iterator[None]:
+    """Raise ``StrategyError`` for one: it computes without a graph, so that no gradient comes to a stage's border."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise StrategyError(
+            "the model's forward calls torch.utils.checkpoint.checkpoint with use_reentrant=True, which keeps no graph "
+            "that a pipeline could follow",
+            "use_reentrant=False (of Hugging Face's models: gradient_checkpointing_enable("
+            'gradient_checkpointing_kwargs={"use_reentrant": False}))',
+        )
+
+    patches = Patches()
+    patches.give(CheckpointFunction, "apply", refuse)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 def microbatches(setting: Setting) -> int:

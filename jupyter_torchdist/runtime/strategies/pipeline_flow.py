@@ -39,6 +39,8 @@ _RANDOM = (
     *("rand_like", "randn_like", "randint_like", "dropout", "alpha_dropout", "feature_dropout"),
     *("uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_"),
 )
+_GROUPED = torch.ops.aten._grouped_mm.default
+"""The experts' product, which torch does in any type, and on fakes in one alone."""
 ALWAYS = -1
 """In place of a stage: computed on every rank, from the inputs alone."""
 
@@ -116,6 +118,8 @@ class _Draws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        if func is _GROUPED and args[0].dtype != torch.bfloat16:
+            return func(*(one.bfloat16() for one in args[:2]), *args[2:], **(kwargs or {})).to(args[0].dtype)
         return func(*args, **(kwargs or {}))
 
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from ...protocol.errors import StrategyError
 from .batchwise import BatchwiseTracker
 from .deferred import Deferred, External, Node, Record, Ref, mapped
 from .divided import Added, Joined, Kept, Way
-from .divisors import divisor_of
+from .divisors import Parted, divisor_of
 from .rules import IGNORED
 from .verdicts import judged
 from .watching import way_of
@@ -43,6 +45,8 @@ class Graph:
         values = dict(enumerate(outputs))
         for node in self.nodes:
             node.run(values, externals)
+            if _smooths(node):
+                _note_divisor(node, values, externals)
         return values[self.loss]
 
     def signature(self, total: int) -> Hashable:
@@ -67,6 +71,29 @@ class Parts:
     def externals(self, graph: Graph, rows: slice, total: int) -> list[Tensor]:
         """What came from elsewhere, for one microbatch."""
         return [_rows(one, rows, total) if place in self.cut else one for place, one in enumerate(graph.externals)]
+
+
+def _smooths(node: Node) -> bool:
+    """A mean over targets that torch makes of several sums, which all leave out the same targets."""
+    if node.function is not F.cross_entropy or not node.kwargs.get("label_smoothing"):
+        return False
+    return all(node.kwargs.get(name) in (None, "mean") for name in ("size_average", "reduce", "reduction"))
+
+
+def _sharp(node: Node) -> Node:
+    """Without smoothing: another number for each sample, of the same samples."""
+    return replace(node, kwargs=node.kwargs | {"label_smoothing": 0.0}) if _smooths(node) else node
+
+
+def _note_divisor(node: Node, values: dict[int, Tensor], externals: Sequence[Tensor]) -> None:
+    """That of the mean without smoothing, for which no softmax is needed; targets that are shares have none."""
+    target = node.args[1]
+    if (externals[target.place] if isinstance(target, External) else values[target.number]).is_floating_point():
+        return
+    (number,), plain = node.numbers, dict(values)
+    kwargs = {name: node.kwargs[name] for name in ("weight", "ignore_index") if name in node.kwargs}
+    replace(node, function=F.nll_loss, kwargs=kwargs).run(plain, externals)
+    values[number] = Parted.of(values[number], divisor_of(plain[number]), ())
 
 
 def graph_of(record: Record, loss: Deferred, outputs: int) -> Graph:
@@ -96,9 +123,10 @@ def proved(graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], rows: S
     for cut in itertools.islice(_assignments(graph, rows[-1].stop), _MOST_ASSIGNMENTS):
         found = _followed(graph, outputs, ways, cut, rows[-1].stop)
         if isinstance(found, Added):
-            parts = Parts(found, cut)
-            if _holds(graph, parts, outputs, ways, rows):
-                return parts
+            # A function of torch's may divide its sum by a size that nothing shows (of targets that are shares).
+            for way in (found,) if found.mean else (found, Added(mean=True)):
+                if _holds(graph, parts := Parts(way, cut), outputs, ways, rows):
+                    return parts
             found = "its value or its slope is not made of those of the microbatches"
         reason = reason or found
     return reason
@@ -123,16 +151,17 @@ def _followed(
     graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], cut: frozenset[int], total: int
 ) -> Added | str:
     """What the tracker says of the loss."""
-    tracker = BatchwiseTracker(total=total)
+    tracker, graph = BatchwiseTracker(total=total), replace(graph, nodes=tuple(map(_sharp, graph.nodes)))
     leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in outputs]
     externals = [one.detach() for one in graph.externals]
     with torch.enable_grad(), tracker:
         tracker.enters((), total)
-        for leaf, way in zip(leaves, ways, strict=True):
+        for place, (leaf, way) in enumerate(zip(leaves, ways, strict=True)):
             if isinstance(way, Joined):
                 tracker.returned(leaf, total, way.dim, way.each)
             elif isinstance(way, Added):
                 tracker.reduced(leaf, total, mean=way.mean)
+                leaves[place] = Parted.of(leaf, torch.ones(()), ()) if way.counted else leaf
         for place in cut:
             tracker.returned(externals[place], total, 0, externals[place].size(0) // total)
         loss = graph.value(leaves, externals)
@@ -140,6 +169,8 @@ def _followed(
         verdict = judged(replace(tracker.fact(loss), suspects=frozenset()), loss)
         counted = any(_counted(ways[number]) for number in graph.outputs)
         found = way_of(loss, verdict, counted=counted)
+        if found is not None and found.counted and divisor_of(loss) is None:
+            return "it adds something to a mean over targets, of which each microbatch has another number"
     if found is None and IGNORED in verdict.notes:
         return "it adds up several cross entropies, each of which may leave out other targets"
     return found or verdict.reason  # where that is, is a line of ours: the loss is recorded
@@ -164,7 +195,7 @@ def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence
         parted.append([torch.zeros_like(slope) for slope in own] if none_counts else own)
     divisor = sum(weights) if parts.way.mean else 1.0
     value = sum(value * weight for value, weight in zip(values, weights, strict=True)) / divisor
-    if not _alike(torch.tensor(value), whole.detach().cpu(), whole.dtype):
+    if not _alike(torch.tensor(value, dtype=torch.float64), whole.detach().cpu(), whole.dtype):
         return False
     for number in graph.outputs:
         way = ways[number]
@@ -179,8 +210,11 @@ def weight_of(loss: Tensor, way: Added, rows: slice, total: int) -> float | Tens
     """What a microbatch's loss counts with; means are to be divided by the sum of their weights."""
     if not way.mean:
         return 1.0
-    divisor = divisor_of(loss) if way.counted else None
-    return (rows.stop - rows.start) / total if divisor is None else divisor.float()
+    if not way.counted:
+        return float(rows.stop - rows.start) / total
+    if (divisor := divisor_of(loss)) is None:
+        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps")
+    return divisor.double()
 
 
 def _part_of(output: Tensor, way: Way, rows: slice) -> Tensor:

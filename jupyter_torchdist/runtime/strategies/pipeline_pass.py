@@ -14,11 +14,12 @@ from torch.autograd.function import once_differentiable
 
 from ...protocol.errors import StrategyError
 from .divided import Added, Joined, Way
+from .divisors import Parted
 from .leavings import no_trace
 from .outputs import closed
 from .pipeline_flow import OTHER_PATH
 from .pipeline_run import Microbatch, Pairs, Work
-from .shares import map_tensors, tensors_in
+from .shares import map_tensors, tensors_in, weighed
 from .streams import OwnStream
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Passage:
         self.ways = ways
         self.total = sum(sizes)
         self.work = Work(pipeline, self.microbatches)
+        self._divisors: dict[int, Tensor] = {}
+        """By what outputs that are means over targets were divided."""
         self._spent = False
 
     def outputs(self) -> Any:
@@ -70,7 +73,10 @@ class Passage:
         if torch.is_grad_enabled() and any(self.requires_grad()):
             anchor = torch.zeros((), requires_grad=True)
             results: Sequence[Tensor] = _Pipelined.apply(self, anchor, *self.asking)  # type: ignore[no-untyped-call]
-            return results
+            return [
+                Parted.of(result, self._divisors[place], ()) if place in self._divisors else result
+                for place, result in enumerate(results)
+            ]
         return self.forward()
 
     def fakes(self, number: int = 0) -> list[Tensor]:
@@ -129,6 +135,9 @@ class Passage:
             parts = [one.outputs[place] for one in self.microbatches]
             whole.copy_(self._combined(place, parts, self.ways[place] if self.ways is not None else None).detach())
         self._wires.hand_out(whole, self._last_rank)
+        if self._counts_targets(place):  # ranks beside this pipeline ask
+            divisor = self._divisors.setdefault(place, torch.empty((), dtype=dtype, device=self._wires.device))
+            self._wires.hand_out(divisor, self._last_rank)
         return whole
 
     def _widened(self, dtype: torch.dtype) -> bool:
@@ -141,19 +150,24 @@ class Passage:
         if isinstance(way, Joined):
             return torch.cat([part.detach() for part in parts], way.dim)
         if isinstance(way, Added):
-            return torch.stack([part.detach() * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
+            return torch.stack([weighed(part.detach(), one) for part, one in zip(parts, weights, strict=True)]).sum(0)
         return parts[0]
+
+    def _counts_targets(self, place: int) -> bool:
+        way = self.ways[place] if self.ways is not None else None
+        return isinstance(way, Added) and way.counted and torch.is_grad_enabled()
 
     def _weights(self, place: int, way: Way | None) -> list[float | Tensor]:
         if not isinstance(way, Added) or not way.mean:
             return [1.0] * len(self.microbatches)
-        if not way.counted or not torch.is_grad_enabled():
+        if not self._counts_targets(place):
             return [(one.rows.stop - one.rows.start) / self.total for one in self.microbatches]
         divisors = [one.divisor(place) for one in self.microbatches]
         counted = [divisor for divisor in divisors if divisor is not None]
         if len(counted) != len(divisors):
             raise StrategyError("the loss is no longer the cross entropy that it was in the first steps")
         whole = torch.stack(counted).sum()
+        self._divisors[place] = whole.to(self.shape(place)[1])
         return [divisor / whole for divisor in counted]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -151,10 +151,10 @@ class Measurer:
         begun = self._now()
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs = original(*args, **kwargs)
-            sums = [tensor.float().sum() for tensor in tensors_in(outputs) if tensor.requires_grad]
+        made = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
         asked = [tensor for tensor in (*tensors_in((args, kwargs)), *own) if tensor.requires_grad]
-        if sums and asked:
-            torch.autograd.grad(sums, asked, allow_unused=True)
+        if made and asked:
+            torch.autograd.grad(made, asked, [torch.ones_like(tensor) for tensor in made], allow_unused=True)
         seconds = self._now() - begun
         trained = 4 * sum(p.nbytes for p in own)  # weights, gradients and the two moments of Adam
         size = _parameters_of(self._units.modules[number])

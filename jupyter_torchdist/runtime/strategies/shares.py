@@ -76,7 +76,13 @@ def averaged(value: torch.Tensor, group: Group) -> torch.Tensor:
 
 def weighted(value: torch.Tensor, weight: float | torch.Tensor, group: Group) -> torch.Tensor:
     """``Σ weight_r · value_r`` over the ranks, a replicated tensor."""
-    return averaged(value * (weight * group.size()), group)
+    return averaged(weighed(value, weight * group.size()), group)
+
+
+def weighed(value: torch.Tensor, weight: float | torch.Tensor) -> torch.Tensor:
+    """``weight · value``. A mean over no targets is 0 / 0, and counts with nothing."""
+    product = value * weight
+    return torch.where(weight == 0, 0.0, product) if isinstance(weight, torch.Tensor) else product
 
 
 class _Cut(torch.autograd.Function):
@@ -170,6 +176,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         return [value]
     found: list[torch.Tensor] = []
     _collect(value, found)
+    return found
+
+
+def others_in(value: Any) -> list[Any]:
+    """What is neither a tensor nor a container of such."""
+    found: list[Any] = []
+    map_parts(value, torch.Tensor, lambda tensor: tensor, found.append)
     return found
 
 

@@ -102,6 +102,7 @@ LOOPS = {
     "kept by an index": "    cache['y'] = y\n    if k % 3 == 0: h.append(cache['y'].sum())\n",
     "kept by setattr": "    setattr(m, 'y', y)\n    if k % 3 == 0: h.append(m.y.sum())\n",
     "bound in a with": "    with torch.no_grad(): z = out\n    if k > 3: h.append(z)\n",
+    "another loss": "    z = out.square().mean()\n    if k % 3 == 0:\n        z.backward()\n",
     "the loss bound again": "    l = out.sum()\n    if k % 3 == 0: h.append(l.item())\n",
 }  # fmt: skip
 
@@ -127,6 +128,12 @@ PLAIN = {
     "deletion": "    if k > 5: del x, y\n",
     "saving": "    if k % 50 == 0: torch.save(m.state_dict(), 'there')\n",
 }
+
+
+def test_one_of_two_backwards_speaks_for_both() -> None:
+    scaled = "    if k > 1000:\n        scheduler.scale(l).backward()\n    else:\n        l.backward()\n"
+    begin = "    out = m(x); l = cross_entropy(out, y); o.zero_grad()\n"
+    assert verdict(HEAD + begin + scaled + "    o.step()\n") is None
 
 
 @pytest.mark.parametrize("name", PLAIN)

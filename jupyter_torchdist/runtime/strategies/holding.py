@@ -74,7 +74,7 @@ class Holding:
         bodies = [self._loop, *self._watched]
         for node in (one for body in bodies for one in ast.walk(body)):
             if isinstance(node, ast.Call) and called_name(node) == "backward" and isinstance(node.func, ast.Attribute):
-                self._show(node, node.func.value)
+                self._show(node)
         before: object = None
         while before != (before := self._size()):
             for node in (one for body in bodies for one in ast.walk(body)):
@@ -119,13 +119,25 @@ class Holding:
             else:
                 self._keep(node.args[0], node)
 
-    def _show(self, node: ast.Call, of: ast.expr) -> None:
+    def _show(self, node: ast.Call) -> None:
+        for one in self._losses(node):
+            key = self._key(one)
+            assert key is not None
+            self._events.setdefault(key, {})[self._place(node)] = True
+
+    def _losses(self, node: ast.Call) -> Iterator[ast.expr]:
         """``loss`` of ``loss.backward()``, ``scaler.scale(loss).backward()`` and ``fabric.backward(loss)``."""
-        for part in (of, *node.args):
+        for part in (node.func.value, *node.args) if isinstance(node.func, ast.Attribute) else ():
             scaled = isinstance(part, ast.Call) and called_name(part) == "scale"
             for one in part.args if scaled and isinstance(part, ast.Call) else [part]:
-                if (key := self._key(one)) is not None:
-                    self._events.setdefault(key, {})[self._place(node)] = True
+                if self._key(one) is not None:
+                    yield one
+
+    def _is_shown_beside(self, loss: ast.expr, call: ast.Call) -> bool:
+        """``scaler.scale(loss).backward() if scaler else loss.backward()``: the one that ran speaks for both."""
+        key = self._key(loss)
+        events = self._events.get(key, {}) if key is not None else {}
+        return any(shown and place != self._place(call) for place, shown in events.items())
 
     def _bind(self, target: ast.AST, at: ast.expr | ast.stmt) -> None:
         if isinstance(target, ast.Name | ast.Attribute):
@@ -168,10 +180,13 @@ class Holding:
     ) -> Iterator[tuple[int, str]]:
         """Lines and names. ``value``: only what the value of the expression may be made of."""
         below: list[ast.AST] = [node]
+        losses: set[ast.expr] = set()
         while below:
             one = below.pop()
-            if isinstance(one, Block):
+            if isinstance(one, Block) or one in losses:
                 continue
+            if isinstance(one, ast.Call) and called_name(one) == "backward":
+                losses |= {loss for loss in self._losses(one) if self._is_shown_beside(loss, one)}
             key = self._key(one)
             if isinstance(one, ast.Name | ast.Attribute) and key is not None:
                 live = key in among if among is not None else key in self._held or key in self._parts

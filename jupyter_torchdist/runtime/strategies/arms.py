@@ -9,8 +9,6 @@ from .usercode import Block, Comprehension, Function, bound_by
 
 _MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "double", "bfloat16", "long", "detach", "contiguous"})
 """Methods whose result stands for the same samples."""
-
-
 _NOTHING = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass, ast.Global, ast.Nonlocal, ast.Break, ast.Continue,
     ast.Raise, ast.Import, ast.ImportFrom,

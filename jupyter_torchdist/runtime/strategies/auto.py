@@ -69,6 +69,8 @@ from .resuming import Resuming
 from .shares import tensors_in, to_device
 from .streams import begin_alike
 
+_NOTHING = contextlib.nullcontext()
+
 
 class Automatic:
     """What the rank of a job with a strategy does around the cell."""
@@ -249,11 +251,8 @@ class Automatic:
             if self._loops.watch is not None and module.training and self._divider.synchronised:
                 self._loops.watch.object("batch normalisation takes statistics in a call without gradients")
             is_part = self._sharded and id(module) not in self._roots
-            with contextlib.ExitStack() as around:
-                if compiled is not module:
-                    around.enter_context(self._calls.within())
-                if is_part:
-                    around.enter_context(self._gathered.whole(module))
+            gathered = self._gathered.whole(module) if is_part else _NOTHING
+            with self._calls.within() if compiled is not module else _NOTHING, gathered:
                 return self._whole_call(forward, *args, **kwargs)
         replaceable = not (self._functional and self._sharded)
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)

@@ -23,7 +23,7 @@ from torch.nn import functional
 from ...protocol.errors import StrategyError
 from .base import Setting
 from .belongings import other_notes
-from .dtensors import divided_as, local, whole
+from .dtensors import fill, local, whole
 from .halves import without_chance
 from .leavings import no_trace
 from .shares import map_tensors, tensors_in
@@ -243,8 +243,10 @@ def _not_zero(module: nn.Module, names: Collection[str]) -> Iterator[None]:
     for parameter in parameters:
         scale = max(1, *parameter.shape[-1:]) ** -0.5
         values = torch.randn(parameter.shape, generator=generator).mul(scale).to(parameter.device)
-        share = divided_as(values, parameter) if isinstance(parameter, DTensor) else values
-        local(parameter).data.copy_(local(share))
+        if isinstance(parameter, DTensor):
+            fill(parameter, values)
+        else:
+            parameter.data.copy_(values)
     try:
         yield
     finally:

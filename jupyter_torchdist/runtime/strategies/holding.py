@@ -19,8 +19,6 @@ _STORES = frozenset({
     "record", "send", "set", "setdefault", "store", "update", "write", "__setitem__",
 })  # fmt: skip
 """Methods that keep what they are given in what they are called on."""
-
-
 _COUNTS = frozenset({"range", "trange", "count"})
 
 
@@ -73,8 +71,9 @@ class Holding:
         """Variables that are bound to the batch, or to what is made of such."""
         bodies = [self._loop, *self._watched]
         for node in (one for body in bodies for one in ast.walk(body)):
-            if isinstance(node, ast.Call) and called_name(node) == "backward" and isinstance(node.func, ast.Attribute):
-                self._show(node)
+            if isinstance(node, ast.Call) and called_name(node) == "backward":
+                for _, key in self._losses(node):
+                    self._events.setdefault(key, {})[self._place(node)] = True
         before: object = None
         while before != (before := self._size()):
             for node in (one for body in bodies for one in ast.walk(body)):
@@ -119,24 +118,17 @@ class Holding:
             else:
                 self._keep(node.args[0], node)
 
-    def _show(self, node: ast.Call) -> None:
-        for one in self._losses(node):
-            key = self._key(one)
-            assert key is not None
-            self._events.setdefault(key, {})[self._place(node)] = True
-
-    def _losses(self, node: ast.Call) -> Iterator[ast.expr]:
+    def _losses(self, node: ast.Call) -> Iterator[tuple[ast.expr, Key]]:
         """``loss`` of ``loss.backward()``, ``scaler.scale(loss).backward()`` and ``fabric.backward(loss)``."""
         for part in (node.func.value, *node.args) if isinstance(node.func, ast.Attribute) else ():
             scaled = isinstance(part, ast.Call) and called_name(part) == "scale"
             for one in part.args if scaled and isinstance(part, ast.Call) else [part]:
-                if self._key(one) is not None:
-                    yield one
+                if (key := self._key(one)) is not None:
+                    yield one, key
 
-    def _is_shown_beside(self, loss: ast.expr, call: ast.Call) -> bool:
+    def _is_shown_beside(self, key: Key, call: ast.Call) -> bool:
         """``scaler.scale(loss).backward() if scaler else loss.backward()``: the one that ran speaks for both."""
-        key = self._key(loss)
-        events = self._events.get(key, {}) if key is not None else {}
+        events = self._events.get(key, {})
         return any(shown and place != self._place(call) for place, shown in events.items())
 
     def _bind(self, target: ast.AST, at: ast.expr | ast.stmt) -> None:
@@ -186,7 +178,7 @@ class Holding:
             if isinstance(one, Block) or one in losses:
                 continue
             if isinstance(one, ast.Call) and called_name(one) == "backward":
-                losses |= {loss for loss in self._losses(one) if self._is_shown_beside(loss, one)}
+                losses |= {loss for loss, key in self._losses(one) if self._is_shown_beside(key, one)}
             key = self._key(one)
             if isinstance(one, ast.Name | ast.Attribute) and key is not None:
                 live = key in among if among is not None else key in self._held or key in self._parts

@@ -18,7 +18,7 @@ from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from ...protocol.errors import StrategyError
 from .belongings import is_users_own
-from .shares import map_parts, map_tensors, others_in, tensors_in
+from .shares import map_others, map_parts, map_tensors, others_in, tensors_in
 
 _CACHES = "transformers.cache_utils"
 """Keys and values for later calls, which a loop that trains has no use for."""
@@ -43,7 +43,7 @@ def opening(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def opened(outputs: Any) -> Any:
     """Raises ``StrategyError`` for an object of which nobody here knows how one like it is made."""
-    return outputs if isinstance(outputs, Tensor) else map_parts(outputs, Tensor, _as_it_is, _opened)
+    return outputs if isinstance(outputs, Tensor) else map_others(outputs, _opened)
 
 
 def closed(outputs: Any) -> Any:
@@ -71,11 +71,7 @@ def without_tensors(outputs: Any) -> tuple[Any, list[str]]:
         classes.append(type(value).__name__)
         return None
 
-    return map_parts(outputs, Tensor, _as_it_is, left_out), classes
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+    return map_others(outputs, left_out), classes
 
 
 def _opened(value: Any) -> Any:
@@ -85,7 +81,7 @@ def _opened(value: Any) -> Any:
     elif isinstance(value, SimpleNamespace) or is_users_own(value):
         parts = vars(value)
     if parts is not None:
-        found = {name: map_parts(one, Tensor, _as_it_is, _opened) for name, one in parts.items() if one is not value}
+        found = {name: map_others(one, _opened) for name, one in parts.items() if one is not value}
         if not tensors_in(found):
             return value
         one = Opened(found)

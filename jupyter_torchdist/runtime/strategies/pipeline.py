@@ -40,7 +40,7 @@ from .patches import Patches
 from .pipeline_checks import microbatches, no_reentrant_checkpoints
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
 from .pipeline_inside import Inside
-from .pipeline_kept import hand_out, kept, left_behind
+from .pipeline_kept import hand_out, kept, left_behind, owner_of
 from .pipeline_pass import Passage
 from .pipeline_schedules import WHOLE_FORWARD, Layout, stages_a_rank
 from .pipeline_trial import in_one_piece, ways_of_microbatches
@@ -90,7 +90,7 @@ class Pipeline:
         self._unit_ranks: dict[int, list[int]] = {}
         self._ranks_of_buffers: dict[nn.Module, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
-        self._kept: list[str] = []
+        self._keepers: dict[str, int] = {}  # ranks, by the attributes and buffers that forwards change
         elsewhere.Away.home = setting.device
 
     # ---------------------------------------------------------------------------------------------------- partition
@@ -106,9 +106,9 @@ class Pipeline:
         if ways is not None:
             self._ways[self._kind(args, kwargs)] = ways
         part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
-        self._calls, self._kept = self._decided(part_args, part_kwargs)
-        if self._kept and ways is not None:
-            in_one_piece(self.root, self._setting, f"its forward changes {self._kept[0]}, once a microbatch")
+        self._calls, changes = self._decided(part_args, part_kwargs)
+        if changes and ways is not None:
+            in_one_piece(self.root, self._setting, f"its forward changes {changes[0]}, once a microbatch")
             self._ways.clear()
             part_args, part_kwargs = args, kwargs
         flow = self._flow(part_args, part_kwargs)
@@ -122,6 +122,7 @@ class Pipeline:
         self._ranks_of_buffers = {
             part: ranks for number, ranks in self._unit_ranks.items() for part in self._units.modules[number].modules()
         }
+        self._keepers = {name: self._keeper(name) for name in changes}
         self._flows.clear()  # they know parameters that are replaced now
         self._fakes = Fakes(self._setting.device)
         for parameter, places in loading.slots(self.root).items():
@@ -201,13 +202,13 @@ class Pipeline:
             passage = Passage(self, args, kwargs, rows, ways)
             inside = self._inside if torch.is_grad_enabled() and self.root.training else None
             outputs = passage.outputs() if inside is None else inside.outputs(passage)
-        if self._kept:
-            hand_out(self.root, {name: self._keeper(name) for name in self._kept}, self.wires)
+        if self._keepers:
+            hand_out(self.root, self._keepers, self.wires)
         return outputs
 
     def _keeper(self, name: str) -> int:
         """The rank that has what forwards change in a layer; of the root the last stage's saw all of it."""
-        ranks = self._ranks_of_buffers.get(self.root.get_submodule(name.rpartition(".")[0]))
+        ranks = self._ranks_of_buffers.get(owner_of(self.root, name)[0])
         if ranks:
             return ranks[0]
         if self.layout.stages > self.layout.ranks:  # the root's own forward is run for each of a rank's stages

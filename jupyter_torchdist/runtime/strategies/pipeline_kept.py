@@ -68,14 +68,19 @@ def _can_be_sent(value: Any) -> bool:
     return True
 
 
-def _attribute(root: nn.Module, name: str) -> Any:
+def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module of an attribute or a buffer, and what it is called there."""
     path, _, own = name.rpartition(".")
-    return getattr(root.get_submodule(path), own, None)
+    return root.get_submodule(path), own
+
+
+def _attribute(root: nn.Module, name: str) -> Any:
+    module, own = owner_of(root, name)
+    return getattr(module, own, None)
 
 
 def _put(root: nn.Module, name: str, value: Any) -> None:
-    path, _, own = name.rpartition(".")
-    module = root.get_submodule(path)
+    module, own = owner_of(root, name)
     buffer = module._buffers.get(own)
     if buffer is None:
         setattr(module, own, value)

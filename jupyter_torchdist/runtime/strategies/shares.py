@@ -179,10 +179,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
+def map_others(value: Any, change: Callable[[Any], Any]) -> Any:
+    """As ``map_tensors``, of what is neither a tensor nor a container."""
+    return map_parts(value, torch.Tensor, lambda tensor: tensor, change)
+
+
 def others_in(value: Any) -> list[Any]:
-    """What is neither a tensor nor a container of such."""
+    """What ``map_others`` would change."""
     found: list[Any] = []
-    map_parts(value, torch.Tensor, lambda tensor: tensor, found.append)
+    map_others(value, found.append)
     return found
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,7 +24,7 @@ from .agreement import check_untouched
 from .base import Setting
 from .stack import around_forward, no_view, refuse_copies
 from .tensor_inside import split_inside
-from .tensor_linear import Columns, Rows, is_linear
+from .tensor_linear import Columns, Rows, entering, is_linear
 from .tensor_plan import Styles, styles_of, written_for_parts
 
 _OF_DDP = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook", "zero1")
@@ -156,28 +155,15 @@ def _sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
     """The layer computes something of this rank's heads; its gradients are the sums over the ranks."""
 
     def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        own = module._parameters
+        own: dict[str, Any] = module._parameters
         kept = {name: one for name, one in own.items() if one is not None}
-        own.update({name: _Summed.apply(one, group) for name, one in kept.items()})  # type: ignore[no-untyped-call]
+        own.update({name: entering(one, group) for name, one in kept.items()})
         try:
             return original(*args, **kwargs)
         finally:
             own.update(kept)
 
     around_forward(module, forward)
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        total = grads[0].clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
 
 
 def _tie_again(places: Mapping[nn.Parameter, list[loading.Slot]], model: nn.Module) -> None:

@@ -16,16 +16,9 @@ _TAKES = frozenset({
 })  # fmt: skip
 """What calls a function that it is given by itself."""
 
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-
-
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-
-
 Block = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
 Key = tuple[int, str]
 """A variable: whose (of a function by its node's id; 0: global), and its name; ``.name`` of an attribute."""
 

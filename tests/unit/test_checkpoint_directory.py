@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 import jupyter_torchdist as td
 from jupyter_torchdist.protocol.errors import CheckpointError
+from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.runtime.checkpoint import saving
+from jupyter_torchdist.runtime.checkpoint.directory import Writer
 
 
 class Net(nn.Module):
@@ -141,6 +144,41 @@ def test_two_runs_in_one_directory_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "step-000006").rename(tmp_path / "step-000007")  # as if another job had saved it
     with pytest.raises(CheckpointError, match="another job saves into"):
         td.save(tmp_path, Net(), step=8)
+
+
+def test_what_a_crash_leaves_of_a_deletion_is_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose it was is known to the last: without that it would lie there for a day."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    owner = ProcessId.of(ended.pid)
+    ended.wait()
+    aside = Writer(tmp_path, "gone").open(1)
+    (aside / "owner.json").write_text(json.dumps(owner.to_json()))
+    (aside / "inner").mkdir()
+    for place in (aside / "first", aside / "inner" / "second", aside / "zzz"):
+        place.write_text("values")
+    rmtree = shutil.rmtree
+
+    def killed_before(path: Path, **options: Any) -> None:
+        if path != aside:
+            rmtree(path, **options)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", killed_before)
+        Writer(tmp_path, "gone").discard(aside)
+    assert names(aside) == ["owner.json"]
+    td.save(tmp_path, Net(), step=1).wait()
+    assert names(tmp_path) == ["step-000001"]
+
+
+def test_ranks_that_were_forked_from_one_process_have_names_of_their_own() -> None:
+    code = (
+        "import os\nfrom jupyter_torchdist.runtime.checkpoint import saving\nfrom pathlib import Path\n"
+        "for _ in range(2):\n    if not os.fork():\n"
+        "        print(saving.writer(Path('there')).token, flush=True)\n        os._exit(0)\n    os.wait()"
+    )
+    told = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    one, other = told.stdout.split()
+    assert one != other
 
 
 def test_what_a_crash_leaves_is_not_loaded_and_is_cleared_away(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class Writer:
     def open(self, step: int) -> Path:
         """A directory aside, with the name of who writes it."""
         aside = self.directory / f".{name_of(step)}.{self.token}.saving"
-        shutil.rmtree(aside, ignore_errors=True)
+        _delete(aside)
         aside.mkdir()
         (aside / _OWNER).write_text(json.dumps(ProcessId.mine().to_json()))
         return aside
@@ -181,7 +181,7 @@ class Writer:
 
     def discard(self, aside: Path) -> None:
         """What could not be completed."""
-        shutil.rmtree(aside, ignore_errors=True)
+        _delete(aside)
 
     def _keep(self, count: int) -> None:
         for step, path in list(complete(self.directory).items())[: -max(1, count)]:
@@ -194,7 +194,18 @@ class Writer:
     def _sweep(self) -> None:
         for path in self.directory.iterdir():
             if _ASIDE.fullmatch(path.name) and f".{self.token}." not in path.name and _left_behind(path):
-                shutil.rmtree(path, ignore_errors=True)
+                _delete(path)
+
+
+def _delete(aside: Path) -> None:
+    """Its owner's name at last: what a crash leaves of it is known to be left behind."""
+    with contextlib.suppress(OSError):
+        for entry in aside.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _OWNER:
+                entry.unlink(missing_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _left_behind(path: Path) -> bool:

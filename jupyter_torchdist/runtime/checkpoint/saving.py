@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import functools
 import hashlib
 import os
 import pickle
@@ -95,11 +96,16 @@ class Announcement:
     """Digest of the skeletons."""
 
 
-_token = secrets.token_hex(4)
 _writers: dict[Path, Writer] = {}
 _buffers = Buffers()
 _shares: dict[tuple[str, ...], tuple[set[str], int]] = {}
 _saving: Saving | None = None
+
+
+@functools.cache
+def _token() -> str:
+    """This process's own: ranks are forked from one that has imported this."""
+    return secrets.token_hex(4)
 
 
 def say(line: str) -> None:
@@ -115,7 +121,7 @@ def wait() -> None:
 
 def writer(directory: Path) -> Writer:
     """This process as it saves into ``directory``."""
-    return _writers.setdefault(directory.absolute(), Writer(directory.absolute(), _token))
+    return _writers.setdefault(directory.absolute(), Writer(directory.absolute(), _token()))
 
 
 def save(
@@ -272,7 +278,7 @@ class _Work:
             raise
 
     def _publish(self, objects: dict[str, str], size: int, odd: list[str]) -> Path:
-        manifest = Manifest(self.step, torch.__version__, self.ranks.size, objects, _token, time.time(), size, odd)
+        manifest = Manifest(self.step, torch.__version__, self.ranks.size, objects, _token(), time.time(), size, odd)
         path = self.writer.publish(self.aside, manifest, self.keep)
         if odd:
             self.tell(

@@ -31,7 +31,7 @@ SHOWN: dict[str, dict[str, str]] = {
         "curves": "10 steps, ",
         "refused": "1.weight is (128, 64) there and (99, 64) here",
     },
-    "cp": {"run": "a block of this rank saw {32, 16} tokens", "product": "trained by fsdp+cp on 4 ranks"},
+    "cp": {"run": "16 tokens of 32", "product": "trained by fsdp+cp on 4 ranks"},
     "ddp": {
         "ddp": "batch normalisation is over the samples of all ranks",
         "zero1": "rank 1 keeps",

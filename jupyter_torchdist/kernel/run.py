@@ -89,13 +89,20 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
     """What to say about the results: nothing when all is as expected."""
     lines = [*views.lost_lines(state), *(views.left_early(state) if state.state == "succeeded" else ())]
     if state.state != "succeeded" and state.final:
-        names = ", ".join(brought.names) if brought and brought.names else "nothing"
-        lines.append(f"brought back from before the end: {names}")
+        came = ", ".join(brought.names) if brought and brought.names else "nothing"
+        lines.append(f"brought back from before the end: {came}")
     left = [(name, why) for name, why in (brought.left if brought else ()) if name != VALUE]
     if left:
+        names_by_reason: dict[str, list[str]] = {}
+        for name, why in left:
+            names_by_reason.setdefault(why, []).append(name)
         # A reason may begin with the path to the culprit, which begins with the name.
         lines.append(
-            "stayed behind: " + "; ".join(why if why.startswith(name) else f"{name}: {why}" for name, why in left)
+            "stayed behind: "
+            + "; ".join(
+                why if why.startswith(names[0]) else f"{', '.join(names)}: {why}"
+                for why, names in names_by_reason.items()
+            )
         )
     lines += brought.notes if brought else ()
     if not state.final and interrupts:

@@ -7,7 +7,7 @@ In a rank::
         fills ``vars(main)`` with the captured names. Loaded.names, Loaded.memo {place: object}.
     changed_names(loaded, main: ModuleType | dict) -> list[str]
         captured names whose object graph changed, and globals that captured functions set.
-    dump_results(values: Mapping[str, Any], loaded, directory: JobPaths, rank: int) -> Dumped
+    dump_results(values: Mapping[str, Any], loaded, directory: JobPaths, rank: int, stays=None) -> Dumped
         Dumped.names, Dumped.left ((name, reason), …), Dumped.size; raises StoreError.
     dump_exception(exc, loaded: Loaded | None, path: Path) -> None
 
@@ -26,12 +26,13 @@ from __future__ import annotations
 from .bundle import Loaded, Memo, load_bundle, memo_from_bundle, unpack_sources
 from .compare import changed_names
 from .failures import dump_exception, load_exception
-from .results import Dumped, Values, dump_results, load_results
+from .results import Dumped, Stays, Values, dump_results, load_results
 
 __all__ = [
     "Dumped",
     "Loaded",
     "Memo",
+    "Stays",
     "Values",
     "changed_names",
     "dump_exception",

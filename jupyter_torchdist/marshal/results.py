@@ -14,7 +14,7 @@ import pickle
 import sys
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -34,6 +34,14 @@ from .states import State, put, state_of
 _WRITE = 1 << 30
 _made: weakref.WeakValueDictionary[tuple[str, str, str], type] = weakref.WeakValueDictionary()
 """Classes that cells of a job defined, so that its results and its exception have the same one, however often read."""
+
+
+Stays = Callable[[object], str | None]
+"""Why an object stays behind though it could be pickled; None for all others."""
+
+
+class StaysBehind(Exception):
+    """Raised while pickling what ``Stays`` has a reason for."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +69,29 @@ class ResultPickler(Pickler):
         loaded: Loaded | None,
         extents: dict[int, tuple[int, int]] | None = None,
         large: int = LARGE,
+        stays: Stays | None = None,
     ) -> None:
         super().__init__(file, loaded.main if loaded else vars(sys.modules["__main__"]), extents, large)
         self._places = loaded.places if loaded else {}
         self._comparison = comparison_of(loaded) if loaded else None
         self.waiting: list[int] = []
         self.met: set[int] = set()
+        self._stays = stays
         if loaded:
             self.storages.share(loaded.storages)
 
     def persistent_id(self, value: Any) -> Any:
+        self.check(value)
         place = self._places.get(id(value))
         if place is None or (self._comparison and self._comparison.replaced(place)):
             return None
         self.meet(place)
         return place
+
+    def check(self, value: object) -> None:
+        """Raise ``StaysBehind`` for what shall not travel."""
+        if self._stays is not None and (why := self._stays(value)):
+            raise StaysBehind(why)
 
     def meet(self, place: int) -> None:
         if place not in self.met:
@@ -97,8 +113,10 @@ def plain_module(value: Any) -> Any:
     return value
 
 
-def dump_results(values: Mapping[str, Any], loaded: Loaded, directory: JobPaths, rank: int) -> Dumped:
-    """Publish the values of this rank. A name that cannot be pickled is left behind with the reason.
+def dump_results(
+    values: Mapping[str, Any], loaded: Loaded, directory: JobPaths, rank: int, stays: Stays | None = None
+) -> Dumped:
+    """Publish the values of this rank. A name that cannot be pickled, or stays, is left behind with the reason.
 
     Raises ``StoreError`` when the disk does not take them.
     """
@@ -111,7 +129,7 @@ def dump_results(values: Mapping[str, Any], loaded: Loaded, directory: JobPaths,
     try:
         while True:
             with open(os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-                pickler = ResultPickler(file, loaded, extents)
+                pickler = ResultPickler(file, loaded, extents, stays=stays)
                 failed = _write(pickler, chosen, comparison_of(loaded))
                 if failed is None and not (narrower := pickler.storages.narrow()):
                     file.write(pickle.dumps(tuple(left)))
@@ -119,7 +137,10 @@ def dump_results(values: Mapping[str, Any], loaded: Loaded, directory: JobPaths,
             if failed is None:
                 extents.update(narrower)
             else:
-                left.append((failed[0], explain(chosen.pop(failed[0]), failed[0], failed[1]).sentence))
+                name, error = failed
+                value = chosen.pop(name)
+                why = str(error) if isinstance(error, StaysBehind) else explain(value, name, error).sentence
+                left.append((name, why))
         size = _publish(pickler, aside, directory, rank)
     except OSError as error:
         aside.unlink(missing_ok=True)
@@ -135,8 +156,9 @@ def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Compar
             pickler.dump({name: value})
             while pickler.waiting:
                 place = pickler.waiting.pop()
+                live = comparison.loaded.memo[place]
+                pickler.check(live)
                 if comparison.changed(place):
-                    live = comparison.loaded.memo[place]
                     pickler.dump((place, state_of(live, pickler).for_update(comparison.became(place))))
                 for child in comparison.children(place):
                     if not comparison.replaced(child):

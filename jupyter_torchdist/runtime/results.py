@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import marshal
@@ -26,8 +26,17 @@ class Results:
     """The values of one rank; publishing them again replaces them."""
 
     def __init__(
-        self, rank: int, plan: Plan, manifest: Manifest, loaded: marshal.Loaded, paths: JobPaths, events: EventFile
+        self,
+        rank: int,
+        plan: Plan,
+        manifest: Manifest,
+        loaded: marshal.Loaded,
+        paths: JobPaths,
+        events: EventFile,
+        apart: Callable[[], marshal.Stays | None],
     ) -> None:
+        """``apart``: asked at each publishing for what stays behind because the rank has only a part of it."""
+        self._apart = apart
         self._rank, self._plan, self._manifest = rank, plan, manifest
         self._loaded, self._paths, self._events = loaded, paths, events
 
@@ -45,7 +54,7 @@ class Results:
             return
         vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
         chosen, left = self._choose(names)
-        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank)
+        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._apart())
         left += [list(item) for item in dumped.left]
         self._events.write("rank.result", names=list(dumped.names), left=left, size=dumped.size)
 

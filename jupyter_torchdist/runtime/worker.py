@@ -44,6 +44,7 @@ from .times import Times
 if TYPE_CHECKING:
     import torch
 
+    from .strategies.apart import Apart
     from .strategies.auto import Automatic
     from .strategies.prepared import Prepared
 
@@ -117,7 +118,7 @@ class Rank:
             if not _ended_well(error):
                 for way in self.ways():
                     error = way.explained(error)
-                    way.abandon()
+                    way.stop(error, vars(self.main))
                 self.stopped(error)
                 return
         self.succeed()
@@ -144,7 +145,7 @@ class Rank:
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
         if mine.automatic is not None:
             mine.automatic.note_captured()
-        self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events)
+        self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events, self.apart)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
         return spec
@@ -218,6 +219,15 @@ class Rank:
         """What has changed torch and user code's objects in this rank."""
         found = () if self.part is None else (self.part.automatic, self.part.prepared)
         return [way for way in found if way is not None]
+
+    def apart(self) -> Apart | None:
+        """What this rank has only a part of, where the strategy has not brought it together."""
+        things = [thing for way in self.ways() for thing in way.apart()]
+        if not things or self.part is None:
+            return None
+        from .strategies.apart import Apart
+
+        return Apart(self.part.setting.plan.name, things)
 
     def succeed(self) -> None:
         """Show the last value, publish the results, end as an interpreter ends."""

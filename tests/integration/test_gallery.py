@@ -68,6 +68,9 @@ SHOWN: dict[str, dict[str, str]] = {
 }
 """What is to be read below cells, by notebook and cell."""
 
+SLOW = ("memory_plan", "one_cell_five_strategies")
+"""Soaked: a minute and a half; and what ``test_one_cell_five_strategies`` runs in fewer steps."""
+
 WITHIN = 1e-5
 """How far curves in fp32 may be from each other."""
 
@@ -103,7 +106,6 @@ def _one_thread_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the notebook's own training beside those of other tests
 
 
-@pytest.mark.soak
 def test_one_cell_five_strategies(home: Path, tmp_path: Path) -> None:
     texts = execute("one_cell_five_strategies", tmp_path, **{"batch_size=32": "batch_size=160"})
     assert check_curves(texts) == 1
@@ -120,8 +122,7 @@ def test_one_cell_five_strategies(home: Path, tmp_path: Path) -> None:
     assert "GPT with 127,136 parameters, cpu" in texts["back"]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.soak if name in SLOW else ()) for name in SHOWN])
 def test_gallery(home: Path, tmp_path: Path, name: str) -> None:
     if name == "deepspeed" and not DEEPSPEED:
         with pytest.raises(CellExecutionError, match=r"DeepSpeed is not installed[^$]*jupyter_torchdist\[deepspeed\]"):

@@ -116,6 +116,8 @@ class Automatic:
             accumulation,
             self._engine,
         )
+        self._whole = False
+        """Whether all has come back."""
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._is_cut = any(setting.plan.degree(one) > 1 for one in ("tp", "pp"))
         self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
@@ -175,6 +177,29 @@ class Automatic:
     def finish(self, names: dict[str, Any] | None = None) -> None:
         """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
         self._steps.finish()
+        self._come_back(names)
+
+    def stop(self, error: BaseException, names: dict[str, Any]) -> None:
+        """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
+        if self._steps.ended_together and isinstance(error, KeyboardInterrupt):
+            with contextlib.suppress(Exception):  # a rank is gone after all: then all stays apart, and says so
+                self._come_back(names)
+                dist.barrier()
+        self.abandon()
+
+    def apart(self) -> Iterator[object]:
+        """Modules, parameters and optimizers of which this rank may have no more than a part."""
+        if self._whole:
+            return
+        if self._sharded or self._engine is not None:
+            yield from (*self._roots.values(), *self._optimized.replaced, *self._optimized.unseen)
+        for staged in self._pipelines:
+            yield from (*staged.root.modules(), *staged.root.parameters(), *staged.originals.values())
+        if self._pipelines or self._engine is not None:
+            yield from (*self._optimized, *self._optimized.parameters())
+        yield from filter(zero1.is_divided, self._optimized)
+
+    def _come_back(self, names: dict[str, Any] | None) -> None:
         self._gathered.keep_writes()
         self._lent.keep()
         self.abandon()
@@ -207,6 +232,7 @@ class Automatic:
             for optimizer in self._optimized:
                 plain.restore_optimizer(optimizer, self._optimized.replaced)
             self._optimized.give_back(originals)
+        self._whole = True
         if self._optimized.pending and not self._roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
         elif self._backwards.seen and not self._roots:

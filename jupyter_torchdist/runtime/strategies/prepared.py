@@ -7,7 +7,7 @@ counts with its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +69,8 @@ class Prepared:
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._losses = Added(mean=setting.plan.options.get("loss") != "sum")
         self._models: list[nn.Module] = []
+        self._whole = False
+        """Whether all has come back."""
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self._parts: dict[int, tuple[str, str]] = {}
         self._optimized = Optimized(setting.device)
@@ -352,6 +354,19 @@ class Prepared:
             for optimizer in self._optimized:
                 plain.restore_optimizer(optimizer, self._optimized.replaced)
             self._optimized.give_back(originals)
+        self._whole = True
+
+    def stop(self, error: BaseException, names: dict[str, Any]) -> None:
+        """The cell ended with ``error``; other ranks may be gone."""
+        self.abandon()
+
+    def apart(self) -> Iterator[object]:
+        """Modules, parameters and optimizers of which this rank may have no more than a part."""
+        if self._whole:
+            return
+        if self._sharded:
+            yield from (*self._models, *self._optimized.replaced, *self._optimized.unseen)
+        yield from filter(zero1.is_divided, self._optimized)
 
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""

@@ -43,6 +43,8 @@ class Resuming:
         self._stop: Stop | None = None
         self._stepped = self._begun = False
         self._loops = 0
+        self.ended_together = False
+        """Whether an interrupt ended all ranks after this step, and none went on."""
         self.step = 0 if self._checkpointer is None else self._checkpointer.step
         """Steps that are over, those of the run that is resumed among them."""
 
@@ -159,6 +161,7 @@ class Resuming:
         self._stepped = False
         self.step += 1
         number = None if self._stop is None else self._stop.at(self.step)
+        self.ended_together = number is not None
         if checkpointer is not None:
             if number is None:
                 checkpointer.after_step(self.step)

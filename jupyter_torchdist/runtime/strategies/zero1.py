@@ -40,6 +40,11 @@ def apply(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
     _of_optimizer[optimizer] = Zero1(optimizer, group)
 
 
+def is_divided(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this rank has a share of its state."""
+    return optimizer in _of_optimizer
+
+
 def undo(optimizer: torch.optim.Optimizer) -> None:
     """The whole state on every rank again, and an ordinary optimizer; all ranks. Nothing for any other optimizer."""
     divided = _of_optimizer.pop(optimizer, None)

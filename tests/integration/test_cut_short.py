@@ -1,0 +1,128 @@
+"""What a notebook has after a cell that was interrupted, or failed, while a strategy had its model in parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from jupyter_torchdist.client import Job, Request, submit
+from jupyter_torchdist.kernel.run import remarks
+from jupyter_torchdist.protocol.spec import Options
+from tests.leaks import wait_until
+from tests.strategies.running import notebook
+
+pytestmark = pytest.mark.strategies
+
+CELL = """
+losses, kept = [], {"both": [model, optimizer]}
+for epoch in range(100_000):
+    for inputs, targets in loader:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        print(len(losses))
+        if len(losses) == fails_at:
+            raise ValueError("of the cell")
+"""
+
+PARTS = {
+    "zero1": ("ddp", ("zero1=1",)),
+    "fsdp": ("fsdp", ()),
+    "tp": ("tp", ("tp_plan=0:colwise,2:rowwise",)),
+    "pp": ("pp", ()),
+}
+
+
+def made() -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)
+    return {"model": model, "loader": loader, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01)}
+
+
+@pytest.fixture
+def names() -> Iterator[dict[str, Any]]:
+    with notebook() as namespace:
+        namespace.update(nn=nn, **made())
+        yield namespace
+
+
+def begin(parts: str, namespace: dict[str, Any], fails_at: int) -> Job:
+    strategy, option = PARTS[parts]
+    namespace["fails_at"] = fails_at
+    # A step may take long on a busy machine, and an interrupt waits for its end half of the grace.
+    options = Options(ranks=2, strategy=strategy, option=option, env=("OMP_NUM_THREADS=1",), grace=40.0)
+    return submit(Request(CELL, "Cell In[3]", 2, options, namespace))
+
+
+def alone(namespace: dict[str, Any], steps: int) -> None:
+    """The same steps on this device."""
+    model, optimizer = namespace["model"], namespace["optimizer"]
+    for inputs, targets in itertools.islice(
+        itertools.chain.from_iterable(itertools.repeat(namespace["loader"])), steps
+    ):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+
+
+def weights(namespace: dict[str, Any]) -> list[torch.Tensor]:
+    assert {type(one) for one in namespace["model"].parameters()} == {nn.Parameter}
+    optimizer, model = namespace["optimizer"], namespace["model"]
+    assert list(map(id, optimizer.param_groups[0]["params"])) == list(map(id, model.parameters()))
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_an_interrupted_cell_leaves_what_its_steps_made(home: Path, names: dict[str, Any], parts: str) -> None:
+    before = dict(names)
+    job = begin(parts, names, 0)
+    assert wait_until(lambda: job.logs(0, "out").count("\n") > 10, 60)
+    job.interrupt()
+    assert job.wait(60).state == "cancelled"
+    assert not job.bring(names).left
+    assert all(names[name] is before[name] for name in ("model", "optimizer"))
+    assert names["kept"]["both"][0] is before["model"]
+    steps, found = len(names["losses"]), weights(names)
+    assert f"all ranks stopped after step {steps}" in " ".join(job.state.notes)
+    state = names["optimizer"].state
+    assert [int(state[one]["step"]) for one in names["model"].parameters()] == [steps] * 6
+    again = made()
+    alone(again, steps)
+    torch.testing.assert_close(found, weights(again), atol=1e-5, rtol=0)
+
+
+def kept_apart(strategy: str) -> str:
+    return (
+        f"--strategy {strategy} keeps it in parts, which only ranks that end together bring back "
+        "(--checkpoint DIR saves while a cell trains, --resume goes on from there)"
+    )
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_a_failed_cell_leaves_what_the_notebook_had(home: Path, names: dict[str, Any], parts: str) -> None:
+    """All of it or nothing: a model with the steps of one stage and an optimizer without are nobody's."""
+    before = weights(names)
+    job = begin(parts, names, 3)
+    assert job.wait(60).state == "failed"
+    brought = job.bring(names)
+    apart = {"kept", "optimizer"} if parts == "zero1" else {"kept", "model", "optimizer"}
+    assert {name for name, _ in brought.left} == apart
+    assert {why for _, why in brought.left} == {kept_apart(PARTS[parts][0])}
+    said = [line for line in remarks(job.state, brought, 0) if line.startswith("stayed behind: ")]
+    assert len(said) == 1
+    assert said[0].count("keeps it in parts") == 1
+    assert len(names["losses"]) == 3
+    found = weights(names)
+    assert not names["optimizer"].state
+    if parts != "zero1":
+        torch.testing.assert_close(found, before, atol=0, rtol=0)

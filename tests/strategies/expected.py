@@ -35,7 +35,7 @@ Expectation = Equal | Refused | Differs
 SAME = Equal()
 _OWN_NOISE = Differs("random numbers drawn inside the model differ by rank")
 _KEPT = Refused("beside its outputs (an attribute or a hook)")
-_SHAPES = Refused("is a batch size written in the model as a number?")
+_SHAPES = Refused("is a batch size written in the model as a number")
 
 ALIKE: dict[str, Expectation] = {
     "activation_penalty": _KEPT,

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...protocol.errors import StrategyError
 from .base import Setting
+from .own import own_class
 
 _WRAPPERS = (FSDPModule, Fsdp1, DistributedDataParallel)
 
@@ -59,8 +60,7 @@ def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Colle
         return
     late = [name for name, parameter in model.named_parameters() if parameter in pending]
     raise StrategyError(
-        f"{', '.join(late[:3])} came into the {type(model).__name__.removeprefix('FSDP')} after it had been divided "
-        "among the ranks",
+        f"{', '.join(late[:3])} came into the {own_class(model).__name__} after it had been divided among the ranks",
         "train it with its new layers in the next cell (between cells a model is whole), or use --strategy ddp",
     )
 

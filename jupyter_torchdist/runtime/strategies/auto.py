@@ -64,6 +64,7 @@ from .leavings import within_checkpoint
 from .loops import Loops
 from .made import Made
 from .optimized import Optimized
+from .own import own_class
 from .patches import Patches
 from .resuming import Resuming
 from .shares import tensors_in, to_device
@@ -311,8 +312,8 @@ class Automatic:
         watch = self._loops.watch
         if self._sharded and within_checkpoint() and torch._C._current_graph_task_id() == -1:
             raise StrategyError(
-                f"checkpoint is around a whole {type(module).__name__}, whose parameters {self._setting.plan.name} has "
-                "sharded: they are put together once in a backward",
+                f"checkpoint is around a whole {own_class(module).__name__}, whose parameters "
+                f"{self._setting.plan.name} has sharded: they are put together once in a backward",
                 "use checkpoint within its forward, --activation-checkpointing, or use_reentrant=True",
             )
         if watch is not None:
@@ -512,7 +513,8 @@ class Automatic:
         """Raise ``StrategyError`` for a model that is, or would be, sharded, within ``torch.func``'s transforms."""
         if self._sharded:
             raise StrategyError(
-                f"{type(module).__name__}, which the strategy shards, within a transform of torch.func (vmap, grad)",
+                f"{own_class(module).__name__}, which the strategy shards, within a transform of torch.func (vmap, "
+                "grad)",
                 "use --strategy ddp",
             )
 
@@ -527,7 +529,7 @@ class Automatic:
         """Raises ``StrategyError`` for a model whose own parameters are shards, also while they are gathered."""
         if self._sharded and any(part in self._models for part in module.modules()):
             raise StrategyError(
-                f"functional_call of {type(module).__name__.removeprefix('FSDP')}, whose parameters fsdp has sharded",
+                f"functional_call of {own_class(module).__name__}, whose parameters fsdp has sharded",
                 "use --strategy ddp",
             )
         self._divider.exact = False

@@ -26,6 +26,7 @@ from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .leavings import changed_buffer, kept_beside, no_trace
 from .outputs import closed, numbers_in, opening
+from .own import own_class
 from .shares import Rows as Share
 from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
 from .streams import OwnStream, undone
@@ -185,7 +186,7 @@ class Divider:
         found = self._agreed(self._tried(forward, module, args, kwargs, share))
         if isinstance(found, Refused):
             among = "among the ranks" if self._group.size() > 1 else "in parts"
-            raise StrategyError(f"{type(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
+            raise StrategyError(f"{own_class(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
         self._known[_kind(module, args, kwargs, share.total)] = found
         return found
 
@@ -267,12 +268,7 @@ class Divider:
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
-            lone = all(tensor.dim() == 1 for tensor in entered)
-            why = (
-                "is it given one sample, without a batch"
-                if lone
-                else "is a batch size written in the model as a number"
-            )
+            why = _likely_cause(entered, tensors_in((args, kwargs)), share.total)
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
             )
@@ -358,7 +354,7 @@ class Divider:
     def _check_data(self, module: nn.Module, given: Any) -> None:
         """Raise ``StrategyError`` where the ranks were given different batches."""
         check_alike(
-            of_every_rank(fingerprint(given), self._group), f"data in the first batch for {type(module).__name__}"
+            of_every_rank(fingerprint(given), self._group), f"data in the first batch for {own_class(module).__name__}"
         )
 
     def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
@@ -408,6 +404,15 @@ def _joined(way: Way | Refused, one: torch.Tensor, other: torch.Tensor, first: f
 
 def _of(tensor: torch.Tensor, share: Share) -> bool:
     return tensor.dim() > 0 and tensor.size(0) == share.total and not isinstance(tensor, nn.Parameter)
+
+
+def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
+    """What makes most forwards fail on fewer samples."""
+    if all(tensor.dim() == 1 for tensor in cut):
+        return "is it given one sample, without a batch"
+    if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):
+        return "is the batch another dimension than the first, as in the hidden states of an LSTM"
+    return "is a batch size written in the model as a number, or the batch another dimension than the first"
 
 
 def _rows(values: Any, share: Share, low: int, high: int) -> Any:

@@ -34,6 +34,7 @@ from .base import Setting
 from .gradients import average_after_backward
 from .higher import groups_of, units_in
 from .outputs import changed, closed, opened
+from .own import INSTEAD_OF_A_COPY, own_class
 from .shares import tensors_in
 from .unused import agree_on_use
 
@@ -358,8 +359,8 @@ _OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered",
 
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
-    name = type(module).__bases__[1].__name__
     raise StrategyError(
-        f"copy.deepcopy of {name}, which is sharded: a copy would be without what gathers its parameters",
-        "copy the model before its first training step, or use --strategy ddp",
+        f"copy.deepcopy of {own_class(module).__name__}, which is sharded: a copy would be without what gathers its "
+        "parameters",
+        INSTEAD_OF_A_COPY,
     )

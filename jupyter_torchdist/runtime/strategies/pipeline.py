@@ -36,6 +36,7 @@ from .base import Setting
 from .divided import Way, _kind
 from .fsdp import DTYPES
 from .leavings import no_trace
+from .own import own_class
 from .patches import Patches
 from .pipeline_checks import microbatches, no_reentrant_checkpoints
 from .pipeline_flow import Fakes, Flow, Planner, StageRun
@@ -136,8 +137,8 @@ class Pipeline:
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if module is not pipeline.root:
                 raise StrategyError(
-                    f"a copy of {type(module).__name__} is called, made while it was in stages: a rank has the values "
-                    "of its own stages alone",
+                    f"a copy of {own_class(module).__name__} is called, made while it was in stages: a rank has the "
+                    "values of its own stages alone",
                     "load a state dict of the model (which is whole) into one that is built anew, or use --strategy "
                     "ddp or fsdp",
                 )

@@ -15,10 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from . import dtensors, loading, meta, zero1
-
-_OURS = __name__.rpartition(".")[0]
-_FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
-"""Rooms whose hooks and classes a module gets from a strategy, never from a user."""
+from .own import is_foreign, own_class
 
 _HOOKS = (
     "_forward_pre_hooks",
@@ -121,15 +118,15 @@ def _plain_parameter(parameter: nn.Parameter, original: nn.Parameter | None, gra
 
 def _strip(module: nn.Module) -> None:
     """Give a module its own class back, and take away the hooks and marks of strategies."""
-    while len(bases := type(module).__bases__) == 2 and _is_foreign(bases[0]):
-        module.__class__ = bases[1]
+    if (own := own_class(module)) is not type(module):
+        module.__class__ = own
     for attribute in _HOOKS:
         _clear(getattr(module, attribute, None), module)
     for attribute in [name for name in vars(module) if name in _MARKS or name.startswith(_OWN_MARK)]:
         vars(module).pop(attribute)
     _composable_state._module_state_mapping.pop(module, None)
     for name, value in list(vars(module).items()):
-        if isinstance(value, (FunctionType, MethodType)) and _is_foreign(value):
+        if isinstance(value, (FunctionType, MethodType)) and is_foreign(value):
             del vars(module)[name]  # torch.compile's wrapper passes delattr on to what it wraps
     module._compiled_call_impl = None
 
@@ -137,18 +134,7 @@ def _strip(module: nn.Module) -> None:
 def _clear(hooks: MutableMapping[int, Any] | None, module: nn.Module | None = None) -> None:
     """Remove the hooks that strategies registered, with what a module notes about each."""
     for number, hook in list((hooks or {}).items()):
-        if hooks is not None and _is_foreign(hook):
+        if hooks is not None and is_foreign(hook):
             del hooks[number]
             for notes in _NOTES:
                 getattr(module, notes, {}).pop(number, None)
-
-
-def _is_foreign(thing: object) -> bool:
-    """Whether a hook, method or class comes from a strategy; wrapped functions are known by what they wrap."""
-    thing = getattr(thing, "hook", thing)  # torch's own wrapper of a state dict's hook
-    made_in = getattr(thing, "__globals__", {}).get("__name__", "")  # functools.wraps changes __module__
-    return any(
-        home == room or home.startswith(f"{room}.")
-        for home in (made_in, getattr(thing, "__module__", None) or "")
-        for room in _FOREIGN
-    )

@@ -18,6 +18,7 @@ from ...protocol.strategy_options import chosen
 from . import fsdp, loading
 from .agreement import check_untouched
 from .base import Setting
+from .own import own_class
 
 POWERSGD_START = 1000
 """Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""
@@ -86,7 +87,6 @@ def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
     raise StrategyError(
-        f"copy.deepcopy of {type(module).__bases__[1].__name__}, which ddp replicates in place: a copy would share its "
-        "reducer",
+        f"copy.deepcopy of {own_class(module).__name__}, which ddp replicates in place: a copy would share its reducer",
         "copy the model before its first training step",
     )

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from .gradients import AtEndOfBackward, average_gradients
+from .own import INSTEAD_OF_A_COPY
 from .shares import Rows, cut_rows, join_rows, map_tensors, tensors_in
 
 Forward = Callable[..., Any]
@@ -120,7 +121,7 @@ def refuse_copies(model: nn.Module, strategy: str) -> None:
     def refuse(_memo: object) -> NoReturn:
         raise StrategyError(
             f"copy.deepcopy of {type(model).__name__}, which is divided by {strategy}: a copy would be without that",
-            "copy the model before its first training step, or use --strategy ddp",
+            INSTEAD_OF_A_COPY,
         )
 
     vars(model)["__deepcopy__"] = refuse

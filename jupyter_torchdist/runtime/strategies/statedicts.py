@@ -30,6 +30,7 @@ from .belongings import is_users_own
 from .datas import DATA
 from .higher import groups_of, units_in
 from .optimizers import placed_like
+from .own import own_class
 from .patches import Patches
 from .pieces import Piece
 from .shares import map_tensors, tensors_in
@@ -138,7 +139,7 @@ class Lent:
         self.keep()
         for first, module in self._given or ():
             if first() is not None and any(map(_is_elsewhere, _parameters(module).values())):
-                name = type(module).__name__.removeprefix("FSDP")
+                name = own_class(module).__name__
                 self._say(
                     f"{name}.state_dict() gives copies of divided weights: one that the cell keeps, as here, neither "
                     "follows the training nor changes the model; call it again instead"

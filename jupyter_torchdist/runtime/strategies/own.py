@@ -1,0 +1,33 @@
+"""What of a module is the user's, and what came from a strategy."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_OURS = __name__.rpartition(".")[0]
+_FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
+"""Rooms whose hooks and classes a module gets from a strategy, never from a user."""
+
+INSTEAD_OF_A_COPY = (
+    "keep copy.deepcopy(model.state_dict()), which is whole, or copy the model before its first training step; or use "
+    "--strategy ddp"
+)
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Its class as the user knows it, whatever a strategy has put before that."""
+    found = type(module)
+    while len(bases := found.__bases__) == 2 and is_foreign(bases[0]):
+        found = bases[1]
+    return found
+
+
+def is_foreign(thing: object) -> bool:
+    """Whether a hook, method or class comes from a strategy; wrapped functions are known by what they wrap."""
+    thing = getattr(thing, "hook", thing)  # torch's own wrapper of a state dict's hook
+    made_in = getattr(thing, "__globals__", {}).get("__name__", "")  # functools.wraps changes __module__
+    return any(
+        home == room or home.startswith(f"{room}.")
+        for home in (made_in, getattr(thing, "__module__", None) or "")
+        for room in _FOREIGN
+    )

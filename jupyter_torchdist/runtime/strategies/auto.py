@@ -81,8 +81,13 @@ class Automatic:
         self._setting, self._group = setting, setting.data_group
         options = setting.plan.options
         accumulation = accumulating.of(setting.plan)
+        self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
         self._divider = Divider(
-            self._group, accumulation, whole=options.get("model") == "whole", trusted=bool(options.get("trust_model"))
+            self._group,
+            accumulation,
+            whole=options.get("model") == "whole",
+            trusted=bool(options.get("trust_model")),
+            anywhere=not self._is_divided_inside,
         )
         self._optimized = Optimized(setting.device)
         namespace = {} if namespace is None else namespace
@@ -121,7 +126,6 @@ class Automatic:
         """Whether all has come back."""
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
         self._is_cut = any(setting.plan.degree(one) > 1 for one in ("tp", "pp"))
-        self._is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
         self._calls, self._functional, self._by_hand = Calls(), 0, ByHand(setting.plan)
 
     # ------------------------------------------------------------------------------------------- around the user's code
@@ -353,6 +357,8 @@ class Automatic:
             else:  # the loop has its rows alone
                 outputs = self._divider.sliced(forward, module, args, kwargs, self._loops.sliced)
         if watch is not None:
+            if not self._divider.in_front:
+                watch.object("a model is given samples in another dimension than the first")
             watch.forwarded(tensors_in(outputs), self._divider.ways)
         return outputs
 

@@ -120,13 +120,13 @@ class BatchwiseTracker(TorchDispatchMode):
 
     # ------------------------------------------------------------------------------------------- what the caller asks
 
-    def enters(self, batch: object, samples: int) -> None:
-        """Mark every tensor within ``batch`` (nested containers, dataclasses): its dimension 0 are ``samples``."""
+    def enters(self, batch: object, samples: int, dim: int = 0) -> None:
+        """Mark every tensor within ``batch`` (nested containers, dataclasses): its ``dim`` are ``samples``."""
         if samples not in self._sizes:
             self._sizes.append(samples)
         for tensor in tensors_within(batch):
-            if tensor.dim() and tensor.size(0) == samples:
-                kind: Kind = Rows(0, self.owners(samples))
+            if tensor.dim() > dim and tensor.size(dim) == samples:
+                kind: Kind = Rows(dim, self.owners(samples))
             else:
                 kind = Unknown("batch", "is of the batch, but has no dimension of samples in front", None)
             self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))

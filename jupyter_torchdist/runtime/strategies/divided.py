@@ -22,13 +22,15 @@ from .alike import check_alike, fingerprint
 from .batchwise import BatchwiseTracker
 from .belongings import other_notes
 from .divisors import divisor_of
+from .fsdp import recover
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from .leavings import changed_buffer, kept_beside, no_trace
 from .outputs import closed, numbers_in, opening
 from .own import own_class
+from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
 from .shares import Rows as Share
-from .shares import cut_rows, join_rows, map_tensors, tensors_in, weighted
+from .shares import join_rows, map_tensors, tensors_in, weighted
 from .streams import OwnStream, undone
 
 if TYPE_CHECKING:
@@ -76,6 +78,14 @@ class Refused:
     reason: str
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What a trial found. ``dims``: where the inputs' samples are, if not in the first dimension."""
+
+    ways: tuple[Way, ...]
+    dims: Dims | None = None
+
+
 def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str) -> tuple[Way, ...] | Refused:
     """What all ranks found; what one refuses, all refuse."""
     found = of_every_rank(mine, group)
@@ -89,11 +99,18 @@ class Divider:
     """Divides the forwards of all root modules of a job among the ranks of ``group``."""
 
     def __init__(
-        self, group: dist.ProcessGroup, accumulation: Accumulation | None = None, *, whole: bool, trusted: bool
+        self,
+        group: dist.ProcessGroup,
+        accumulation: Accumulation | None = None,
+        *,
+        whole: bool,
+        trusted: bool,
+        anywhere: bool = False,
     ) -> None:
+        """``anywhere``: samples may be in another dimension of the inputs than the first."""
         self._group, self._rank, self._accumulation = group, group.rank(), accumulation
-        self._whole, self._trusted = whole, trusted
-        self._known: dict[Hashable, tuple[Way, ...]] = {}
+        self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
+        self._known: dict[Hashable, Learned] = {}
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self.samples: int | None = None
         """Samples of the batch that a loader gave last."""
@@ -103,26 +120,30 @@ class Divider:
         """Whether a forward was divided: the gradients are parts then."""
         self.ways: tuple[Way, ...] = ()
         """How the outputs of the last forward were made of the ranks' parts; empty when it was not divided."""
+        self.in_front = True
+        """Whether the last forward that was divided had its samples in the first dimension."""
         self.exact = True
         """Whether a gradient that comes back is the same on all ranks, as it is outside functional calls."""
 
     def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``forward(*args, **kwargs)`` of a root, divided where it can be. Raises ``StrategyError`` where not."""
         self.ways = ()
-        share = self._share(args, kwargs)
-        if self._whole or share is None:
+        share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
+        if not self._whole and share is not None:
+            learned = self._known.get(_kind(module, tensors, share.total))
+            learned = learned or self.learn(forward, module, args, kwargs, share)
+            if learned.dims is not None:
+                share = self._over(samples_in(tensors, learned.dims))
+        if learned is None or share is None:
             with self.whole_batch():
                 return self._undivided(forward, module, args, kwargs)
-        ways = self._known.get(_kind(module, args, kwargs, share.total))
-        if ways is None:
-            ways = self.learn(forward, module, args, kwargs, share)
-        part_args, part_kwargs = self._cut((args, kwargs), share)
-        self.divided = True
-        cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
+        dims = learned.dims or in_front(tensors, share.total)
+        part_args, part_kwargs = cut((args, kwargs), share, dims)
+        self.divided, self.in_front = True, learned.dims is None
         with OwnStream(self._rank):
-            outputs = self._in_parts(forward, module, part_args, part_kwargs, ways, cut, share)
-        self.ways = ways
-        return closed(self._join(outputs, ways, share))
+            outputs = self._in_parts(forward, module, part_args, part_kwargs, learned.ways, dims, share)
+        self.ways = learned.ways
+        return closed(self._join(outputs, learned.ways, share))
 
     @property
     def dividing(self) -> bool:
@@ -137,22 +158,24 @@ class Divider:
         if self._accumulation is None:
             with OwnStream(self._rank):
                 return forward(*args, **kwargs)
-        size = share.mine.stop - share.mine.start
-        ways = self._known.get(_kind(module, args, kwargs, size))
-        cut = [tensor.dim() > 0 and tensor.size(0) == size for tensor in tensors_in((args, kwargs))]
+        size, tensors = share.mine.stop - share.mine.start, tensors_in((args, kwargs))
+        learned = self._known.get(_kind(module, tensors, size))
+        ways, dims = None if learned is None else learned.ways, in_front(tensors, size)
         with OwnStream(self._rank):
-            return closed(self._in_parts(forward, module, args, kwargs, ways, cut, share))
+            return closed(self._in_parts(forward, module, args, kwargs, ways, dims, share))
 
     def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Among no other ranks, or too small for them."""
         share = self._parts(args, kwargs)
         if share is None:
             return forward(*args, **kwargs)
-        ways = self._known.get(_kind(module, args, kwargs, share.total))
-        if ways is None:
-            ways = self.learn(forward, module, args, kwargs, share)
-        cut = [_of(tensor, share) for tensor in tensors_in((args, kwargs))]
-        return closed(self._in_parts(forward, module, args, kwargs, ways, cut, Share(share.total, self._group)))
+        tensors = tensors_in((args, kwargs))
+        learned = self._known.get(_kind(module, tensors, share.total))
+        learned = learned or self.learn(forward, module, args, kwargs, share)
+        dims = in_front(tensors, share.total)
+        return closed(
+            self._in_parts(forward, module, args, kwargs, learned.ways, dims, Share(share.total, self._group))
+        )
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
         """A batch that lies on this rank alone, in parts; None where it is not to be."""
@@ -168,27 +191,43 @@ class Divider:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         ways: tuple[Way, ...] | None,
-        cut: Sequence[bool],
+        dims: Dims,
         share: Share,
     ) -> Any:
         """Outputs, opened, of this rank's rows, one part of them after another where that is asked for."""
         forward = opening(forward)
         if self._accumulation is None or ways is None:
             return forward(*args, **kwargs)
-        return self._accumulation(forward, module, args, kwargs, ways, cut, share)
+        return self._accumulation(forward, module, args, kwargs, ways, [dim is not None for dim in dims], share)
 
     def learn(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
-    ) -> tuple[Way, ...]:
+    ) -> Learned:
         """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
         if self.replicated:
             self._check_data(module, (args, kwargs))
-        found = self._agreed(self._tried(forward, module, args, kwargs, share))
+        tensors, dims = tensors_in((args, kwargs)), None
+        found = self._agreed(self._tried(forward, module, args, kwargs, share, in_front(tensors, share.total)))
         if isinstance(found, Refused):
-            among = "among the ranks" if self._group.size() > 1 else "in parts"
-            raise StrategyError(f"{own_class(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
-        self._known[_kind(module, args, kwargs, share.total)] = found
-        return found
+            other = self._found_elsewhere(forward, module, args, kwargs, share.total)
+            if other is None:
+                among = "among the ranks" if self._group.size() > 1 else "in parts"
+                raise StrategyError(f"{own_class(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
+            found, dims = other
+        learned = self._known[_kind(module, tensors, share.total)] = Learned(found, dims)
+        return learned
+
+    def _found_elsewhere(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int
+    ) -> tuple[tuple[Way, ...], Dims] | None:
+        """What a trial finds with the samples in another dimension; None where it finds nothing either."""
+        tensors = tensors_in((args, kwargs))
+        for dims in elsewhere(tensors, total) if self._anywhere and not self._trusted else ():
+            share = self._over(samples_in(tensors, dims))
+            found = None if share is None else self._agreed(self._tried(forward, module, args, kwargs, share, dims))
+            if found is not None and not isinstance(found, Refused):
+                return found, dims
+        return None
 
     def ready(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -197,12 +236,17 @@ class Divider:
         share = self._share(args, kwargs) or self._parts(args, kwargs)
         if share is None or self._whole:
             return None
-        return self.learn(forward, module, args, kwargs, share)
+        return self.learn(forward, module, args, kwargs, share).ways
 
     def part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What this rank's forward will be given."""
         share = self._share(args, kwargs)
-        return (args, kwargs) if self._whole or share is None else self._cut((args, kwargs), share)
+        if self._whole or share is None:
+            return args, kwargs
+        found: tuple[tuple[Any, ...], dict[str, Any]] = cut(
+            (args, kwargs), share, in_front(tensors_in((args, kwargs)), share.total)
+        )
+        return found
 
     def samples_of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """How many samples ``part`` gives, where a loader has said how many there are."""
@@ -226,49 +270,45 @@ class Divider:
 
     def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
         """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
-        if self._group.size() == 1:
-            return None
-        total = self._total(args, kwargs)
-        return Share(total, self._group) if total is not None and total >= self._group.size() else None
+        return None if self._group.size() == 1 else self._over(self._total(args, kwargs))
+
+    def _over(self, samples: int | None) -> Share | None:
+        return Share(samples, self._group) if samples is not None and samples >= self._group.size() else None
 
     def _total(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         return self.samples if self.samples in sizes else sizes[0] if sizes else None
 
-    def _cut(self, values: Any, share: Share) -> Any:
-        return map_tensors(values, lambda tensor: cut_rows(tensor, share) if _of(tensor, share) else tensor)
-
     def _tried(
-        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share, dims: Dims
     ) -> tuple[Way, ...] | Refused:
         forward = opening(forward)
         low, high = at_least_two(share)
         size = high - low
-        part_args, part_kwargs = _rows(_detached((args, kwargs)), share, low, high)
-        entered = [
-            part
-            for part, whole in zip(tensors_in((part_args, part_kwargs)), tensors_in((args, kwargs)), strict=True)
-            if _of(whole, share)
-        ]
+        part_args, part_kwargs = narrowed((args, kwargs), dims, low, high)
+        parts = zip(tensors_in((part_args, part_kwargs)), dims, strict=True)
+        entered = [(part, dim) for part, dim in parts if dim is not None]
         tracker = BatchwiseTracker()
         try:
             with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
                 with tracker, self.whole_batch():
-                    tracker.enters(entered, size)
+                    for part, dim in entered:
+                        tracker.enters(part, size, dim)
                     outputs = forward(*part_args, **part_kwargs)
                     changed = changed_buffer(module, before, tracker)
                 made = tensors_in(outputs)
                 ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
-                held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
+                held = sum(tensor.nbytes for tensor in (*(part for part, _ in entered), *made)) / size
                 del outputs, made
-                kept = kept_beside(tracker, [*entered, *module.buffers()])
+                kept = kept_beside(tracker, [*(part for part, _ in entered), *module.buffers()])
             notes: list[dict[str, Any]] = []
-            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), share, ways, notes)
+            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), dims, ways, notes)
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
-            why = _likely_cause(entered, tensors_in((args, kwargs)), share.total)
+            recover(module)
+            why = _likely_cause([part for part, _ in entered], tensors_in((args, kwargs)), share.total)
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
             )
@@ -302,7 +342,7 @@ class Divider:
         module: nn.Module,
         inputs: Any,
         tried: Window,
-        share: Share,
+        dims: Dims,
         ways: Sequence[Way | Refused],
         notes: list[dict[str, Any]],
     ) -> bool:
@@ -312,9 +352,9 @@ class Divider:
         """
 
         def outputs(low: int, high: int) -> Any:
-            cut = _rows(_detached(inputs), share, low, high)
+            part_args, part_kwargs = narrowed(inputs, dims, low, high)
             with no_trace(module) as belongings, without_chance(module), self.whole_batch():
-                made = forward(*cut[0], **cut[1])
+                made = forward(*part_args, **part_kwargs)
                 own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
                 notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})
                 return made
@@ -402,10 +442,6 @@ def _joined(way: Way | Refused, one: torch.Tensor, other: torch.Tensor, first: f
     return one if isinstance(way, Kept) else None
 
 
-def _of(tensor: torch.Tensor, share: Share) -> bool:
-    return tensor.dim() > 0 and tensor.size(0) == share.total and not isinstance(tensor, nn.Parameter)
-
-
 def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
     """What makes most forwards fail on fewer samples."""
     if all(tensor.dim() == 1 for tensor in cut):
@@ -415,14 +451,6 @@ def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], sa
     return "is a batch size written in the model as a number, or the batch another dimension than the first"
 
 
-def _rows(values: Any, share: Share, low: int, high: int) -> Any:
-    return map_tensors(values, lambda one: one[low:high].clone() if _of(one, share) else one)
-
-
-def _detached(values: Any) -> Any:
-    return map_tensors(values, lambda tensor: tensor.detach())
-
-
 def _in_order(kind: Rows, size: int) -> bool:
     """Whether the rows are those of the first sample, then of the second…, as many of each."""
     vector = kind.owners.vector
@@ -430,9 +458,7 @@ def _in_order(kind: Rows, size: int) -> bool:
     return kind.owners.selection is None and torch.equal(vector, torch.arange(size).repeat_interleave(each))
 
 
-def _kind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int) -> Hashable:
+def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:
     """Equal for forwards of which one trial speaks for all."""
-    tensors = tuple(
-        (tensor.dim(), tensor.dim() > 0 and tensor.size(0) == total) for tensor in tensors_in((args, kwargs))
-    )
-    return (id(module), module.training, torch.is_autocast_enabled(), tensors)
+    shapes = tuple((tensor.dim(), tensor.dim() > 0 and tensor.size(0) == total) for tensor in tensors)
+    return (id(module), module.training, torch.is_autocast_enabled(), shapes)

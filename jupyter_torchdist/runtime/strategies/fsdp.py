@@ -353,6 +353,13 @@ def in_backward(error: BaseException) -> bool:
     return any(frame.name == "_engine_run_backward" for frame in traceback.extract_tb(error.__traceback__))
 
 
+def recover(model: nn.Module) -> None:
+    """After a forward that raised the parameters are shards, and the next one may begin."""
+    for unit in units_in([model]):
+        if unit._get_fsdp_state()._is_root:
+            unit.reset_iter_state()
+
+
 OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
 """Their values are gone: what autograd kept of them has no elements."""
 _OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered", "DeviceMesh", "for storage of size 0")

@@ -12,6 +12,7 @@ from ...protocol.errors import StrategyError
 from .base import Setting
 from .divided import Divider, Refused, Way, agreed
 from .pipeline_checks import microbatches
+from .placing import in_front
 from .shares import tensors_in
 
 
@@ -43,7 +44,10 @@ class _Trial(Divider):
     ) -> tuple[Way, ...] | Refused | None:
         """None where there is no batch."""
         share = self._share(args, kwargs)
-        return None if share is None else self._agreed(self._tried(forward, root, args, kwargs, share))
+        if share is None:
+            return None
+        dims = in_front(tensors_in((args, kwargs)), share.total)
+        return self._agreed(self._tried(forward, root, args, kwargs, share, dims))
 
 
 def ways_of_microbatches(

@@ -121,13 +121,13 @@ class Divider:
         self.ways: tuple[Way, ...] = ()
         """How the outputs of the last forward were made of the ranks' parts; empty when it was not divided."""
         self.in_front = True
-        """Whether the last forward that was divided had its samples in the first dimension."""
+        """Whether the last forward had its samples in the first dimension, if it was divided."""
         self.exact = True
         """Whether a gradient that comes back is the same on all ranks, as it is outside functional calls."""
 
     def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``forward(*args, **kwargs)`` of a root, divided where it can be. Raises ``StrategyError`` where not."""
-        self.ways = ()
+        self.ways, self.in_front = (), True
         share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
         if not self._whole and share is not None:
             learned = self._known.get(_kind(module, tensors, share.total))

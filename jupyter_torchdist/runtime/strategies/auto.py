@@ -34,6 +34,7 @@ from . import (
     compiling,
     deepspeed,
     deferred,
+    dtensors,
     elsewhere,
     fsdp,
     hooks,
@@ -67,7 +68,7 @@ from .optimized import Optimized
 from .own import own_class
 from .patches import Patches
 from .resuming import Resuming
-from .shares import tensors_in, to_device
+from .shares import map_tensors, tensors_in, to_device
 from .streams import begin_alike
 
 _NOTHING = contextlib.nullcontext()
@@ -270,6 +271,7 @@ class Automatic:
             return self._outermost(original, module, *args, **kwargs)
         with self._loops.aside():
             self._gathered.begin_forward()
+            args, kwargs = _in_full(module, (args, kwargs))
         try:
             return self._outermost(original, module, *args, **kwargs)
         finally:
@@ -551,3 +553,14 @@ def _much(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return str(count)
+
+
+def _in_full(module: nn.Module, given: Any) -> Any:
+    """What a cell made of shards, such as ``weight.new_zeros(layers, batch, width)``, whole: a model takes it as data.
+
+    A loss without parameters takes what is split as it is.
+    """
+    sharded = any(isinstance(tensor, DTensor) for tensor in tensors_in(given))
+    if not sharded or next(module.parameters(), None) is None:
+        return given
+    return map_tensors(given, lambda one: one if isinstance(one, nn.Parameter) else dtensors.whole(one))

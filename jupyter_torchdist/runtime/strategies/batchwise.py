@@ -131,9 +131,9 @@ class BatchwiseTracker(TorchDispatchMode):
                 kind = Unknown("batch", "is of the batch, but has no dimension of samples in front", None)
             self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
 
-    def returned(self, tensor: torch.Tensor, samples: int, dim: int, each: int) -> None:
-        """Mark what a model made of the batch: along ``dim``, ``each`` rows of the first sample, then of the next."""
-        owners = self.owners(samples)
+    def returned(self, tensor: torch.Tensor, samples: int, dim: int) -> None:
+        """Mark what a model made of the batch: along ``dim`` rows of the first sample, then as many of the next…"""
+        owners, each = self.owners(samples), tensor.size(dim) // samples
         if each != 1:
             owners = owners.with_vector(owners.vector.repeat_interleave(each))
         self._learn(tensor, Fact(Rows(dim, owners), next(self._fresh), next(self._clock)))

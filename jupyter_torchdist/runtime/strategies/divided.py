@@ -44,10 +44,13 @@ WHOLE = (
 
 @dataclass(frozen=True)
 class Joined:
-    """The whole output is the ranks' parts one after the other along ``dim``, ``each`` rows a sample."""
+    """The whole output is the ranks' parts one after the other along ``dim``, as many rows a sample as there are.
+
+    ``turns``: along ``dim`` all samples come in turn, with one row each, as often as there are rows (time in front).
+    """
 
     dim: int
-    each: int
+    turns: bool = False
 
 
 @dataclass(frozen=True)
@@ -362,8 +365,8 @@ class Divider:
         def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
             if not len(ways) == len(halves[0]) == len(halves[1]):
                 return []
-            weight = first / (tried.stop - tried.start)
-            return [_joined(way, one, other, weight) for way, one, other in zip(ways, *halves, strict=True)]
+            first_and_other = (first, tried.stop - tried.start - first)
+            return [_joined(way, (one, other), first_and_other) for way, one, other in zip(ways, *halves, strict=True)]
 
         return halves_differ(outputs, tried, join)
 
@@ -371,9 +374,13 @@ class Divider:
         kind = fact.kind
         if isinstance(kind, Same):
             spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
-            return Joined(0, 1) if spread else Kept()
-        if isinstance(kind, Rows) and kind.over is None and _in_order(kind, size):
-            return Joined(kind.dim, output.size(kind.dim) // size)
+            return Joined(0) if spread else Kept()
+        if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is None:
+            vector, samples = kind.owners.vector, torch.arange(size)
+            if torch.equal(vector, samples.repeat_interleave(len(vector) // max(1, size))):
+                return Joined(kind.dim)
+            if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
+                return Joined(kind.dim, turns=True)
         if isinstance(kind, Total) and not kind.floored:
             if kind.den is None:
                 return Added(mean=False)
@@ -382,7 +389,7 @@ class Divider:
             if kind.den.counts_samples and not kind.den.full:
                 return Added(mean=True)
         if self._trusted:
-            return Joined(0, output.size(0) // size) if output.dim() and output.size(0) % size == 0 else Kept()
+            return Joined(0) if output.dim() and output.size(0) % size == 0 else Kept()
         if isinstance(kind, Mixed | Unknown):
             where = f" ({kind.place})" if kind.place else ""
             return Refused(f"{kind.operation} {kind.why}{where}")
@@ -405,7 +412,13 @@ class Divider:
 
     def _whole_of(self, part: torch.Tensor, way: Way, share: Share) -> torch.Tensor:
         if isinstance(way, Joined):
-            rows = Share(share.total, share.group, way.each)
+            mine = share.mine.stop - share.mine.start
+            if part.dim() <= way.dim or part.size(way.dim) % mine:
+                raise StrategyError("the model returns other outputs than it did in the trial", WHOLE)
+            if way.turns:
+                part = part.unflatten(way.dim, (-1, mine))
+                return join_rows(part, share, way.dim + 1, exact=self.exact).flatten(way.dim, way.dim + 1)
+            rows = Share(share.total, share.group, part.size(way.dim) // mine)
             return join_rows(part, rows, way.dim, exact=self.exact)
         if isinstance(way, Added):
             return weighted(part, weight_of(part, way, share), share.group)
@@ -433,11 +446,18 @@ def targets_of(loss: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def _joined(way: Way | Refused, one: torch.Tensor, other: torch.Tensor, first: float) -> torch.Tensor | None:
-    """The whole's output of two parts, of which the first has this share of the samples; None: that cannot be told."""
+def _joined(
+    way: Way | Refused, parts: tuple[torch.Tensor, torch.Tensor], samples: tuple[int, int]
+) -> torch.Tensor | None:
+    """The whole's output of two parts, which have so many samples; None: that cannot be told."""
+    one, other = parts
+    if isinstance(way, Joined) and way.turns:
+        in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
+        return torch.cat(in_turns, way.dim + 1).flatten(way.dim, way.dim + 1)
     if isinstance(way, Joined):
-        return torch.cat([one, other], way.dim)
+        return torch.cat(parts, way.dim)
     if isinstance(way, Added) and not way.counted:
+        first = samples[0] / sum(samples)
         return first * one + (1 - first) * other if way.mean else one + other
     return one if isinstance(way, Kept) else None
 
@@ -449,13 +469,6 @@ def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], sa
     if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):
         return "is the batch another dimension than the first, as in the hidden states of an LSTM"
     return "is a batch size written in the model as a number, or the batch another dimension than the first"
-
-
-def _in_order(kind: Rows, size: int) -> bool:
-    """Whether the rows are those of the first sample, then of the second…, as many of each."""
-    vector = kind.owners.vector
-    each = len(vector) // max(1, size)
-    return kind.owners.selection is None and torch.equal(vector, torch.arange(size).repeat_interleave(each))
 
 
 def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:

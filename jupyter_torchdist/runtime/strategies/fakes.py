@@ -123,5 +123,5 @@ def ways_by_shape(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 def _way(output: torch.Tensor, rows: int) -> Way:
     if output.dim():
-        return Kept() if output.size(0) % rows else Joined(0, output.size(0) // rows)
+        return Kept() if output.size(0) % rows else Joined(0)
     return Added(mean=True) if output.is_floating_point() else Kept()

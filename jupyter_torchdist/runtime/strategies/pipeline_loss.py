@@ -18,7 +18,7 @@ from torch import Tensor
 from ...protocol.errors import StrategyError
 from .batchwise import BatchwiseTracker
 from .deferred import Deferred, External, Node, Record, Ref, mapped
-from .divided import Added, Joined, Kept, Way
+from .divided import Added, Joined, Way
 from .divisors import Parted, divisor_of
 from .rules import IGNORED
 from .verdicts import judged
@@ -158,12 +158,12 @@ def _followed(
         tracker.enters((), total)
         for place, (leaf, way) in enumerate(zip(leaves, ways, strict=True)):
             if isinstance(way, Joined):
-                tracker.returned(leaf, total, way.dim, way.each)
+                tracker.returned(leaf, total, way.dim)
             elif isinstance(way, Added):
                 tracker.reduced(leaf, total, mean=way.mean)
                 leaves[place] = Parted.of(leaf, torch.ones(()), ()) if way.counted else leaf
         for place in cut:
-            tracker.returned(externals[place], total, 0, externals[place].size(0) // total)
+            tracker.returned(externals[place], total, 0)
         loss = graph.value(leaves, externals)
         # A number in what was recorded stays what it was, whether it is a size of the batch or not: none is suspect.
         verdict = judged(replace(tracker.fact(loss), suspects=frozenset()), loss)
@@ -187,7 +187,7 @@ def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence
     whole, slopes = _with_slopes(graph, outputs, graph.externals)
     total, values, weights, parted = rows[-1].stop, [], [], []
     for part in rows:
-        cut = [_part_of(one, way, part) for one, way in zip(outputs, ways, strict=True)]
+        cut = [_part_of(one, way, part, total) for one, way in zip(outputs, ways, strict=True)]
         loss, own = _with_slopes(graph, cut, parts.externals(graph, part, total))
         weights.append(float(weight_of(loss, parts.way, part, total)))
         none_counts = weights[-1] == 0  # all targets of the part are to be ignored: 0 / 0
@@ -217,10 +217,11 @@ def weight_of(loss: Tensor, way: Added, rows: slice, total: int) -> float | Tens
     return divisor.double()
 
 
-def _part_of(output: Tensor, way: Way, rows: slice) -> Tensor:
-    if isinstance(way, Kept) or not isinstance(way, Joined):
+def _part_of(output: Tensor, way: Way, rows: slice, total: int) -> Tensor:
+    if not isinstance(way, Joined):
         return output
-    return output.narrow(way.dim, rows.start * way.each, (rows.stop - rows.start) * way.each)
+    each = output.size(way.dim) // total
+    return output.narrow(way.dim, rows.start * each, (rows.stop - rows.start) * each)
 
 
 def _with_slopes(graph: Graph, outputs: Sequence[Tensor], externals: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

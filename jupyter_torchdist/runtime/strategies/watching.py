@@ -189,8 +189,10 @@ class LoopWatch:
         if len(ways) != len(outputs):
             self.object("the model was called with a batch that cannot be divided")
         for output, way in zip(outputs, ways, strict=False):
-            if isinstance(way, Joined):
-                self._tracker.returned(output, self._samples, way.dim, way.each)
+            if isinstance(way, Joined) and way.turns:
+                self.object("an output of the model has its samples in turns")
+            elif isinstance(way, Joined):
+                self._tracker.returned(output, self._samples, way.dim)
             elif isinstance(way, Added):
                 self._tracker.reduced(output, self._samples, mean=way.mean)
                 self._counted |= way.counted

@@ -558,9 +558,9 @@ def _much(count: int) -> str:
 def _in_full(module: nn.Module, given: Any) -> Any:
     """What a cell made of shards, such as ``weight.new_zeros(layers, batch, width)``, whole: a model takes it as data.
 
-    A loss without parameters takes what is split as it is.
+    A loss without parameters takes what is split as it is, and so does a block that is computed again in a backward.
     """
     sharded = any(isinstance(tensor, DTensor) for tensor in tensors_in(given))
-    if not sharded or next(module.parameters(), None) is None:
+    if not sharded or next(module.parameters(), None) is None or torch._C._current_graph_task_id() != -1:
         return given
     return map_tensors(given, lambda one: one if isinstance(one, nn.Parameter) else dtensors.whole(one))

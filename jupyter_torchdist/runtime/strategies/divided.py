@@ -47,10 +47,12 @@ class Joined:
     """The whole output is the ranks' parts one after the other along ``dim``, as many rows a sample as there are.
 
     ``turns``: along ``dim`` all samples come in turn, with one row each, as often as there are rows (time in front).
+    ``single``: there was one row a sample, which says nothing of the order of more.
     """
 
     dim: int
     turns: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -374,11 +376,11 @@ class Divider:
         kind = fact.kind
         if isinstance(kind, Same):
             spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
-            return Joined(0) if spread else Kept()
+            return Joined(0, single=True) if spread else Kept()
         if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is None:
             vector, samples = kind.owners.vector, torch.arange(size)
             if torch.equal(vector, samples.repeat_interleave(len(vector) // max(1, size))):
-                return Joined(kind.dim)
+                return Joined(kind.dim, single=len(vector) == size)
             if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
                 return Joined(kind.dim, turns=True)
         if isinstance(kind, Total) and not kind.floored:
@@ -413,7 +415,7 @@ class Divider:
     def _whole_of(self, part: torch.Tensor, way: Way, share: Share) -> torch.Tensor:
         if isinstance(way, Joined):
             mine = share.mine.stop - share.mine.start
-            if part.dim() <= way.dim or part.size(way.dim) % mine:
+            if part.dim() <= way.dim or (part.size(way.dim) != mine if way.single else part.size(way.dim) % mine):
                 raise StrategyError("the model returns other outputs than it did in the trial", WHOLE)
             if way.turns:
                 part = part.unflatten(way.dim, (-1, mine))
@@ -472,6 +474,9 @@ def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], sa
 
 
 def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:
-    """Equal for forwards of which one trial speaks for all."""
-    shapes = tuple((tensor.dim(), tensor.dim() > 0 and tensor.size(0) == total) for tensor in tensors)
-    return (id(module), module.training, torch.is_autocast_enabled(), shapes)
+    """Equal for forwards of which one trial speaks for all: a sequence of one shows nothing of longer ones."""
+    shapes = []
+    for tensor in tensors:
+        batch = tensor.dim() > 0 and tensor.size(0) == total
+        shapes.append((batch, *(size == 1 for size in (tensor.shape[1:] if batch else tensor.shape))))
+    return (id(module), module.training, torch.is_autocast_enabled(), tuple(shapes))

@@ -127,8 +127,8 @@ def test_what_objects_of_the_cell_keep_of_sharded_weights_is_whole() -> None:
 def test_samples_in_another_dimension_are_divided(cell: str) -> None:
     """The batch of 8 behind 8 steps of time; that of 7 in front of the inputs, and behind layers of hidden states."""
     text = text_of(cell).replace("self.rnn(x", "self.rnn(noted(x)")
-    shapes = "def noted(x):\n    print(tuple(x.shape))\n    return x\n\n"
-    outcome = run_cell(shapes + text, Options(ranks=2, strategy="ddp"))
+    noted = "def noted(x):\n    print(tuple(x.shape))\n    return x\n\n"
+    outcome = run_cell(noted + text, Options(ranks=2, strategy="ddp"))
     assert outcome.error is None, outcome.error
     seen = [line for line in outcome.printed.splitlines() if line.startswith("(")]
     assert set(seen) == ({"(8, 4, 2)"} if cell == "rnn_time_first" else {"(4, 5, 3)", "(1, 5, 3)"})

@@ -291,29 +291,30 @@ class Divider:
         low, high = at_least_two(share)
         size = high - low
         part_args, part_kwargs = narrowed((args, kwargs), dims, low, high)
-        parts = zip(tensors_in((part_args, part_kwargs)), dims, strict=True)
-        entered = [(part, dim) for part, dim in parts if dim is not None]
+        entered = {
+            part: dim for part, dim in zip(tensors_in((part_args, part_kwargs)), dims, strict=True) if dim is not None
+        }
         tracker = BatchwiseTracker()
         try:
             with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
                 with tracker, self.whole_batch():
-                    for part, dim in entered:
+                    for part, dim in entered.items():
                         tracker.enters(part, size, dim)
                     outputs = forward(*part_args, **part_kwargs)
                     changed = changed_buffer(module, before, tracker)
                 made = tensors_in(outputs)
                 ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
-                held = sum(tensor.nbytes for tensor in (*(part for part, _ in entered), *made)) / size
+                held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
                 del outputs, made
-                kept = kept_beside(tracker, [*(part for part, _ in entered), *module.buffers()])
+                kept = kept_beside(tracker, [*entered, *module.buffers()])
             notes: list[dict[str, Any]] = []
             differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), dims, ways, notes)
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
             recover(module)
-            why = _likely_cause([part for part, _ in entered], tensors_in((args, kwargs)), share.total)
+            why = _likely_cause(list(entered), tensors_in((args, kwargs)), share.total)
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
             )
@@ -408,7 +409,7 @@ class Divider:
 
     def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
         if len(ways) != len(tensors_in(outputs)):
-            raise StrategyError("the model returns other outputs than it did in the trial", WHOLE)
+            raise _other_outputs()
         way = iter(ways)
         return map_tensors(outputs, lambda tensor: self._whole_of(tensor, next(way), share))
 
@@ -416,7 +417,7 @@ class Divider:
         if isinstance(way, Joined):
             mine = share.mine.stop - share.mine.start
             if part.dim() <= way.dim or (part.size(way.dim) != mine if way.single else part.size(way.dim) % mine):
-                raise StrategyError("the model returns other outputs than it did in the trial", WHOLE)
+                raise _other_outputs()
             if way.turns:
                 part = part.unflatten(way.dim, (-1, mine))
                 return join_rows(part, share, way.dim + 1, exact=self.exact).flatten(way.dim, way.dim + 1)
@@ -425,6 +426,10 @@ class Divider:
         if isinstance(way, Added):
             return weighted(part, weight_of(part, way, share), share.group)
         return part
+
+
+def _other_outputs() -> StrategyError:
+    return StrategyError("the model returns other outputs than it did in the trial", WHOLE)
 
 
 def weight_of(part: torch.Tensor, way: Added, share: Share) -> float | torch.Tensor:

@@ -121,7 +121,8 @@ def test_a_failed_cell_leaves_what_the_notebook_had(home: Path, names: dict[str,
     said = [line for line in remarks(job.state, brought, 0) if line.startswith("stayed behind: ")]
     assert len(said) == 1
     assert said[0].count("keeps it in parts") == 1
-    assert len(names["losses"]) == 3
+    # Another rank may fail first: this one is ended within its own third step then, which no rank begins alone.
+    assert len(names["losses"]) in (2, 3)
     found = weights(names)
     assert not names["optimizer"].state
     if parts != "zero1":

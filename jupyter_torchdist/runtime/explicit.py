@@ -50,7 +50,7 @@ def _begun(mine: part.Part) -> Prepared:
     if mine.automatic is not None:
         mine.automatic.stand_aside("td.prepare is called, and --strategy acts through it")
         mine.automatic = None
-    return Prepared(mine.setting)
+    return Prepared(mine.setting, mine.patience)
 
 
 def reduce_mean(value: Any) -> Any:

@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 
 class Part:
-    """What the worker knows of the job; ``say`` tells the user one line, once a job."""
+    """What the worker knows of the job.
 
-    def __init__(self, plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> None:
-        self.device = device
+    ``say`` tells the user one line, once a job; ``patience``: seconds that an interrupt waits for the end of a step.
+    """
+
+    def __init__(
+        self, plan: StrategyPlan, device: torch.device, say: Callable[[str], None], patience: float = 2.5
+    ) -> None:
+        self.device, self.patience = device, patience
         self._plan, self._say = plan, say
         self.automatic: Automatic | None = None
         self.prepared: Prepared | None = None

@@ -153,11 +153,11 @@ class Rank:
     def take_part(self, plan: Plan, device: torch.device) -> part.Part:
         """What ``td.prepare`` and its kin ask for; with a strategy, the automatic way, ready for user code."""
 
-        mine = part.Part(plan.strategy, device, self.note)
+        mine = part.Part(plan.strategy, device, self.note, plan.grace / 2)
         if plan.strategy.name != "none":
             from .strategies import auto  # only jobs with a strategy pay for these imports
 
-            mine.automatic = auto.Automatic(mine.setting, vars(self.main), plan.grace / 2)
+            mine.automatic = auto.Automatic(mine.setting, vars(self.main), mine.patience)
             mine.automatic.install()
         part.take(mine)
         return mine
@@ -222,12 +222,13 @@ class Rank:
 
     def apart(self) -> Apart | None:
         """What this rank has only a part of, where the strategy has not brought it together."""
-        things = [thing for way in self.ways() for thing in way.apart()]
+        ways = self.ways()
+        things = [thing for way in ways for thing in way.apart()]
         if not things or self.part is None:
             return None
         from .strategies.apart import Apart
 
-        return Apart(self.part.setting.plan.name, things)
+        return Apart(self.part.setting.plan.name, ways[-1].SAVING, things)
 
     def succeed(self) -> None:
         """Show the last value, publish the results, end as an interpreter ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,18 @@ for epoch in range(100_000):
             raise ValueError("of the cell")
 """
 
+PREPARED = "import jupyter_torchdist as td\nmodel, optimizer, loader = td.prepare(model, optimizer, loader)\n"
+
 PARTS = {
-    "zero1": ("ddp", ("zero1=1",)),
-    "fsdp": ("fsdp", ()),
-    "tp": ("tp", ("tp_plan=0:colwise,2:rowwise",)),
-    "pp": ("pp", ()),
+    "zero1": ("ddp", ("zero1=1",), ""),
+    "fsdp": ("fsdp", (), ""),
+    "tp": ("tp", ("tp_plan=0:colwise,2:rowwise",), ""),
+    "pp": ("pp", (), ""),
+    "zero1 prepared": ("ddp", ("zero1=1",), PREPARED),
+    "fsdp prepared": ("fsdp", (), PREPARED),
+    "tp prepared": ("tp", ("tp_plan=0:colwise,2:rowwise",), PREPARED),
 }
+"""Strategy, options, and what the cell begins with."""
 
 
 def made() -> dict[str, Any]:
@@ -52,16 +59,16 @@ def made() -> dict[str, Any]:
 @pytest.fixture
 def names() -> Iterator[dict[str, Any]]:
     with notebook() as namespace:
-        namespace.update(nn=nn, **made())
+        namespace.update(torch=torch, nn=nn, **made())
         yield namespace
 
 
-def begin(parts: str, namespace: dict[str, Any], fails_at: int) -> Job:
-    strategy, option = PARTS[parts]
+def begin(parts: str, namespace: dict[str, Any], fails_at: int, cell: str = CELL) -> Job:
+    strategy, option, first = PARTS[parts]
     namespace["fails_at"] = fails_at
     # A step may take long on a busy machine, and an interrupt waits for its end half of the grace.
     options = Options(ranks=2, strategy=strategy, option=option, env=("OMP_NUM_THREADS=1",), grace=40.0)
-    return submit(Request(CELL, "Cell In[3]", 2, options, namespace))
+    return submit(Request(first + cell, "Cell In[3]", 2, options, namespace))
 
 
 def alone(namespace: dict[str, Any], steps: int) -> None:
@@ -101,11 +108,31 @@ def test_an_interrupted_cell_leaves_what_its_steps_made(home: Path, names: dict[
     torch.testing.assert_close(found, weights(again), atol=1e-5, rtol=0)
 
 
-def kept_apart(strategy: str) -> str:
-    return (
-        f"--strategy {strategy} keeps it in parts, which only ranks that end together bring back "
-        "(--checkpoint DIR saves while a cell trains, --resume goes on from there)"
+def test_a_cell_may_catch_its_interrupt(home: Path, names: dict[str, Any]) -> None:
+    """As on one device: it ends well, and what it does afterwards counts."""
+    caught = (
+        "try:\n"
+        + textwrap.indent(CELL, "    ")
+        + "except KeyboardInterrupt:\n    after = model(torch.ones(1, 4)).item()"
     )
+    job = begin("fsdp", names, 0, caught)
+    assert wait_until(lambda: job.logs(0, "out").count("\n") > 10, 60)
+    job.interrupt()
+    assert job.wait(60).state == "succeeded"
+    assert not job.bring(names).left
+    assert f"all ranks stopped after step {len(names['losses'])}" in " ".join(job.state.notes)
+    with torch.no_grad():
+        assert names["model"](torch.ones(1, 4)).item() == pytest.approx(names["after"], abs=1e-5)
+
+
+def kept_apart(parts: str) -> str:
+    strategy, _, prepares = PARTS[parts]
+    saving = (
+        "td.save saves while a cell trains, td.load goes on from there"
+        if prepares
+        else "--checkpoint DIR saves while a cell trains, --resume goes on from there"
+    )
+    return f"--strategy {strategy} keeps it in parts, which only ranks that end together bring back ({saving})"
 
 
 @pytest.mark.parametrize("parts", PARTS)
@@ -115,9 +142,10 @@ def test_a_failed_cell_leaves_what_the_notebook_had(home: Path, names: dict[str,
     job = begin(parts, names, 3)
     assert job.wait(60).state == "failed"
     brought = job.bring(names)
-    apart = {"kept", "optimizer"} if parts == "zero1" else {"kept", "model", "optimizer"}
+    zero1 = parts.startswith("zero1")
+    apart = {"kept", "optimizer"} if zero1 else {"kept", "model", "optimizer"}
     assert {name for name, _ in brought.left} == apart
-    assert {why for _, why in brought.left} == {kept_apart(PARTS[parts][0])}
+    assert {why for _, why in brought.left} == {kept_apart(parts)}
     said = [line for line in remarks(job.state, brought, 0) if line.startswith("stayed behind: ")]
     assert len(said) == 1
     assert said[0].count("keeps it in parts") == 1
@@ -125,5 +153,5 @@ def test_a_failed_cell_leaves_what_the_notebook_had(home: Path, names: dict[str,
     assert len(names["losses"]) in (2, 3)
     found = weights(names)
     assert not names["optimizer"].state
-    if parts != "zero1":
+    if not zero1:
         torch.testing.assert_close(found, before, atol=0, rtol=0)

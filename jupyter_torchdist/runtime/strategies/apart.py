@@ -13,11 +13,12 @@ class Apart:
     """Called with an object, says why it cannot come back; None where it can.
 
     ``things`` are modules, parameters and optimizers that are in parts though it does not show: what a stage on another
-    rank trains, what shards have taken the place of. ``strategy`` as the user wrote it.
+    rank trains, what shards have taken the place of. ``strategy`` as the user wrote it; ``saving``: what keeps a
+    training all the same.
     """
 
-    def __init__(self, strategy: str, things: Iterable[object]) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: str, saving: str, things: Iterable[object]) -> None:
+        self._strategy, self._saving = strategy, saving
         self._things = {id(one): one for one in things}
 
     def __call__(self, value: object) -> str | None:
@@ -25,7 +26,7 @@ class Apart:
             return None
         return (
             f"--strategy {self._strategy} keeps it in parts, which only ranks that end together bring back "
-            "(--checkpoint DIR saves while a cell trains, --resume goes on from there)"
+            f"({self._saving})"
         )
 
 

@@ -69,6 +69,7 @@ from .own import own_class
 from .patches import Patches
 from .resuming import Resuming
 from .shares import map_tensors, tensors_in, to_device
+from .steps import Steps
 from .streams import begin_alike
 
 _NOTHING = contextlib.nullcontext()
@@ -76,6 +77,8 @@ _NOTHING = contextlib.nullcontext()
 
 class Automatic:
     """What the rank of a job with a strategy does around the cell."""
+
+    SAVING = "--checkpoint DIR saves while a cell trains, --resume goes on from there"
 
     def __init__(self, setting: Setting, namespace: dict[str, Any] | None = None, patience: float = 2.5) -> None:
         """``namespace``: of the cell; ``patience``: seconds that an interrupt waits for the end of a step."""
@@ -93,7 +96,8 @@ class Automatic:
         self._optimized = Optimized(setting.device)
         namespace = {} if namespace is None else namespace
         made = Made(namespace, self._optimized, self._optimized.copies)
-        self._steps = Resuming(setting, made, namespace, patience)
+        saves = setting.plan.checkpoint is not None
+        self._steps = Resuming(setting, made, namespace, patience) if saves else Steps(setting.say, patience)
         self._loops = Loops(
             self._group,
             setting.say,

@@ -31,9 +31,9 @@ from .drawing import OwnNumbers, WorkerSeeds, draws, loads
 from .joining import values_of
 from .linesrun import LinesRun
 from .places import ByLoop, Place
-from .resuming import Resuming
 from .shares import Rows as Share
 from .shares import others_in, tensors_in, to_device
+from .steps import Steps
 from .unseen import unseen_use
 from .watching import LoopWatch
 
@@ -127,7 +127,7 @@ class Loops:
         group: dist.ProcessGroup,
         say: Callable[[str], None],
         device: torch.device,
-        steps: Resuming,
+        steps: Steps,
         *,
         batch: str = "auto",
         loss: str = "auto",

@@ -7,6 +7,7 @@ counts with its rows.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from torch.utils.data import DataLoader
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from ..checkpoint import position
 from . import (
     activations,
     agreement,
@@ -52,6 +52,7 @@ from .hooks import Before
 from .optimized import Optimized
 from .patches import Patches
 from .shares import to_device
+from .steps import Steps
 from .streams import OwnStream
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ _OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model")
 class Prepared:
     """All that a job has prepared, until its end."""
 
-    def __init__(self, setting: Setting) -> None:
+    SAVING = "td.save saves while a cell trains, td.load goes on from there"
+
+    def __init__(self, setting: Setting, patience: float) -> None:
+        """``patience``: seconds that an interrupt waits for the end of a step."""
         _check_plan(setting.plan)
         self._setting, self._group = setting, setting.data_group
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
@@ -76,16 +80,17 @@ class Prepared:
         self._optimized = Optimized(setting.device)
         self._schedulers: list[Any] = []
         self.loaders = rows.Loaders(setting)
+        self._steps = Steps(setting.say, patience)
         self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(setting.say), ByHand(setting.plan)
         self._patches = Patches()
         self._install()
 
     def _install(self) -> None:
-        position.watch_iterations()  # before its wrapper: a loop that is resumed passes over indices, not samples
+        self._steps.install(self._patches)  # first: a loop that is resumed passes over indices, not samples
         around = self._patches.around
         self._calls.install(self._patches, self._by_hand.aside(self._call))
         around(torch.autograd, "backward", self._backward)
-        around(DataLoader, "__iter__", self.loaders.iterate)
+        around(DataLoader, "__iter__", self._iterate)
         around(ReduceLROnPlateau, "step", self._plateau)
         statedicts.install(self._patches, self._lent)
         if self._sharded:
@@ -112,6 +117,8 @@ class Prepared:
                 self.loaders.add(thing)
             elif isinstance(thing, ReduceLROnPlateau):
                 self._schedulers.append(thing)
+        if self._models:
+            self._steps.begin()
         for line in described:
             self._setting.say(line)
 
@@ -245,6 +252,11 @@ class Prepared:
 
     # ------------------------------------------------------------------------------------------ around the user's code
 
+    def _iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
+        """``iter(loader)`` of user code."""
+        batches = self.loaders.iterate(original, loader)
+        return self._steps.over(batches) if loader in self.loaders else batches
+
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A prepared model's forward: inputs on its device; dropout of the rank's own, where its rows are."""
         self._lent.keep()
@@ -334,7 +346,14 @@ class Prepared:
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def finish(self, names: dict[str, Any] | None = None) -> None:
-        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
+        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it.
+
+        Raises ``KeyboardInterrupt`` after an interrupt that found no step.
+        """
+        self._steps.finish()
+        self._come_back(names)
+
+    def _come_back(self, names: dict[str, Any] | None) -> None:
         self._lent.keep()
         self.abandon()
         self._note_optimizers(self._models)  # those that were built since
@@ -357,7 +376,11 @@ class Prepared:
         self._whole = True
 
     def stop(self, error: BaseException, names: dict[str, Any]) -> None:
-        """The cell ended with ``error``; other ranks may be gone."""
+        """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
+        if self._steps.ended_together and isinstance(error, KeyboardInterrupt):
+            with contextlib.suppress(Exception):  # a rank is gone after all: then all stays apart, and says so
+                self._come_back(names)
+                dist.barrier()
         self.abandon()
 
     def apart(self) -> Iterator[object]:
@@ -370,6 +393,7 @@ class Prepared:
 
     def abandon(self) -> None:
         """torch is as it was. What is sharded stays so: other ranks may be gone."""
+        self._steps.abandon()
         self._patches.undo()
         for model in self._models:
             precision.revert(model)

@@ -93,7 +93,14 @@ OPERATIONS: dict[str, Operation] = {
     "pick": lambda a, b, k: a[torch.arange(len(a)), (b.flatten(1)[:, 0] > 0).long()],
     "pick_first": lambda a, b, k: a[torch.arange(k + 1)],
     "index_select": lambda a, b, k: a.index_select(k % a.dim(), torch.tensor([0, 1])),
-    "by_sorting": lambda a, b, k: a[b.flatten(1).sum(1).argsort()],
+    "by_sorting": lambda a, b, k: a[_order(b)],
+    "sorted": lambda a, b, k: a.flatten(1).sum(1).sort().values,
+    "sorted_back": lambda a, b, k: (a[_order(b)] * b[_order(b)])[_order(b).argsort()],
+    "back_of_another": lambda a, b, k: a[_order(b)][_order(a).argsort()],
+    "beside_sorted": lambda a, b, k: a + a[_order(b)],
+    "largest_half": lambda a, b, k: a.flatten(1).sum(1).sort(descending=True).values[: len(a) // 2],
+    "ranks": lambda a, b, k: a.flatten(1).sum(1) * _order(b).argsort(),
+    "gaps": lambda a, b, k: a.flatten(1).sum(1).sort().values.diff(),
     "arange": lambda a, b, k: a * torch.arange(a.size(k % a.dim())),
     "ones": lambda a, b, k: a * torch.ones(a.size(0)),
     "ones_like": lambda a, b, k: torch.ones_like(a) * b,
@@ -119,6 +126,10 @@ OPERATIONS: dict[str, Operation] = {
     "triplet": lambda a, b, k: F.triplet_margin_loss(a, b, a * b, reduction=_reduction(k)),
     "read_number": lambda a, b, k: a * b.detach().mean().item(),
 }
+
+
+def _order(b: Tensor) -> Tensor:
+    return b.flatten(1).sum(1).argsort()
 
 
 def _reduction(k: int, mean: str = "mean") -> Any:

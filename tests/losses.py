@@ -152,6 +152,10 @@ def nll(net: Net, b: Batch) -> Tensor:
 
 cases(
     MEAN,
+    sorted_values=lambda net, b: nll(net, b).sort().values.mean(),
+    sorted_and_back=lambda net, b: (lambda order: (nll(net, b)[order][order.argsort()] * b.t.sum(1)).mean())(
+        b.t.sum(1).argsort()
+    ),
     cross_entropy=lambda net, b: F.cross_entropy(net(b.x), b.y),
     cross_entropy_smoothed=lambda net, b: F.cross_entropy(net(b.x), b.y, label_smoothing=0.1),
     cross_entropy_of_probabilities=lambda net, b: F.cross_entropy(net(b.x), b.t.softmax(-1)),
@@ -341,6 +345,12 @@ cases(
     ),
     pairs_in_halves=lambda net, b: net(b.x)[0::2].sum() * net(b.x)[1::2].sum(),
     koleo=lambda net, b: (unit(net(b.x)) @ unit(net(b.x)).T).fill_diagonal_(-1).max(1).values.mean(),
+)
+
+cases(
+    AMBIGUOUS,
+    over_two_views=lambda net, b: (nll(net, b) / (2 * len(b))).sum(),
+    over_rows_of_two_views=lambda net, b: (nll(net, b) / len(nll(net, b).repeat(2))).sum(),
 )
 
 cases(

@@ -109,7 +109,7 @@ BETWEEN: dict[str, Function] = {
     "neighbour": _batch_of_one,
     "ranked": lambda net, h: h + h.argsort(0).float(),
     "sorted": lambda net, h: h.sort(dim=0).values,
-    "sorted_and_back": _sorted_and_back,
+    "fine_sorted_and_back": _sorted_and_back,
     "similarity": lambda net, h: h + (h @ h.T) @ h,
     "distances": lambda net, h: h * torch.cdist(h, h).mean(1, keepdim=True),
     "attention_over_the_batch": _attention_over_the_batch,

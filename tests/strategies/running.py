@@ -31,6 +31,8 @@ class Outcome:
     errors: str
     """Rank 0's standard error."""
     error: BaseException | None
+    said: tuple[str, ...] = ()
+    """What the strategy says."""
 
     @property
     def refusal(self) -> str:
@@ -69,7 +71,7 @@ def run_cell(
         error = job.exception()
         if state == "succeeded":
             job.bring(namespace)
-        return Outcome(state, _bound(namespace), job.logs(0, "out"), job.logs(0, "err"), error)
+        return Outcome(state, _bound(namespace), job.logs(0, "out"), job.logs(0, "err"), error, tuple(job.state.notes))
 
 
 def run_here(text: str) -> tuple[dict[str, Any], str]:

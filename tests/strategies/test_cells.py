@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import math
 import os
@@ -132,6 +133,24 @@ def test_samples_in_another_dimension_are_divided(cell: str) -> None:
     assert outcome.error is None, outcome.error
     seen = [line for line in outcome.printed.splitlines() if line.startswith("(")]
     assert set(seen) == ({"(8, 4, 2)"} if cell == "rnn_time_first" else {"(4, 5, 3)", "(1, 5, 3)"})
+
+
+def test_packed_sequences_are_divided_and_padded_to_the_longest_of_all() -> None:
+    """Batches of 8 sequences; each rank has 4 of them, and pads its outputs as one device does."""
+    text = text_of("rnn_packed").replace("self.fc(torch", "noted(inputs, output) or self.fc(torch")
+    noted = "def noted(*them):\n    print([tuple(one.shape[:2]) for one in them])\n\n"
+    outcome = run_cell(noted + text, Options(ranks=2, strategy="ddp", option=("batch=whole",)))
+    assert outcome.error is None, outcome.error
+    seen = [ast.literal_eval(line) for line in outcome.printed.splitlines() if line.startswith("[(")]
+    assert len(seen) == 6
+    assert all(given == made and given[0] == 4 for given, made in seen), seen
+
+
+def test_loops_whose_batches_are_padded_keep_them_whole() -> None:
+    outcome = run_cell(text_of("padded_by_collate"), Options(ranks=2, strategy="ddp"))
+    assert outcome.error is None, outcome.error
+    why = "every rank loads whole batches, as its batches are padded to the longest of their samples"
+    assert any(why in line for line in outcome.said), outcome.said
 
 
 def test_the_cells_are_as_notebooks_have_them() -> None:

@@ -116,6 +116,7 @@ FOUND = [
     (5, 3, "sum", [("over_other_size", 1, 2, 3), ("bce", 4, 4, 2), ("exp", 2, 1, 3), ("read_number", 0, 2, 2)]),
     (3, 2, "sum", [("sum_kept", 3, 2, 1), ("ones", 0, 6, 3)]),
     (4, 4, "mean_of_squares", [("masked_select", 0, 5, 4), ("over_len", 1, 0, 2)]),
+    (3, 2, "sum", [("repeat", 3, 4, 1), ("over_size", 0, 3, 1), ("exp", 0, 4, 0)]),
 ]
 
 

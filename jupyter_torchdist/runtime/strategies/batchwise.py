@@ -18,9 +18,10 @@ Limits, by construction:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -52,7 +53,7 @@ from .lattice import (
     Unknown,
 )
 from .numerals import Origin, asking, origin, user_place
-from .rules import FOR_POSITIONS, ONE_SAMPLE, RANDOM, RULES, Call, elementwise, tensors_in
+from .rules import FOR_POSITIONS, ONE_SAMPLE, PACK, RANDOM, RULES, Call, elementwise, tensors_in
 from .slices import Slices
 from .sources import adds_up, drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
 from .verdicts import Verdict, judged
@@ -93,6 +94,7 @@ class BatchwiseTracker(TorchDispatchMode):
         self._read: dict[float, tuple[Kind, Hashable]] = {}
         self._counted: dict[int, tuple[Kind, Hashable]] = {}  # how many rows masks let through
         self._sizes: list[int] = []
+        self._is_aside = False
         self.branch: Place | None = None
         """Where user code first did one thing or another by a value of the batch."""
         self._writes = Writes()
@@ -129,19 +131,32 @@ class BatchwiseTracker(TorchDispatchMode):
                 kind: Kind = Rows(dim, self.owners(samples))
             else:
                 kind = Unknown("batch", "is of the batch, but has no dimension of samples in front", None)
-            self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
+            self.learn(tensor, kind)
 
     def returned(self, tensor: torch.Tensor, samples: int, dim: int) -> None:
         """Mark what a model made of the batch: along ``dim`` rows of the first sample, then as many of the next…"""
         owners, each = self.owners(samples), tensor.size(dim) // samples
         if each != 1:
             owners = owners.with_vector(owners.vector.repeat_interleave(each))
-        self._learn(tensor, Fact(Rows(dim, owners), next(self._fresh), next(self._clock)))
+        self.learn(tensor, Rows(dim, owners))
 
     def reduced(self, tensor: torch.Tensor, samples: int, *, mean: bool) -> None:
         """Mark a number that a model made of the batch: a mean, or a sum, over the samples."""
         den = Den(("samples", samples), samples) if mean else None
-        self._learn(tensor, Fact(Total(den), next(self._fresh), next(self._clock)))
+        self.learn(tensor, Total(den))
+
+    def learn(self, tensor: torch.Tensor, kind: Kind) -> None:
+        """Mark what was made ``aside``."""
+        self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done within is not followed."""
+        outer, self._is_aside = self._is_aside, True
+        try:
+            yield
+        finally:
+            self._is_aside = outer
 
     def of_the_batch(self) -> list[torch.Tensor]:
         """Living tensors that hold something of the batch, parameters excepted."""
@@ -203,7 +218,7 @@ class BatchwiseTracker(TorchDispatchMode):
 
     def _limited(self, tensor: torch.Tensor, why: str) -> None:
         kind = Mixed("slice", why, user_place())
-        self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
+        self.learn(tensor, kind)
 
     def suspect(self, value: float) -> Suspect:
         return Suspect(float(value), isinstance(value, int), user_place())
@@ -236,7 +251,7 @@ class BatchwiseTracker(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._sizes or func.namespace == "prim":
+        if not self._sizes or self._is_aside or func.namespace == "prim":
             return func(*args, **kwargs)
         if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled():
             return self._backward(func, args, kwargs)
@@ -259,7 +274,7 @@ class BatchwiseTracker(TorchDispatchMode):
         unknown = Unknown("backward", "is a gradient taken without create_graph", None)
         for tensor in tensors_in([out]):
             if not tensor.requires_grad:
-                self._learn(tensor, Fact(unknown, next(self._fresh), next(self._clock)))
+                self.learn(tensor, unknown)
         return out
 
     def _is_followed(self, call: Call) -> bool:
@@ -286,6 +301,8 @@ class BatchwiseTracker(TorchDispatchMode):
             if isinstance(call.out, bool):
                 self._note_branch(facts[0].kind)
                 return
+            if isinstance(kind := facts[0].kind, Mixed) and kind.operation == PACK and call.out == self.samples():
+                return  # how many sequences there are: no other number than a size
             doubtful = Unknown(call.name, "reads what may hold the size of this rank's slice", user_place())
             self._read[float(call.out)] = (doubtful if suspects else facts[0].kind, facts[0].number)
             return

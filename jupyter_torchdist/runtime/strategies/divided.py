@@ -6,6 +6,7 @@ Before the first forward of its kind the model is tried on this rank's rows and 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from . import batchnorm
+from . import batchnorm, packing
 from .agreement import of_every_rank
 from .alike import check_alike, fingerprint
 from .batchwise import BatchwiseTracker
@@ -116,6 +117,7 @@ class Divider:
         self._group, self._rank, self._accumulation = group, group.rank(), accumulation
         self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
         self._known: dict[Hashable, Learned] = {}
+        self._padded = packing.Padded(packing.over_ranks(group))
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self.samples: int | None = None
         """Samples of the batch that a loader gave last."""
@@ -161,7 +163,7 @@ class Divider:
         """The forward of a loop that has its rows of the batch alone."""
         self.divided = True
         if self._accumulation is None:
-            with OwnStream(self._rank):
+            with OwnStream(self._rank), self._padded:
                 return forward(*args, **kwargs)
         size, tensors = share.mine.stop - share.mine.start, tensors_in((args, kwargs))
         learned = self._known.get(_kind(module, tensors, size))
@@ -202,7 +204,8 @@ class Divider:
         """Outputs, opened, of this rank's rows, one part of them after another where that is asked for."""
         forward = opening(forward)
         if self._accumulation is None or ways is None:
-            return forward(*args, **kwargs)
+            with self._padded:
+                return forward(*args, **kwargs)
         return self._accumulation(forward, module, args, kwargs, ways, [dim is not None for dim in dims], share)
 
     def learn(
@@ -298,7 +301,8 @@ class Divider:
         try:
             with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-                with tracker, self.whole_batch():
+                follows = contextlib.nullcontext() if self._accumulation else packing.followed(tracker)
+                with tracker, follows, self.whole_batch():
                     for part, dim in entered.items():
                         tracker.enters(part, size, dim)
                     outputs = forward(*part_args, **part_kwargs)
@@ -357,9 +361,13 @@ class Divider:
         Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
         """
 
+        lengths: list[int] = []
+
         def outputs(low: int, high: int) -> Any:
             part_args, part_kwargs = narrowed(inputs, dims, low, high)
-            with no_trace(module) as belongings, without_chance(module), self.whole_batch():
+            is_whole = high - low == tried.stop - tried.start
+            padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
+            with no_trace(module) as belongings, without_chance(module), self.whole_batch(), padded:
                 made = forward(*part_args, **part_kwargs)
                 own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
                 notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})
@@ -378,7 +386,7 @@ class Divider:
         if isinstance(kind, Same):
             spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
             return Joined(0, single=True) if spread else Kept()
-        if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is None:
+        if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is kind.owners.order is None:
             vector, samples = kind.owners.vector, torch.arange(size)
             if torch.equal(vector, samples.repeat_interleave(len(vector) // max(1, size))):
                 return Joined(kind.dim, single=len(vector) == size)

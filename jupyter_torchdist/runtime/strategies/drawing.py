@@ -124,6 +124,11 @@ def _crc(state: torch.Tensor, before: int = 0) -> int:
     return zlib.crc32(state.numpy().tobytes(), before)
 
 
+def drew(before: randomness.State, after: randomness.State) -> bool:
+    """Whether random numbers were drawn between two captures."""
+    return any(_digest(state) != _digest(after[name]) for name, state in before.items())
+
+
 def _digest(state: Any) -> int:
     """Of one generator's state, or of a list of torch's."""
     if isinstance(state, torch.Tensor):

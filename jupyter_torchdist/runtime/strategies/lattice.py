@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -36,23 +37,35 @@ class Owners:
     """For each index along a tensor's dimension of samples, the sample it belongs to.
 
     ``vector`` is int64 on the CPU. ``selection`` names what chose the rows where their number differs by sample
-    (a mask), else None. ``shuffled``: the order was drawn at random.
+    (a mask), else None. ``shuffled``: the order was drawn at random. ``order`` names the sorting by which rows came to
+    stand otherwise than their samples, else None.
     """
 
     def __init__(
-        self, vector: torch.Tensor, samples: int, selection: Hashable | None = None, *, shuffled: bool = False
+        self,
+        vector: torch.Tensor,
+        samples: int,
+        selection: Hashable | None = None,
+        *,
+        shuffled: bool = False,
+        order: Hashable | None = None,
     ) -> None:
-        self.vector, self.samples, self.selection, self.shuffled = vector, samples, selection, shuffled
+        self.vector, self.samples, self.selection = vector, samples, selection
+        self.shuffled, self.order = shuffled, order
 
     def __len__(self) -> int:
         return len(self.vector)
 
     def agrees(self, other: Owners) -> bool:
         """Whether index i belongs to the same sample in both."""
-        return self is other or torch.equal(self.vector, other.vector)
+        return self is other or (self.order == other.order and torch.equal(self.vector, other.vector))
 
     def with_vector(self, vector: torch.Tensor) -> Owners:
-        return Owners(vector, self.samples, self.selection, shuffled=self.shuffled)
+        return self.but(vector=vector)
+
+    def but(self, **changes: Any) -> Owners:
+        names = ("vector", "samples", "selection", "shuffled", "order")
+        return Owners(**{name: getattr(self, name) for name in names} | changes)
 
     @functools.cached_property
     def even(self) -> bool:
@@ -103,10 +116,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Positions:
-    """Rows whose values are positions in this rank's slice (``nonzero`` of rows): they serve to index it only."""
+    """Rows whose values are positions in this rank's slice: they serve to index it only.
+
+    Those of ``nonzero``, or of a sorting (``owners.order``), or of what ``undoes`` that sorting.
+    """
 
     dim: int
     owners: Owners
+    undoes: bool = False
 
 
 @dataclass(frozen=True)

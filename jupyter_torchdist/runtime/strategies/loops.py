@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from ...protocol.errors import StrategyError
 from ..autolog import is_users
 from .agreement import of_every_rank
 from .alike import check_alike, fingerprint
+from .collating import Collate, loads_batches
 from .divided import Added
 from .divisors import form_of
 from .drawing import OwnNumbers, WorkerSeeds, draws, loads
@@ -136,6 +137,7 @@ class Loops:
         self._group, self._say, self._device, self._batch = group, say, device, batch
         self._steps = steps
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
+        self._collates: weakref.WeakKeyDictionary[DataLoader[Any], Collate] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._told: set[str] = set()
         self._asserted = Joint(Added(mean=loss != "sum"), None)
@@ -237,11 +239,8 @@ class Loops:
         drawing = parts.drawing = Drawing(sliced=self._decided.get(site) is not None)
         if drawing.sliced:
             shadow.__dict__["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, self._group.rank())
-        watch = (
-            None
-            if site in self._decided
-            else LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)
-        )
+        watch = None if site in self._decided else self._watch(loader)
+        collate = self._collates.get(loader)
         run = LinesRun(frame)
         flight: Flight | None = None
         try:
@@ -252,10 +251,13 @@ class Loops:
                 yield
                 for loaded in loads(inner, parts.loaded):
                     self._steps.begins_step()
-                    batch = to_device(loaded, self._device)
+                    values, objection = (loaded, None) if collate is None else loaded
+                    batch = to_device(values, self._device)
                     total, sliced = drawing.batches.popleft()
                     flight = Flight(total, Share(total, self._group) if sliced else None, self._decided.get(site))
                     if watch is not None and not sliced:
+                        if objection is not None:
+                            watch.object(objection)
                         _watched(watch, batch, total)
                         flight.watch, flight.run = watch, run
                     self._given(flight)
@@ -328,7 +330,18 @@ class Loops:
             shadow.__dict__.update(loader.__dict__)
             shadow.__dict__["_iterator"] = kept
         shadow.__dict__["batch_sampler"] = parts
+        if loader.collate_fn is not default_collate:  # which stacks: all samples have one shape then
+            collate = self._collates.get(loader)
+            if collate is None or collate.own is not loader.collate_fn:
+                collate = self._collates[loader] = Collate(loader.collate_fn, self._group.rank(), self._group.size())
+            shadow.__dict__["collate_fn"] = collate
         return shadow
+
+    def _watch(self, loader: DataLoader[Any]) -> LoopWatch:
+        watch = LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)
+        if (why := loads_batches(loader.dataset)) is not None:
+            watch.object(why)
+        return watch
 
     def _constants(self, loader: DataLoader[Any]) -> tuple[float, ...]:
         lengths = []

@@ -26,7 +26,7 @@ from ..checkpoint.position import position_of
 from .agreement import of_every_rank
 from .base import Setting
 from .drawing import Common, OwnNumbers, WorkerSeeds, loads
-from .shares import Rows, to_device
+from .shares import Rows, rows_of, to_device
 
 Loader = DataLoader[Any]
 
@@ -249,9 +249,7 @@ class CollateShare:
 
     def __call__(self, samples: list[Any]) -> tuple[int, int, Any]:
         total = len(samples)
-        each, more = divmod(total, self._ranks)
-        start = self._rank * each + min(self._rank, more)
-        mine = samples[start : start + each + (self._rank < more)] if each else samples
+        mine = samples[rows_of(self._rank, self._ranks, total)] if total >= self._ranks else samples
         return total, _digest_of_values(samples[0]), self._own(mine)
 
 

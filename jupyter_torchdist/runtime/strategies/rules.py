@@ -26,7 +26,10 @@ from .numerals import Origin
 PAIRS = "pairs samples at random; each rank pairs those of its own slice"
 RANDOM = "draws at random, on each rank for itself"
 SYNCHRONISE = "batch normalisation takes its statistics over the batch: synchronise it"
-FOR_POSITIONS = {"select", "unbind", "squeeze", "split", "index", "index_select", "_to_copy", "detach", "alias"}
+FOR_POSITIONS = {
+    *("select", "unbind", "squeeze", "split", "index", "index_select", "_to_copy", "detach", "alias"),
+    *("sort", "scatter", "scatter_"),
+}
 
 FACTORIES = {
     *("empty", "zeros", "ones", "full", "arange", "eye", "linspace", "logspace", "scalar_tensor", "empty_strided"),
@@ -38,6 +41,7 @@ FACTORIES = {
 
 IGNORED = "assumes that no target is ignored, as in the first step"
 ONE_SAMPLE = "was judged by a batch of one sample, in which samples cannot be told apart"
+PACK = "_pack_padded_sequence"
 ATTENUATED = "a tiny constant added to a divisor counts once a rank"
 
 

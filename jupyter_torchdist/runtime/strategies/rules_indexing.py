@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 
-from .lattice import SAME, Kind, MixesError, Noise, NoRuleError, Owners, Positions, Rows, Unknown
+from .lattice import SAME, Kind, MixesError, Noise, NoRuleError, Owners, Positions, Rows, Same, Unknown
+from .orders import taken, undoing
 from .rules import RANDOM, Call, even_operand, merged, plain, refuse_totals, rule, wrapped
 
 
@@ -76,7 +78,7 @@ def _chosen(call: Call, owners: Owners, dim: int, mask: torch.Tensor, named: tor
         even_operand(call, mask, call.kind(named), dim, owners)
     shape = [-1 if index == dim else 1 for index in range(mask.dim())]
     vector = owners.vector.view(shape).expand(mask.shape)[mask.detach().bool().cpu()]
-    return Owners(vector, owners.samples, (owners.selection, call.follower.number(named)), shuffled=owners.shuffled)
+    return owners.but(vector=vector, selection=(owners.selection, call.follower.number(named)))
 
 
 def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
@@ -84,6 +86,9 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
     kind = call.kind(call["self"])
     refuse_totals(call.name, kind)
     given = [(at, index) for at, index in enumerate(indices) if index is not None]
+    if isinstance(kind, Same) and len(given) == 1 and _sorts(positions := call.kind(given[0][1])):
+        even_operand(call, call["self"], kind, given[0][0], positions.owners)
+        return kind  # states to begin with, the same for all samples
     shape = torch.broadcast_shapes(*(index.shape for _, index in given))
     places = [at for at, _ in given]
     first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
@@ -91,6 +96,8 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
     if not isinstance(kind, Rows):
         return SAME if owners is None else Rows(first + dim, owners)
     plain(kind)
+    if len(given) == 1 and places == [kind.dim] and _sorts(positions := call.kind(given[0][1])):
+        return taken(call, kind, given[0][1], positions)
     if any(isinstance(call.kind(index), Positions) for at, index in given if at != kind.dim):
         raise MixesError("picks by positions in the batch")
     if kind.dim not in places:
@@ -112,6 +119,10 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
             if own >= 0:
                 even_operand(call, index, call.kind(index), own, chosen)
     return Rows(first + dim, chosen)
+
+
+def _sorts(kind: Kind) -> TypeGuard[Positions]:
+    return isinstance(kind, Positions) and kind.owners.order is not None
 
 
 def _index_rows(call: Call, indices: Sequence[torch.Tensor], ndim: int) -> tuple[Owners | None, int]:
@@ -147,13 +158,15 @@ def _owners_at(call: Call, owners: Owners, index: torch.Tensor, shape: torch.Siz
     if len(moving) != 1:
         raise MixesError("takes samples by their position in the batch")
     line = block.movedim(moving[0], 0).reshape(block.size(moving[0]), -1)[:, 0]
-    return Owners(line.contiguous(), owners.samples, owners.selection, shuffled=owners.shuffled or drawn), moving[0]
+    return owners.but(vector=line.contiguous(), shuffled=owners.shuffled or drawn), moving[0]
 
 
 @rule("gather", "scatter", "scatter_add", "scatter_reduce", "index_fill", "index_add", "index_copy")
 def _along_dim(call: Call) -> Kind:
     """Within a sample, where ``dim`` is another dimension than the samples'."""
     at = wrapped(call["dim"], call["self"].dim())
+    if call.name.removesuffix("_") == "scatter" and call.get("src") is not None and (found := undoing(call)):
+        return found
     kinds = {id(tensor): call.kind(tensor) for tensor in call.tensors}
     refuse_totals(call.name, *kinds.values())
     rows = [plain(kind) for kind in kinds.values() if isinstance(kind, Rows)]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .lattice import Den, Kind, MixesError, Rows, Total
+from .lattice import Den, Kind, MixesError, Positions, Rows, Total, Unknown
+from .orders import sorting, undoing
 from .rules import Call, dims_of, plain, refuse_totals, rule, without, wrapped
 
 _WORDS = {
@@ -119,12 +120,16 @@ def _reduce(call: Call) -> Kind | list[Kind]:
 )
 def _scan(call: Call) -> Kind | list[Kind]:
     results = list(call.out) if isinstance(call.out, (tuple, list)) else [call.out]
+    if call.name == "sort" and isinstance(call.kind(call["self"]), Positions) and (inverse := undoing(call)):
+        return [Unknown(call.name, "sorts positions in the batch", None), inverse]
     found = call.rows()
     if found is None:
         raise MixesError("has no rule")
     tensor, kind = found
     given = call.get("dim")
     if wrapped(-1 if given is None else given, tensor.dim()) == kind.dim:
+        if (ordered := sorting(call, tensor, kind)) is not None:
+            return ordered
         raise _along(call)
     return [Rows(kind.dim, kind.owners)] * len(results)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,7 @@ _END = 2**63 - 1
 def _moved(call: Call, dim: int) -> Kind:
     kind = call.kind(call["self"])
     if isinstance(kind, Positions):
-        return Positions(dim, kind.owners)
+        return replace(kind, dim=dim)
     return Rows(dim, kind.owners, kind.over) if isinstance(kind, Rows) else kind
 
 
@@ -197,6 +198,9 @@ def _joined(call: Call, tensors: Sequence[torch.Tensor], ndim: int, along: int |
         raise MixesError("puts rows that are not of the batch among its rows")
     if len({kind.owners.samples for kind in found}) > 1:
         raise MixesError("joins batches of different sizes")
+    orders = {kind.owners.order for kind in found}
+    if len(orders) > 1:
+        raise MixesError("joins rows of different orders")
     selections = tuple(kind.owners.selection for kind in found)
     return Rows(
         dim,
@@ -205,6 +209,7 @@ def _joined(call: Call, tensors: Sequence[torch.Tensor], ndim: int, along: int |
             found[0].owners.samples,
             None if selections == (None,) * len(found) else selections,
             shuffled=any(kind.owners.shuffled for kind in found),
+            order=orders.pop(),
         ),
     )
 

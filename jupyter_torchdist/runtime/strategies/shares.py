@@ -20,6 +20,13 @@ import torch.distributed as dist
 Group = dist.ProcessGroup
 
 
+def rows_of(rank: int, ranks: int, total: int) -> slice:
+    """A rank's samples of so many; the first ranks may have one more."""
+    each, more = divmod(total, ranks)
+    start = rank * each + min(rank, more)
+    return slice(start, start + each + (rank < more))
+
+
 @dataclass(frozen=True)
 class Rows:
     """``total`` samples over the ranks of ``group``, in order of rank, as evenly as they go; ``each`` rows a sample."""
@@ -47,10 +54,8 @@ class Rows:
     @property
     def mine(self) -> slice:
         """This rank's rows."""
-        rank = int(self.group.rank())
-        samples, more = divmod(self.total, self.ranks)
-        start = rank * samples + min(rank, more)
-        return slice(self.each * start, self.each * (start + samples + (rank < more)))
+        samples = rows_of(int(self.group.rank()), self.ranks, self.total)
+        return slice(self.each * samples.start, self.each * samples.stop)
 
 
 def cut_rows(whole: torch.Tensor, rows: Rows, dim: int = 0) -> torch.Tensor:

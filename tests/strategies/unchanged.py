@@ -485,7 +485,8 @@ def counted(loss_of: Callable[[Tensor, Tensor], Tensor], loaded: list[int]) -> C
 
 def check_what_a_rank_loads_is_as_proved_or_said() -> None:
     mine = 3 - dist.get_rank()  # of the last batch of 5
-    unproved = lambda output, y: F.cross_entropy(output, y, reduction="none").topk(len(y)).values.mean()  # noqa: E731
+    each = lambda output, y: F.cross_entropy(output, y, reduction="none")  # noqa: E731
+    unproved = lambda output, y: (each(output, y) + each(output, y).roll(1, 0)).mean() / 2  # noqa: E731
     summed = lambda output, y: F.cross_entropy(output, y, reduction="sum")  # noqa: E731
     for loss, options, expected in (
         (F.cross_entropy, {}, 20 + mine),

@@ -122,14 +122,17 @@ def look_for_sizes(call: Call) -> None:
 
 def _candidates(call: Call) -> Iterator[float]:
     samples = call.follower.samples()
+    sizes = {samples, samples - 1, *(tensor.numel() for tensor in call.tensors if tensor.numel() % samples == 0)}
+    several = any(isinstance(call.kind(tensor), Rows) for tensor in call.tensors)  # two views of each sample
     for value in call.arguments.values():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value:
             for number in {value, 1 / value}:
                 size = round(number) if abs(number) < 2**53 else 0
+                multiple = (several or not call.in_python) and size % samples == 0
                 if (
                     (size > 1 or size == value == samples)
                     and abs(number - size) < 1e-9 * size
-                    and (size % samples == 0 or size == samples - 1)  # two views of each sample, rows by columns
+                    and (size in sizes or multiple)
                 ):
                     yield value
 

@@ -110,6 +110,12 @@ def test_only_the_first_batch_is_compared_and_no_random_number_more_is_drawn() -
     assert torch.equal(second, noisy(samples))
 
 
+def test_what_was_found_is_said_of_every_batch() -> None:
+    """Another loop over the same loader asks later."""
+    collate = Collate(padded, 0, 2)
+    assert [collate(series(*lengths))[1] for lengths in ((3, 5), (2, 2))] == [PADDED, PADDED]
+
+
 class Whole(Dataset[Any]):
     def __getitem__(self, index: int) -> int:
         return index

@@ -40,22 +40,24 @@ class Collate:
 
     def __init__(self, own: Callable[[list[Any]], Any], rank: int, ranks: int) -> None:
         self.own, self._rank, self._ranks = own, rank, ranks
-        self.tested = False
-        """Whether a batch was compared in this process."""
+        self._tested = False
+        self._objection: str | None = None
+        """Of the first batch, in this process."""
 
     def __call__(self, samples: list[Any]) -> tuple[Any, str | None]:
-        if self.tested:
-            return self.own(samples), None
-        self.tested = True
+        if self._tested:
+            return self.own(samples), self._objection
+        self._tested = True
         before = randomness.capture(randomness.ON_CPU)
         whole = self.own(samples)
         after = randomness.capture(randomness.ON_CPU)
         try:
-            return whole, self._objection(samples, tensors_in(whole), drew(before, after))
+            self._objection = self._found(samples, tensors_in(whole), by_chance=drew(before, after))
         finally:
             randomness.restore(after)
+        return whole, self._objection
 
-    def _objection(self, samples: list[Any], whole: list[torch.Tensor], by_chance: bool) -> str | None:
+    def _found(self, samples: list[Any], whole: list[torch.Tensor], *, by_chance: bool) -> str | None:
         mine = rows_of(self._rank, self._ranks, len(samples))
         part = self._made(samples[mine]) if len(samples) >= self._ranks else None
         if part is not None and _shapes(part) != _shapes(whole):

@@ -330,10 +330,11 @@ class Loops:
             shadow.__dict__.update(loader.__dict__)
             shadow.__dict__["_iterator"] = kept
         shadow.__dict__["batch_sampler"] = parts
+        collate = self._collates.pop(loader, None)
         if loader.collate_fn is not default_collate:  # which stacks: all samples have one shape then
-            collate = self._collates.get(loader)
             if collate is None or collate.own is not loader.collate_fn:
-                collate = self._collates[loader] = Collate(loader.collate_fn, self._group.rank(), self._group.size())
+                collate = Collate(loader.collate_fn, self._group.rank(), self._group.size())
+            self._collates[loader] = collate
             shadow.__dict__["collate_fn"] = collate
         return shadow
 

@@ -392,6 +392,8 @@ class Divider:
                 return Joined(kind.dim, single=len(vector) == size)
             if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
                 return Joined(kind.dim, turns=True)
+        if isinstance(kind, Rows) and kind.owners.order is not None and not self._trusted:
+            return Refused("an output is in the order of a sorting: sort it back, as the samples come")
         if isinstance(kind, Total) and not kind.floored:
             if kind.den is None:
                 return Added(mean=False)

@@ -7,7 +7,7 @@ is as long as the longest sequence of those at hand: of a rank's, or of the whol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import _VF  # the names by which torch.nn calls its recurrent functions
 
 from .batchwise import BatchwiseTracker
-from .lattice import Kind, Mixed, Noise, Rows, Same, uniform
+from .lattice import Kind, Mixed, Noise, Rows, Same, Unknown, uniform
 from .numerals import user_place
 from .patches import Patches
 from .rules import PACK
@@ -93,16 +93,19 @@ def followed(tracker: BatchwiseTracker) -> Iterator[None]:
 
     def layers(original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, *args: Any) -> Any:
         states, weights, *_ = args
+        begins = states if isinstance(states, (tuple, list)) else (states,)
         output, *hidden = original(data, sizes, *args)
         sequences = _sequences(tracker, data, sizes)
-        if sequences is not None:
-            given = states if isinstance(states, (tuple, list)) else (states,)
-            plain = all(isinstance(tracker.kind(weight), Same | Noise) for weight in weights)
-            fits = plain and all(_begins(tracker, state, sequences) for state in given)
-            unknown = Mixed("recurrent layer", "takes states or weights of other samples", user_place())
-            tracker.learn(output, tracker.kind(data) if fits else unknown)
+        if (
+            sequences is not None
+            and all(isinstance(tracker.kind(weight), Same | Noise) for weight in weights)
+            and all(_begins(tracker, state, sequences) for state in begins)
+        ):
+            tracker.learn(output, tracker.kind(data))
             for state in hidden:
-                tracker.learn(state, Rows(1, sequences.owners) if fits else unknown)
+                tracker.learn(state, Rows(1, sequences.owners))
+        else:
+            lose((data, sizes, *begins, *weights), (output, *hidden), "takes states or weights of other samples")
         return output, *hidden
 
     def pad(
@@ -112,7 +115,18 @@ def followed(tracker: BatchwiseTracker) -> Iterator[None]:
         if (sequences := _sequences(tracker, data, sizes)) is not None:
             tracker.learn(output, Rows(0 if batch_first else 1, sequences.owners))
             tracker.learn(lengths, sequences)
+        else:
+            lose((data, sizes), (output, lengths), "pads what is no packed batch")
         return output, lengths
+
+    def lose(given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], why: str) -> None:
+        """What is made of samples in another way than these."""
+        kinds = [tracker.kind(tensor) for tensor in given]
+        if all(isinstance(kind, Same | Noise) for kind in kinds):
+            return
+        lost = next((kind for kind in kinds if isinstance(kind, Mixed | Unknown)), None)
+        for tensor in made:
+            tracker.learn(tensor, lost or Mixed("a recurrent layer", why, user_place()))
 
     def aside(function: Callable[..., Any]) -> Callable[..., Any]:
         """Where sequences of the batch are packed; any other call is followed."""

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from jupyter_torchdist.runtime.checkpoint import randomness
 from jupyter_torchdist.runtime.strategies.collating import Collate, loads_batches
 
 PADDED = "its batches are padded to the longest of their samples"
+LOADED = "its dataset loads whole batches (__getitems__), and may pad them"
 OTHER = "its collate_fn makes other values of samples beside others"
 
 
@@ -117,6 +118,9 @@ def test_what_was_found_is_said_of_every_batch() -> None:
 
 
 class Whole(Dataset[Any]):
+    def __len__(self) -> int:
+        return 3
+
     def __getitem__(self, index: int) -> int:
         return index
 
@@ -132,8 +136,9 @@ class Formatted(Whole):
 
 
 def test_datasets_that_load_whole_batches() -> None:
-    assert loads_batches(TensorDataset(torch.ones(3))) is None
-    assert loads_batches(Subset(TensorDataset(torch.ones(3)), [0])) is None
-    assert loads_batches(Formatted("torch")) is None
-    for dataset in (Whole(), Subset(Whole(), [0]), Formatted("custom")):
-        assert loads_batches(dataset) == "its dataset loads whole batches (__getitems__), and may pad them"
+    plain, whole = TensorDataset(torch.ones(3)), Whole()
+    by_samples: list[Dataset[Any]] = [plain, Subset(plain, [0]), StackDataset(x=plain, y=plain), Formatted("torch")]
+    by_batches: list[Dataset[Any]] = [whole, Subset(whole, [0]), StackDataset(plain, whole), Formatted("custom")]
+    by_samples.append(ConcatDataset([plain, whole]))  # which asks for one after another
+    assert [loads_batches(dataset) for dataset in by_samples] == [None] * 5
+    assert [loads_batches(dataset) for dataset in by_batches] == [LOADED] * 4

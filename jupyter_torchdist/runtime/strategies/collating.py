@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, StackDataset, Subset
 
 from ..checkpoint import randomness
 from .drawing import drew
@@ -25,8 +25,10 @@ _MOST = 64
 
 def loads_batches(dataset: Dataset[Any]) -> str | None:
     """Why a dataset that is asked for all samples of a batch at once may make others of a part; None where not."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
+    if type(dataset) in (Subset, StackDataset):  # these ask others for what they load
+        others = getattr(dataset, "datasets", None) or [dataset.dataset]  # type: ignore[attr-defined]
+        listed = others.values() if isinstance(others, Mapping) else others
+        return next(filter(None, map(loads_batches, listed)), None)
     if not hasattr(dataset, "__getitems__"):
         return None
     given = getattr(dataset, "format", None)

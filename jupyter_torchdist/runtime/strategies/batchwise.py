@@ -146,7 +146,7 @@ class BatchwiseTracker(TorchDispatchMode):
         self.learn(tensor, Total(den))
 
     def learn(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Mark what was made ``aside``."""
+        """Mark a tensor with what is known of it, as of what was made ``aside``."""
         self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
 
     @contextlib.contextmanager

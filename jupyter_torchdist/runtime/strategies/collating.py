@@ -25,10 +25,11 @@ _MOST = 64
 
 def loads_batches(dataset: Dataset[Any]) -> str | None:
     """Why a dataset that is asked for all samples of a batch at once may make others of a part; None where not."""
-    if type(dataset) in (Subset, StackDataset):  # these ask others for what they load
-        others = getattr(dataset, "datasets", None) or [dataset.dataset]  # type: ignore[attr-defined]
-        listed = others.values() if isinstance(others, Mapping) else others
-        return next(filter(None, map(loads_batches, listed)), None)
+    if isinstance(dataset, Subset):  # it asks another one for what it loads
+        return loads_batches(dataset.dataset)
+    if isinstance(dataset, StackDataset):
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+        return next(filter(None, map(loads_batches, parts)), None)
     if not hasattr(dataset, "__getitems__"):
         return None
     given = getattr(dataset, "format", None)

@@ -137,7 +137,6 @@ class Loops:
         self._group, self._say, self._device, self._batch = group, say, device, batch
         self._steps = steps
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
-        self._collates: weakref.WeakKeyDictionary[DataLoader[Any], Collate] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._told: set[str] = set()
         self._asserted = Joint(Added(mean=loss != "sum"), None)
@@ -240,7 +239,7 @@ class Loops:
         if drawing.sliced:
             shadow.__dict__["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, self._group.rank())
         watch = None if site in self._decided else self._watch(loader)
-        collate = self._collates.get(loader)
+        compares = isinstance(shadow.collate_fn, Collate)
         run = LinesRun(frame)
         flight: Flight | None = None
         try:
@@ -251,7 +250,7 @@ class Loops:
                 yield
                 for loaded in loads(inner, parts.loaded):
                     self._steps.begins_step()
-                    values, objection = (loaded, None) if collate is None else loaded
+                    values, objection = loaded if compares else (loaded, None)
                     batch = to_device(values, self._device)
                     total, sliced = drawing.batches.popleft()
                     flight = Flight(total, Share(total, self._group) if sliced else None, self._decided.get(site))
@@ -323,20 +322,24 @@ class Loops:
         shadow = self._shadows.get(loader)
         if shadow is None:
             shadow = self._shadows[loader] = copy.copy(loader)
+            collate = loader.collate_fn
             parts = Parts(loader.batch_sampler, self._group, OwnNumbers(self._group.rank()) if draws(loader) else None)
         else:
             parts = shadow.batch_sampler  # type: ignore[assignment]
-            kept = shadow.__dict__.get("_iterator")
+            kept, collate = shadow.__dict__.get("_iterator"), shadow.collate_fn
             shadow.__dict__.update(loader.__dict__)
             shadow.__dict__["_iterator"] = kept
         shadow.__dict__["batch_sampler"] = parts
-        collate = self._collates.pop(loader, None)
-        if loader.collate_fn is not default_collate:  # which stacks: all samples have one shape then
-            if collate is None or collate.own is not loader.collate_fn:
-                collate = Collate(loader.collate_fn, self._group.rank(), self._group.size())
-            self._collates[loader] = collate
-            shadow.__dict__["collate_fn"] = collate
+        shadow.__dict__["collate_fn"] = self._collate(loader.collate_fn, collate)
         return shadow
+
+    def _collate(self, own: Callable[[list[Any]], Any], before: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+        """What collates in place of the user's ``own``; ``before`` did so in the last iteration."""
+        if own is default_collate:  # it stacks: all samples have one shape then
+            return own
+        if isinstance(before, Collate) and before.own is own:
+            return before
+        return Collate(own, self._group.rank(), self._group.size())
 
     def _watch(self, loader: DataLoader[Any]) -> LoopWatch:
         watch = LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)

@@ -19,12 +19,10 @@ def sorting(call: Call, tensor: torch.Tensor, kind: Rows) -> list[Kind] | None:
         return None
     _, positions = call.out
     vector = owners.vector[positions.cpu()]
-    ordered = owners.but(vector=vector, order=call.follower.number_of("sort", *map(call.follower.number, _given(call))))
+    ordered = owners.but(
+        vector=vector, order=call.follower.number_of("sort", *map(call.follower.number, call.arguments.values()))
+    )
     return [Rows(0, ordered), Positions(0, ordered)]
-
-
-def _given(call: Call) -> list[object]:
-    return list(call.arguments.values())
 
 
 def undoing(call: Call) -> Positions | None:

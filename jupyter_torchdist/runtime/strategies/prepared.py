@@ -7,7 +7,6 @@ counts with its rows.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -377,10 +376,7 @@ class Prepared:
 
     def stop(self, error: BaseException, names: dict[str, Any]) -> None:
         """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
-        if self._steps.ended_together and isinstance(error, KeyboardInterrupt):
-            with contextlib.suppress(Exception):  # a rank is gone after all: then all stays apart, and says so
-                self._come_back(names)
-                dist.barrier()
+        self._steps.if_ended_together(error, lambda: self._come_back(names))
         self.abandon()
 
     def apart(self) -> Iterator[object]:

@@ -43,7 +43,7 @@ class Steps:
         self._stop: Stop | None = None
         self._stepped = False
         self._loops = 0
-        self.ended_together = False
+        self._ended_together = False
         """Whether an interrupt ended all ranks after this step, and none went on."""
         self.step = 0
         """Steps that are over."""
@@ -65,6 +65,13 @@ class Steps:
             if asked:
                 self._stop.deliver(asked[0])
         self.abandon()
+
+    def if_ended_together(self, error: BaseException, come_back: Callable[[], None]) -> None:
+        """Do what all ranks do together at the end, where an interrupt, ``error``, ended them after the same step."""
+        if self._ended_together and isinstance(error, KeyboardInterrupt):
+            with contextlib.suppress(Exception):  # a rank is gone after all: then all stays apart, and says so
+                come_back()
+                dist.barrier()
 
     def abandon(self) -> None:
         """The signals are as they were. Talks to nobody: other ranks may be gone."""
@@ -112,7 +119,7 @@ class Steps:
         self._stepped = False
         self.step += 1
         number = None if self._stop is None else self._stop.at(self.step)
-        self.ended_together = number is not None
+        self._ended_together = number is not None
         kept = self._keep(last=number is not None)
         if number is not None:
             self._say(f"all ranks stopped after step {self.step}{kept}")

@@ -18,10 +18,9 @@ Limits, by construction:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -94,7 +93,6 @@ class BatchwiseTracker(TorchDispatchMode):
         self._read: dict[float, tuple[Kind, Hashable]] = {}
         self._counted: dict[int, tuple[Kind, Hashable]] = {}  # how many rows masks let through
         self._sizes: list[int] = []
-        self._is_aside = False
         self.branch: Place | None = None
         """Where user code first did one thing or another by a value of the batch."""
         self._writes = Writes()
@@ -146,17 +144,8 @@ class BatchwiseTracker(TorchDispatchMode):
         self.learn(tensor, Total(den))
 
     def learn(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Mark a tensor with what is known of it, as of what was made ``aside``."""
+        """Mark a tensor with what is known of it."""
         self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is done within is not followed."""
-        outer, self._is_aside = self._is_aside, True
-        try:
-            yield
-        finally:
-            self._is_aside = outer
 
     def of_the_batch(self) -> list[torch.Tensor]:
         """Living tensors that hold something of the batch, parameters excepted."""
@@ -251,7 +240,7 @@ class BatchwiseTracker(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._sizes or self._is_aside or func.namespace == "prim":
+        if not self._sizes or func.namespace == "prim":
             return func(*args, **kwargs)
         if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled():
             return self._backward(func, args, kwargs)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import _VF  # the names by which torch.nn calls its recurrent functions
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .batchwise import BatchwiseTracker
 from .lattice import Kind, Mixed, Noise, Rows, Same, Unknown, uniform
@@ -134,7 +135,7 @@ def followed(tracker: BatchwiseTracker) -> Iterator[None]:
         def chosen(original: Callable[..., Any], *args: Any) -> Any:
             if not _is_packed(args) and function is layers:
                 return original(*args)
-            with tracker.aside():
+            with _disable_current_modes():
                 return function(original, *args)
 
         return chosen

@@ -197,7 +197,9 @@ def tensor(
     value: Any = torch.empty(0, dtype=dtype, device="cpu")
     value = value.set_(over.untyped, offset + over.start // value.element_size(), size, stride)
     if kind is not torch.Tensor:
-        return torch.Tensor._make_subclass(kind, value, requires_grad)
+        from .. import torch_private
+
+        return torch_private.make_subclass(kind, value, requires_grad)
     return value.requires_grad_(True) if requires_grad else value
 
 
@@ -216,15 +218,13 @@ def bare_instance(kind: Any) -> Any:
 
 def set_parametrized(target: Any, state: dict[str, Any]) -> None:
     """A module's state; its class with the computed tensors is made anew where it has none yet."""
-    from torch.nn.utils import parametrize
-
     for name in target.__dict__.keys() - state.keys():
         del target.__dict__[name]
     target.__dict__.update(state)
     if type(target).__module__ != "torch.nn.utils.parametrize":
-        parametrize._inject_new_class(target)
-        for name in target.parametrizations:
-            parametrize._inject_property(target, name)
+        from .. import torch_private
+
+        torch_private.restore_parametrized_class(target)
 
 
 def set_optimizer(target: Any, state: tuple[Any, tuple[dict[str, Any], bool, bool | None]]) -> None:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
+
+from ..torch_private import ITEM, TorchDispatchMode, tree_leaves
 
 Scalar = Callable[[torch.Tensor], Any]
 """What a number read from a tensor is."""
@@ -57,7 +57,7 @@ class Allocations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
+        if self._scalar is not None and func is ITEM:
             return self._scalar(args[0])
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):

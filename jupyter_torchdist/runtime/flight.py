@@ -12,8 +12,9 @@ import pickle
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
+
+from ..torch_private import ranks_of_groups, recorder_dump
 
 NCCL, OTHERS = "_dump_nccl_trace", "_dump_fr_trace"
 """The recorder of NCCL, which is there where torch was built with it, and that of the other backends."""
@@ -88,14 +89,14 @@ def oldest(group: Group) -> Collective | None:
 def members(group: str) -> list[int] | None:
     """The job's ranks in a group named as ``Collective.group``; None is all of them, and none that it is not known."""
     name = group.partition(":")[2]
-    for process_group, ranks in list(distributed_c10d._world.pg_group_ranks.items()):
+    for process_group, ranks in ranks_of_groups():
         if process_group is not None and process_group.group_name == name:
             return None if len(ranks) == distributed_c10d.get_world_size() else sorted(ranks)
     return []
 
 
 def _dump(recorder: str, *, entries: bool) -> dict[str, Any]:
-    dump = getattr(_distributed_c10d, recorder, None)
+    dump = recorder_dump(recorder)
     if dump is None:
         return {}
     found: dict[str, Any] = pickle.loads(dump(entries, False, False))  # without stacks; this process's own

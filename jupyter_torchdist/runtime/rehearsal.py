@@ -154,7 +154,8 @@ def _first_line(error: BaseException) -> str:
 def _join(ranks: int) -> None:
     """A process group whose peers are not there, and that does not mind."""
     import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from ..torch_private import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 

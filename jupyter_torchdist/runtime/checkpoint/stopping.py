@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from ...torch_private import default_store
 from .ranks import Ranks
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -49,8 +50,8 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in signals}
         if ranks.group is not None:
-            # Every process group has the job's store at hand; torch has no public way to it.
-            self._store = PrefixStore(f"torchdist-stop-{next(_numbers)}", _get_default_store())
+            # Every process group has the job's store at hand.
+            self._store = PrefixStore(f"torchdist-stop-{next(_numbers)}", default_store())
             self._thread = threading.Thread(target=self._watch, name="torchdist-stop", daemon=True)
             self._thread.start()
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
+from ...torch_private import BatchNorm
 from ..checkpoint import randomness
 from .base import Setting
 from .divided import Added, Joined, Way
@@ -47,7 +48,7 @@ def check(model: nn.Module, setting: Setting) -> None:
             "leave one of them out",
         )
     for name, module in model.named_modules():
-        if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if module.training and isinstance(module, BatchNorm):
             raise StrategyError(
                 f"--grad-accumulation: {name} ({type(module).__name__}) normalises over the batch, and a part of it "
                 "has other statistics",

@@ -7,10 +7,10 @@ al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/
 from __future__ import annotations
 
 from torch import nn
-from torch.distributed._composable.checkpoint_activation import checkpoint
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
+from ...torch_private import checkpoint_in_place
 from . import blocks
 from .base import Setting
 
@@ -27,7 +27,7 @@ def check(model: nn.Module, setting: Setting) -> None:
 def apply(model: nn.Module, setting: Setting) -> None:
     """Checkpoint every repeated block; dropout draws the same numbers again."""
     for block in of(model, setting):
-        checkpoint(block)
+        checkpoint_in_place(block)
 
 
 def of(model: nn.Module, setting: Setting) -> list[nn.Module]:

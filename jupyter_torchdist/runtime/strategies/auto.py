@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
+from ...torch_private import in_backward, in_functorch
 from . import (
     accumulating,
     activations,
@@ -292,7 +293,7 @@ class Automatic:
         new = bool(self._optimized.pending) and replaceable and self._optimized.are_in(module)
         if not new and id(module) not in self._roots:
             return self._whole_call(forward, *args, **kwargs)
-        if torch._C._functorch.maybe_current_level() is not None:
+        if in_functorch():
             self._check_transform(module)
             return self._whole_call(forward, *args, **kwargs)
         with self._calls.within():
@@ -302,7 +303,7 @@ class Automatic:
 
     def _whole_call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Each rank computes all of it, unless a backward computes a part of a divided forward again."""
-        if torch._C._current_graph_task_id() != -1 or not self._divider.synchronised:
+        if in_backward() or not self._divider.synchronised:
             return forward(*args, **kwargs)
         with self._divider.whole_batch():
             return forward(*args, **kwargs)
@@ -317,7 +318,7 @@ class Automatic:
         new: bool,
     ) -> Any:
         watch = self._loops.watch
-        if self._sharded and within_checkpoint() and torch._C._current_graph_task_id() == -1:
+        if self._sharded and within_checkpoint() and not in_backward():
             raise StrategyError(
                 f"checkpoint is around a whole {own_class(module).__name__}, whose parameters "
                 f"{self._setting.plan.name} has sharded: they are put together once in a backward",
@@ -503,7 +504,7 @@ class Automatic:
 
     def _named_parameters(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """``parameters()``, too, asks this. A penalty that is computed before the backward may have whole ones."""
-        if not self._calls.depth and torch._C._current_graph_task_id() == -1:
+        if not self._calls.depth and not in_backward():
             if torch.is_grad_enabled():
                 self._gathered.show()
             else:
@@ -562,6 +563,6 @@ def _in_full(module: nn.Module, given: Any) -> Any:
     A loss without parameters takes what is split as it is, and so does a block that is computed again in a backward.
     """
     sharded = any(isinstance(tensor, DTensor) for tensor in tensors_in(given))
-    if not sharded or next(module.parameters(), None) is None or torch._C._current_graph_task_id() != -1:
+    if not sharded or next(module.parameters(), None) is None or in_backward():
         return given
     return map_tensors(given, lambda one: one if isinstance(one, nn.Parameter) else dtensors.whole(one))

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
+from ...torch_private import in_backward, in_functorch
 from .accumulating import Accumulation
 from .averaging import Averaging
 from .deepspeed import Engine
@@ -59,7 +60,7 @@ class Backwards:
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """In place of ``torch.autograd.backward``: the losses become the whole batch's, the gradients one device's."""
-        if self._is_within() or torch._C._current_graph_task_id() != -1:
+        if self._is_within() or in_backward():
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
         self.seen = True
@@ -170,9 +171,9 @@ class Backwards:
                 "torch.autograd.grad of parameters of a pipeline, whose stages are on several ranks",
                 "use --strategy ddp, or backward()",
             )
-        within = self._is_within() or torch._C._current_graph_task_id() != -1
+        within = self._is_within() or in_backward()
         # A transform of torch.func (vmap, grad) computes on every rank what it computes on one device.
-        within = within or torch._C._functorch.maybe_current_level() is not None
+        within = within or in_functorch()
         if not within:
             self._gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
             if self._accumulation is not None:

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules._functions import SyncBatchNorm as FusedSyncBatchNorm
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...protocol.errors import StrategyError
+from ...torch_private import BatchNorm, SyncBatchNormFunction
 from .base import Setting
 
 _GROUP = "_torchdist_batch_norm_group"
@@ -35,7 +34,7 @@ class Sharing:
 def check(model: nn.Module) -> None:
     """Raise ``StrategyError`` for batch normalisation whose statistics cannot be put together."""
     for name, module in model.named_modules():
-        if _is_ours(module) and type(module).forward is not _BatchNorm.forward:
+        if _is_ours(module) and type(module).forward is not BatchNorm.forward:
             raise StrategyError(
                 f"{name} ({type(module).__name__}) is batch normalisation with a forward of its own: its statistics "
                 "would be of a rank's slice alone",
@@ -68,7 +67,7 @@ def _plain_state(layer: nn.Module) -> dict[str, Any]:
 
 
 def _is_ours(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    return isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
 
 
 def revert(model: nn.Module) -> None:
@@ -93,7 +92,7 @@ def whole_batch(*sharings: Sharing | None) -> Iterator[None]:
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    """In place of ``_BatchNorm.forward``."""
+    """In place of ``BatchNorm.forward``."""
     group = vars(layer)[_GROUP].group
     if not layer.training or group is None or group.size() == 1:
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
@@ -116,7 +115,7 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 
 def _fused(layer: Any, x: Tensor, momentum: float, group: dist.ProcessGroup) -> Tensor:
     """PyTorch's kernels for NVIDIA and AMD GPUs, with the running statistics as arguments."""
-    return FusedSyncBatchNorm.apply(  # type: ignore[no-any-return]
+    return SyncBatchNormFunction.apply(  # type: ignore[no-any-return]
         x,
         layer.weight,
         layer.bias,

@@ -26,9 +26,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...torch_private import TorchDispatchMode, in_backward
 from ..autolog import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
 from .bindings import chooses
@@ -242,7 +242,7 @@ class BatchwiseTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self._sizes or func.namespace == "prim":
             return func(*args, **kwargs)
-        if torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled():
+        if in_backward() and not torch.is_grad_enabled():
             return self._backward(func, args, kwargs)
         call = Call(self, func, args, kwargs)
         follows = any(self.fact(tensor) is not _NO_FACT for tensor in call.tensors)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import _functional_collectives
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...protocol.strategy import StrategyPlan
+from ...torch_private import AsyncCollectiveTensor, dispatcher, gathering
 from . import mixing, pieces
-from .dtensors import Handler, dispatcher
+from .dtensors import Handler
 from .patches import Patches
 
 
@@ -37,7 +37,7 @@ class ByHand:
         patches.hook(register_optimizer_step_post_hook(self._step_ends))
         for name in ("backward", "grad"):
             patches.replace(torch.autograd, name, self.aside)
-        patches.around(_functional_collectives, "all_gather_single", _waited)
+        patches.around(*gathering(), _waited)
 
     def aside(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, within which nobody is asked where forwards have shards."""
@@ -70,7 +70,7 @@ def _waited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
     its threads crash within seconds, where each begins four and waits for them.
     """
     gathered = original(*args, **kwargs)
-    if isinstance(gathered, _functional_collectives.AsyncCollectiveTensor) and gathered.device.type == "cpu":
+    if isinstance(gathered, AsyncCollectiveTensor) and gathered.device.type == "cpu":
         gathered = gathered.wait()
     return gathered  # type: ignore[no-any-return]
 

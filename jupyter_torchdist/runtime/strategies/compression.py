@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+from ...torch_private import power_sgd_compresses
 from .layout import Bucket
 from .replicate import powersgd_state
 
@@ -74,7 +75,7 @@ class Compression:
         for gradient in gradients:
             rows, columns = gradient.reshape(gradient.shape[0], -1).shape
             rank = min(rows, columns, self._state.matrix_approximation_rank)
-            if powerSGD_hook._should_compress(rows, columns, rank, self._state.min_compression_rate)[0]:
+            if power_sgd_compresses(rows, columns, rank, self._state.min_compression_rate):
                 shapes.setdefault((rows, columns), []).append(columns * rank)
         return [width for widths in shapes.values() for width in widths]
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ...protocol.errors import StrategyError
+from ...torch_private import DisableTorchFunctionSubclass
 from ..autolog import is_users
 
 _OURS = str(Path(__file__).parent) + os.sep
@@ -50,7 +51,7 @@ class _Guarded(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         caller = sys._getframe(1).f_code.co_filename
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if cls.is_busy() or _knows(caller):
                 return func(*args, **(kwargs or {}))
             what, sets = _asked(func)
@@ -77,7 +78,7 @@ class _Unwritten(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         what, _ = _asked(func)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             writes = what == "__setitem__" or (what.endswith("_") and not what.endswith("__"))
             if writes and type(args[0]) is _Unwritten:
                 raise StrategyError(f"{what} changes a parameter, and DeepSpeed would not see it", _HINT)

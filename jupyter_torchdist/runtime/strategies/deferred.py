@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...torch_private import FakeTensor, FakeTensorMode, TorchDispatchMode, make_wrapper_subclass
 from .patches import Patches
 from .shares import map_tensors, tensors_in
 
@@ -248,7 +247,7 @@ class Deferred(Tensor):
 
     @staticmethod
     def __new__(cls, fake: Tensor, device: torch.device) -> Deferred:
-        made: Deferred = Tensor._make_wrapper_subclass(
+        made: Deferred = make_wrapper_subclass(
             cls, fake.shape, strides=fake.stride(), dtype=fake.dtype, device=device, requires_grad=False
         )
         return made

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from ...protocol.errors import StrategyError
+from ...torch_private import dispatcher
 from .shares import map_tensors, tensors_in
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
@@ -45,11 +46,6 @@ def fill(tensor: DTensor, full: Tensor) -> None:
         )
     with torch.no_grad():
         tensor._local_tensor.copy_(divided_as(full, tensor)._local_tensor)
-
-
-def dispatcher() -> Any:
-    """Through which every operation on a DTensor goes; ``_custom_op_handlers`` are asked first."""
-    return DTensor._op_dispatcher
 
 
 _OWN: dict[Any, Any] = dict(dispatcher()._custom_op_handlers)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 
 from ...protocol.errors import StrategyError
+from ...torch_private import TENSOR_FILE, DisableTorchFunctionSubclass, parse_to
 from ..autolog import is_users
 from ..failures import is_ours
 from .fsdp import OF_PLAIN_ONES, in_backward
@@ -42,7 +43,7 @@ _MOVES = frozenset(("to", "cpu", "cuda", "type_as"))
 _COPIED = frozenset(("__deepcopy__", "__reduce_ex__"))
 _HINT = "use --strategy ddp or fsdp, where every rank has what the cell reads"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_MACHINERY = frozenset((nn.parameter.__file__, nn.modules.module.__file__, torch._tensor.__file__))
+_MACHINERY = frozenset((nn.parameter.__file__, nn.modules.module.__file__, TENSOR_FILE))
 """Modules of torch that make parameters of parameters, and know their classes."""
 
 
@@ -80,7 +81,7 @@ class Away(Tensor):
         kwargs = kwargs or {}
         caller = sys._getframe(1).f_code.co_filename
         name = getattr(function, "__name__", "")
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if name in _COPIED or (is_ours(caller) and name not in _IN_PLACE and function not in _NEW):
                 return function(*args, **kwargs)
             args, kwargs = map_tensors((args, kwargs), _as_of_now)
@@ -104,7 +105,7 @@ class Away(Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         """Where what the cell makes for it has to be; torch is told that there are no values."""
         asks = sys._getframe(1).f_code.co_filename
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             own: torch.device = Tensor.device.__get__(self)
         return own if own.type != "meta" or asks.startswith(_TORCH) or is_ours(asks) else Away.home
 
@@ -214,7 +215,7 @@ def _moved(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
         return moved
     if name != "to":
         return args[0] if not others else None
-    asked = torch._C._nn._parse_to(*args[1:], **{key: one for key, one in kwargs.items() if key != "copy"})
+    asked = parse_to(*args[1:], **{key: one for key, one in kwargs.items() if key != "copy"})
     same: Tensor = args[0].to(asked[1] or args[0].dtype)
     return same
 

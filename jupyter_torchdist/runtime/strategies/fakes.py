@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ...torch_private import disable_current_modes
 from . import held
 from .divided import Added, Joined, Kept, Way
 from .shares import map_tensors, tensors_in
@@ -92,7 +92,7 @@ def _on_cpu(value: Any) -> Any:
 
 def with_real_numbers(original: Callable[..., Any], *args: Any) -> Any:
     """What reads numbers of its own tensors, such as where a rank is in a mesh."""
-    with _disable_current_modes():
+    with disable_current_modes():
         return original(*args)
 
 

@@ -28,6 +28,14 @@ from torch.distributed.fsdp import (
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
+from ...torch_private import (
+    fsdp_around_outputs,
+    fsdp_begin,
+    fsdp_is_root,
+    fsdp_output_dtype,
+    fsdp_recover,
+    replicate_with_fsdp,
+)
 from . import blocks, loading
 from .agreement import check_untouched
 from .base import Setting
@@ -161,29 +169,30 @@ def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
 
 def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: dict[str, Any]) -> None:
     if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
-        from torch.distributed._composable.replicate_with_fsdp import replicate
-
-        replicate(target, mesh=_one_dimension(setting), **options)
+        replicate_with_fsdp(target, mesh=_one_dimension(setting), **options)
     else:
         fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
-    state: Any = (target[0] if isinstance(target, list) else target)._get_fsdp_state()
-    state._register_pre_backward_hook = partial(_hook_what_is_its_own, state._register_pre_backward_hook)
-    if state._mp_policy.output_dtype is not None:
-        state._cast_output_dtype = partial(changed, change=state._cast_output_dtype)
+    unit = target[0] if isinstance(target, list) else target
+    fsdp_around_outputs(unit, partial(_hook_what_is_its_own, fsdp_output_dtype(unit)))
 
 
-def _hook_what_is_its_own(register: Callable[[Any], Any], outputs: Any) -> Any:
-    """Copies of outputs that are views: a change of a view in place (``y += x``) takes torch's hook off it.
+def _hook_what_is_its_own(dtype: torch.dtype | None, register: Callable[[Any], Any], outputs: Any) -> Any:
+    """Outputs in ``dtype``, and copies of those that are views: a change of a view in place takes torch's hook off it.
 
     The unit's parameters would then not be gathered for its backward. See ``_register_pre_backward_hook`` in
     ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
     """
-    parts = opened(outputs)  # torch does not look into objects
+    parts = opened(outputs)  # torch does not look into objects, neither for its hook nor for its cast
     if any(tensor._base is not None for tensor in tensors_in(parts)):
         outputs = changed(parts, lambda tensor: tensor if tensor._base is None else tensor.clone())
         parts = opened(outputs)
     hooked = register(parts)
-    return outputs if hooked is parts else closed(hooked)
+    outputs = outputs if hooked is parts else closed(hooked)
+    return outputs if dtype is None else changed(outputs, partial(_cast, dtype))
+
+
+def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _mesh(setting: Setting) -> DeviceMesh:
@@ -261,7 +270,7 @@ def _settle(model: nn.Module) -> None:
     A root (and with ZeRO-2 every unit) stays gathered after a forward. If no backward follows, an optimizer's step
     would be missed by the next forward, and writes to ``model.parameters()`` would go to copies.
     """
-    model._get_fsdp_state()._lazy_init()  # type: ignore[operator]
+    fsdp_begin(model)
     groups = list(groups_of(units_in([model])))
 
     def forget(*_: object) -> None:
@@ -356,8 +365,8 @@ def in_backward(error: BaseException) -> bool:
 def recover(model: nn.Module) -> None:
     """After a forward that raised the parameters are shards, and the next one may begin."""
     for unit in units_in([model]):
-        if unit._get_fsdp_state()._is_root:
-            unit.reset_iter_state()
+        if fsdp_is_root(unit):
+            fsdp_recover(unit)
 
 
 OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")

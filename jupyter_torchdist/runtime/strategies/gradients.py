@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...torch_private import at_end_of_backward
 from .agreement import of_every_rank
 from .dtensors import local
 from .outputs import opened
@@ -156,7 +157,7 @@ class AtEndOfBackward:
         """A hook of a tensor."""
         if not self.asked:
             self.asked = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+            at_end_of_backward(self._end)
 
     def _end(self) -> None:
         self.asked = False

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ...torch_private import DropoutNd, NormBase
 from .shares import Rows as Share
 from .shares import tensors_in
 from .streams import undone
@@ -112,8 +113,8 @@ def without_chance(module: nn.Module) -> Iterator[None]:
         for part in module.modules()
         if part.training
         and (
-            isinstance(part, (nn.modules.dropout._DropoutNd, nn.MultiheadAttention))
-            or (isinstance(part, nn.modules.batchnorm._NormBase) and part.running_mean is not None)
+            isinstance(part, (DropoutNd, nn.MultiheadAttention))
+            or (isinstance(part, NormBase) and part.running_mean is not None)
         )
     ]
     for part in still:

@@ -14,11 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import _chunk_with_empty
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 
+from ...torch_private import (
+    DisableTorchFunctionSubclass,
+    FSDPParam,
+    FSDPParamGroup,
+    chunk_with_empty,
+    fsdp_groups,
+    fsdp_shown,
+    fsdp_state,
+)
 from .shares import map_tensors
 
 
@@ -34,7 +40,7 @@ class Shown(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if function is not Tensor.untyped_storage:  # whose memory is meant
                 args, kwargs = map_tensors((args, kwargs or {}), _shard_of_what_is_gone)
             return function(*args, **(kwargs or {}))
@@ -71,8 +77,7 @@ def shards_of(parameters: Any) -> Any:
 
 def shards_by_whole(models: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
     """By parameters that were ever gathered: a cell may have kept them (``list(model.parameters())``)."""
-    known = [one for group in groups_of(units_in(models)) for one in group.fsdp_params]
-    return {one._unsharded_param: one.sharded_param for one in known if hasattr(one, "_unsharded_param")}
+    return fsdp_shown(groups_of(units_in(models)))
 
 
 def units_in(models: Iterable[nn.Module]) -> list[FSDPModule]:
@@ -81,11 +86,9 @@ def units_in(models: Iterable[nn.Module]) -> list[FSDPModule]:
 
 
 def groups_of(units: Iterable[FSDPModule]) -> Iterator[FSDPParamGroup]:
-    """The parameters of each unit that has any."""
+    """What is gathered together, of each unit that has parameters."""
     for unit in units:
-        group = unit._get_fsdp_state()._fsdp_param_group
-        if group is not None:
-            yield group
+        yield from fsdp_groups(fsdp_state(unit))
 
 
 class Gathered:
@@ -230,6 +233,6 @@ def _keep(one: FSDPParam) -> None:
     whole, shard = one.unsharded_param, one.sharded_param.to_local()  # type: ignore[attr-defined]
     values = whole.to_local() if isinstance(whole, DTensor) else whole
     ranks, rank = one.mesh_info.shard_mesh_size, one.mesh_info.shard_mesh_rank
-    mine = _chunk_with_empty(values, ranks, dim=one.fsdp_placement.dim)[rank]
+    mine = chunk_with_empty(values, ranks, dim=one.fsdp_placement.dim)[rank]
     if mine.numel() and not torch.equal(mine, shard.to(mine)):
         shard.copy_(mine)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
+
+from ...torch_private import copy_all, is_dense, storage_references, unflatten_dense_tensors
 
 ALARMS, CARGO = 2, 4
 """Numbers behind those that tell which gradients a rank had; the second ones are for whoever calls."""
@@ -127,7 +128,7 @@ class Bucket:
                 if self._is_open:
                     parameter.grad = piece
         if pieces:
-            torch._foreach_copy_(pieces, grads)
+            copy_all(pieces, grads)
 
     def _place(self, flat: Tensor, parts: Sequence[Tensor]) -> None:
         self.flat = flat
@@ -136,7 +137,7 @@ class Bucket:
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """Of ``flat``, a view for each parameter."""
-        parts = list(_unflatten_dense_tensors(flat, self.parameters))
+        parts = list(unflatten_dense_tensors(flat, self.parameters))
         for number, start in self._odd:
             one = self.parameters[number]
             parts[number] = flat.as_strided(one.shape, self._strides[number] or one.stride(), start)
@@ -152,7 +153,7 @@ class Bucket:
         if last is not None:
             flat, parts = last
             ours = len(parts) + _OURS_ALONE
-            if torch._C._storage_Use_Count(flat.untyped_storage()._cdata) == ours:
+            if storage_references(flat) == ours:
                 return last
         return self._new()
 
@@ -212,7 +213,7 @@ class Bucket:
                 given.append(grad)
                 means.append(mean)
         if given:
-            torch._foreach_copy_(given, means)
+            copy_all(given, means)
 
     def clear(self) -> None:
         """As before it was filled."""
@@ -324,7 +325,7 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
 
 def _strides_in_memory(parameter: nn.Parameter) -> tuple[int, ...] | None:
     """Of its gradient in a bucket; None for one number after the other."""
-    if parameter.is_contiguous() or not torch._prims_common.is_non_overlapping_and_dense_or_false(parameter):
+    if parameter.is_contiguous() or not is_dense(parameter):
         return None
     return parameter.stride()
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
+from ...torch_private import NormBase, saved_tensors_hooks
 from .batchwise import BatchwiseTracker
 from .belongings import Belongings
 from .lattice import Same
@@ -31,7 +32,7 @@ def changed_buffer(module: nn.Module, before: dict[str, torch.Tensor], tracker: 
     normalising = {
         f"{name}.{own}" if name else own
         for name, part in module.named_modules()
-        if isinstance(part, nn.modules.batchnorm._NormBase)
+        if isinstance(part, NormBase)
         for own, _ in part.named_buffers(recurse=False)
     }
     for name, buffer in module.named_buffers():
@@ -50,7 +51,7 @@ def _unseen_by_checkpoints() -> contextlib.AbstractContextManager[None]:
 
 def within_checkpoint() -> bool:
     """Whether what is saved for a backward now will be computed again instead (not by a reentrant one)."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = saved_tensors_hooks()
     return hooks is not None and hooks[0].__module__ == checkpoint.__name__
 
 

@@ -9,9 +9,10 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn, overrides
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from ...torch_private import function_modes
 from ..autolog import is_users
 from .watching import Numbers
 
@@ -77,7 +78,7 @@ class LinesRun:
 
 
 def is_watched() -> bool:
-    return any(isinstance(mode, Numbers) for mode in overrides._get_current_function_mode_stack())
+    return any(isinstance(mode, Numbers) for mode in function_modes())
 
 
 def _parameters_of(code: CodeType) -> tuple[str, ...]:

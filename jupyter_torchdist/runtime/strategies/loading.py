@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ...protocol.errors import StrategyError
+from ...torch_private import compute_local_shape_and_global_offset
 from . import meta
 from .dtensors import local
 

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...protocol.errors import StrategyError
+from ...torch_private import TorchDispatchMode, tree_leaves, tree_map_only
 from .. import part
 
 _META = torch.device("meta")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ...torch_private import in_backward
 from .dtensors import Handler, as_ever, divided_as, in_full, whole, write_in_full
 
 _ELEMENT_BY_ELEMENT = (
@@ -74,7 +75,7 @@ def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tup
     plain = [one for one in tensors if not isinstance(one, DTensor)]
     if not shards or not plain or any(one.shape != shards[0].shape for one in plain):
         return args, kwargs
-    if written or torch._C._current_graph_task_id() != -1:  # a gradient comes first
+    if written or in_backward():  # a gradient comes first
         gathers = args[0] is plain[0]
     else:
         gathers = torch.is_grad_enabled() and any(one.requires_grad for one in plain)

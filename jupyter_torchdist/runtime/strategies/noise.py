@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from ...torch_private import dispatcher
 from .patches import Patches
 
 _ATEN = torch.ops.aten
@@ -22,7 +23,7 @@ _NEW = (_ATEN.randn_like.default, _ATEN.rand_like.default, _ATEN.randint_like.de
 
 def install(patches: Patches) -> None:
     """For the time of user code."""
-    handlers = DTensor._op_dispatcher._custom_op_handlers
+    handlers = dispatcher()._custom_op_handlers
     patches.add(handlers, {**dict.fromkeys(_IN_PLACE, _fill), **dict.fromkeys(_NEW, _make)})
 
 

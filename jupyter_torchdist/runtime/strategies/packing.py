@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import _VF  # the names by which torch.nn calls its recurrent functions
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ...torch_private import VF, disable_current_modes
 from .batchwise import BatchwiseTracker
 from .lattice import Kind, Mixed, Noise, Rows, Same, Unknown, uniform
 from .numerals import user_place
@@ -37,11 +36,11 @@ class Padded:
         self._before: list[Callable[..., Any]] = []
 
     def __enter__(self) -> None:
-        self._before.append(getattr(_VF, _PAD))
-        setattr(_VF, _PAD, self._pad)
+        self._before.append(getattr(VF, _PAD))
+        setattr(VF, _PAD, self._pad)
 
     def __exit__(self, *_: object) -> None:
-        setattr(_VF, _PAD, self._before.pop())
+        setattr(VF, _PAD, self._before.pop())
 
     def _pad(self, data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, value: float, length: int) -> Any:
         return self._before[-1](data, sizes, batch_first, value, self._longest(data, length))
@@ -135,7 +134,7 @@ def followed(tracker: BatchwiseTracker) -> Iterator[None]:
         def chosen(original: Callable[..., Any], *args: Any) -> Any:
             if not _is_packed(args) and function is layers:
                 return original(*args)
-            with _disable_current_modes():
+            with disable_current_modes():
                 return function(original, *args)
 
         return chosen
@@ -180,7 +179,7 @@ def _begins(tracker: BatchwiseTracker, state: torch.Tensor, sequences: Rows) -> 
 def _replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
     patches = Patches()
     for name, function in functions.items():
-        patches.around(_VF, name, function)
+        patches.around(VF, name, function)
     try:
         yield
     finally:

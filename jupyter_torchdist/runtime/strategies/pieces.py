@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
+from ...torch_private import StridedShard, in_backward
 from .dtensors import Handler, as_ever, fill, in_full, whole, write_in_full
 from .shares import map_tensors, tensors_in
 
@@ -130,7 +130,7 @@ def _view(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         made = as_ever(operation, args, kwargs, _view)
     except (RuntimeError, NotImplementedError):  # uneven shards, and what has no rule
         made = in_full(operation, args, kwargs)
-    if torch._C._current_graph_task_id() == -1:  # gradients on their way are nobody's yet
+    if not in_backward():  # gradients on their way are nobody's yet
         several = isinstance(made, (list, tuple))
         for place, one in enumerate(made if several else [made]):
             if not _share_memory(one, tensor):
@@ -145,9 +145,7 @@ def _read(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return as_ever(operation, args, kwargs, _read)
     except (RuntimeError, NotImplementedError):
         tensors = tensors_in((args, kwargs))
-        if torch._C._current_graph_task_id() != -1 or (
-            torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
-        ):
+        if in_backward() or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
             raise
         return in_full(operation, args, kwargs)
 
@@ -166,7 +164,7 @@ def _leaves_ranks_empty(tensor: DTensor) -> bool:
     """Whether a rank has no row; as many as go to the first ranks are theirs, so there may be such without need."""
     ranks = [1] * tensor.ndim
     for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-        if isinstance(placement, (Shard, _StridedShard)):
+        if isinstance(placement, (Shard, StridedShard)):
             ranks[placement.dim] *= size
     return any(
         many > 1 and -(-rows // many) * (many - 1) >= rows for rows, many in zip(tensor.shape, ranks, strict=True)

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy import StrategyPlan
+from ...protocol.strategy_options import chosen
+from ...torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-
-from ...protocol.errors import StrategyError
-from ...protocol.strategy import StrategyPlan
-from ...protocol.strategy_options import chosen
 from . import deferred, elsewhere, loading, norms
 from .base import Setting
 from .divided import Way, _kind

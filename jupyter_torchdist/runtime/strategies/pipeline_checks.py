@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
+from ...torch_private import BatchNorm
 from .agreement import check_not_scripted, check_untouched
 from .base import Setting
 from .patches import Patches
@@ -47,9 +48,7 @@ def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.O
             f"use -O schedule={' or '.join(WHOLE_FORWARD)}, or no ddp beside pp",
         )
     check_not_scripted(model.modules())
-    normalising = next(
-        (name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)), None
-    )
+    normalising = next((name for name, part in model.named_modules() if isinstance(part, BatchNorm)), None)
     if normalising is not None and microbatches(setting) > 1:
         raise StrategyError(
             f"{normalising} normalises over the batch, and a microbatch is a part of it",

@@ -17,11 +17,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...protocol.errors import StrategyError
+from ...torch_private import (
+    GROUPED_MM,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    current_function_mode,
+    pop_function_mode,
+    push_function_mode,
+)
 from . import loading
 from .outputs import opened, without_tensors
 from .pipeline_units import Call, Units
@@ -39,7 +46,6 @@ _RANDOM = (
     *("rand_like", "randn_like", "randint_like", "dropout", "alpha_dropout", "feature_dropout"),
     *("uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_"),
 )
-_GROUPED = torch.ops.aten._grouped_mm.default
 """The experts' product, which torch does in any type, and on fakes in one alone."""
 ALWAYS = -1
 """In place of a stage: computed on every rank, from the inputs alone."""
@@ -118,7 +124,7 @@ class _Draws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
-        if func is _GROUPED and args[0].dtype != torch.bfloat16:
+        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return func(*(one.bfloat16() for one in args[:2]), *args[2:], **(kwargs or {})).to(args[0].dtype)
         return func(*args, **(kwargs or {}))
 
@@ -321,16 +327,16 @@ class StageRun(TorchFunctionMode):
         step, silent = self._step(f"unit {number}"), self._silent[self._next - 1]
         if silent and step.stage != self._stage and isinstance(step.template, Tensor):
             return step.template
-        above = torch.overrides._get_current_function_mode() is self
+        above = current_function_mode() is self
         self._inside = True
         if above:
-            torch.overrides._pop_mode()
+            pop_function_mode()
         try:
             return self._unit(step, silent, original, args, kwargs)
         finally:
             self._inside = False
             if above:
-                torch.overrides._push_mode(self)
+                push_function_mode(self)
 
     def _unit(self, step: Step, silent: bool, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_in(args)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ...protocol.errors import StrategyError
+from ...torch_private import FakeTensor
 from .belongings import Belongings
 from .pipeline_wires import Wires
 from .shares import map_tensors, tensors_in

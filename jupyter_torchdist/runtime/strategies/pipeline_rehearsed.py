@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ...protocol.strategy_options import chosen
+from ...torch_private import TorchDispatchMode
 from ..allocations import Allocations
 from . import pipeline_checks
 from .base import Setting

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...torch_private import stage_backward_input, stage_backward_weight
 from .divisors import divisor_of
 from .pipeline_flow import Flow, Value
 from .pipeline_schedules import Action, Kind, Orders, messages, taken
@@ -183,7 +184,6 @@ class Work:
 
     def _of_inputs(self, part: _Part, inputs: list[Tensor]) -> Any:
         """The first half of a split backward."""
-        from torch.distributed.pipelining._backward import stage_backward_input
 
         aliases = [(_Alias.apply(tensor), grad) for tensor, grad in part.pairs]  # type: ignore[no-untyped-call]
         part.pairs = []
@@ -192,7 +192,6 @@ class Work:
         return groups
 
     def _of_weights(self, part: _Part) -> None:
-        from torch.distributed.pipelining._backward import stage_backward_weight
 
         stage_backward_weight(iter(self._pipeline.own_parameters()), part.groups)
 

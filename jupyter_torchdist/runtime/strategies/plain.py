@@ -9,11 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _composable_state
-from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ...torch_private import REGISTRY_KEY, STATE_KEY, forget_composable_state
 from . import dtensors, loading, meta, zero1
 from .own import is_foreign, own_class
 
@@ -124,7 +123,7 @@ def _strip(module: nn.Module) -> None:
         _clear(getattr(module, attribute, None), module)
     for attribute in [name for name in vars(module) if name in _MARKS or name.startswith(_OWN_MARK)]:
         vars(module).pop(attribute)
-    _composable_state._module_state_mapping.pop(module, None)
+    forget_composable_state(module)
     for name, value in list(vars(module).items()):
         if isinstance(value, (FunctionType, MethodType)) and is_foreign(value):
             del vars(module)[name]  # torch.compile's wrapper passes delattr on to what it wraps

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
+from ...torch_private import unscale_all
 from .base import Setting
 from .dtensors import local
 from .fsdp import DTYPES
@@ -99,7 +100,7 @@ def _agreed(
     for gradients in kinds:
         home = gradients[0].device
         flag = flags.setdefault(home, torch.zeros_like(found, device=home))
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, inverse.to(home))
+        unscale_all(gradients, flag, inverse.to(home))
     worst = torch.stack([flag.to(device) for flag in flags.values()]).max()
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return {home: worst.to(home) for home in flags}

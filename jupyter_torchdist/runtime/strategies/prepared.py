@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
+from ...torch_private import in_backward
 from . import (
     activations,
     agreement,
@@ -300,7 +301,7 @@ class Prepared:
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         """In place of ``torch.autograd.backward``: each loss counts with the rows that it is of."""
-        if self._calls.depth or torch._C._current_graph_task_id() != -1:
+        if self._calls.depth or in_backward():
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
         if self._group.size() > 1:

@@ -20,15 +20,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
 from ...protocol.memory import ParameterSize, Rehearsed, elements
 from ...protocol.strategy import StrategyPlan
+from ...torch_private import FakeTensor, FakeTensorMode, disable_current_modes, fsdp_groups, fsdp_states, in_backward
 from ..allocations import Allocations, Weight, storages
 from . import (
     accumulating,
@@ -164,7 +163,7 @@ class Rehearsal:
         """In place of ``item()``: what is known of it, or a number that stands for a loss or a metric."""
         constant = tensor.constant if isinstance(tensor, FakeTensor) else tensor
         if constant is not None:
-            with _disable_current_modes():
+            with disable_current_modes():
                 return constant.item()
         if tensor.dtype.is_floating_point:
             return READ
@@ -191,10 +190,10 @@ class Rehearsal:
         """The real loader's batches, read in this process, without their values."""
         alone = copy.copy(loader)
         vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, pin_memory=False)
-        with _disable_current_modes():
+        with disable_current_modes():
             batches = iter(original(alone))
         while True:
-            with _disable_current_modes():
+            with disable_current_modes():
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -315,7 +314,7 @@ class Rehearsal:
     # ------------------------------------------------------------------------------------------------ the step's parts
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        nested = self._depth or torch._C._current_graph_task_id() != -1
+        nested = self._depth or in_backward()
         if not nested and self._begun is not None and self._graph_ends is None:
             self._graph_ends, self._gathered_then = self.log.position, self._gathered()
         parts = nullcontext() if self._accumulation is None else self._accumulation.backward(plain=True)
@@ -340,8 +339,8 @@ class Rehearsal:
     def _gathered(self) -> int:
         """Whole parameters of sharded units that stay between forward and backward."""
         roots: list[Any] = list(self._roots.values()) if self._shards else []
-        states = [state for root in roots for state in root._get_fsdp_state()._state_ctx.all_states]
-        units = [one for state in states for group in state._fsdp_param_groups for one in group.fsdp_params]
+        states = [state for root in roots for state in fsdp_states(root)]
+        units = [one for state in states for group in fsdp_groups(state) for one in group.fsdp_params]
         kept = [tensor for one in units for tensor in one.all_gather_outputs]
         return sum({id(storage): storage.nbytes() for tensor in kept for storage in storages(tensor)}.values())
 

@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
+from ...torch_private import replicate_in_place
 from . import fsdp, loading
 from .agreement import check_untouched
 from .base import Setting
@@ -47,7 +47,7 @@ def apply(model: nn.Module, setting: Setting) -> None:
     loading.broadcast_states(model, setting.data_group, setting.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return
-    replicate(
+    replicate_in_place(
         model,
         process_group=setting.data_group,
         device_id=setting.device,

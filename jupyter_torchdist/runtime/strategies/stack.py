@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...protocol.errors import StrategyError
+from ...torch_private import at_end_of_backward
 from .gradients import AtEndOfBackward, average_gradients
 from .own import INSTEAD_OF_A_COPY
 from .shares import Rows, cut_rows, join_rows, map_tensors, tensors_in
@@ -155,8 +156,7 @@ def average_after_backward(model: nn.Module, group: dist.ProcessGroup, split_ove
     """
 
     def average() -> None:
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: average_gradients(_others(model, split_over_group), group))
+        at_end_of_backward(lambda: average_gradients(_others(model, split_over_group), group))
 
     model.register_forward_hook(AtEndOfBackward(average).watch)
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
+from ...torch_private import AsyncCollectiveTensor, default_store
 from ..autolog import is_users
 from . import dtensors
 from .belongings import is_users_own
@@ -354,30 +354,30 @@ class Files:
                 self._left[path] = self.saves
                 return None
             return original(obj, path, *args, **kwargs)
-        _store().set(_key("path", self.saves), path)
+        default_store().set(_key("path", self.saves), path)
         aside = f"{path}.part"
         try:
             original(obj, aside, *args, **kwargs)
             os.replace(aside, path)
         finally:
             Path(aside).unlink(missing_ok=True)
-            _store().set(_key("written", self.saves), b"1")
+            default_store().set(_key("written", self.saves), b"1")
         return None
 
     def load(self, original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
         """From a path that was left to the first rank: when it has written it."""
         if isinstance(f, (str, os.PathLike)) and (number := self._left.get(os.path.abspath(f))):
-            _store().wait([_key("written", number)])
+            default_store().wait([_key("written", number)])
         return original(f, *args, **kwargs)
 
     def _path_of_the_first(self) -> str | None:
         """None where the first rank does not save: a branch of the cell is another rank's alone."""
         key = _key("path", self.saves)
         try:
-            _store().wait([key], _PATIENCE)
+            default_store().wait([key], _PATIENCE)
         except RuntimeError:
             return None
-        return str(_store().get(key).decode())
+        return str(default_store().get(key).decode())
 
 
 def _check_whole(obj: Any) -> None:
@@ -395,10 +395,6 @@ def _check_whole(obj: Any) -> None:
 
 
 _PATIENCE = timedelta(seconds=10)
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
 
 
 def _key(what: str, number: int) -> str:

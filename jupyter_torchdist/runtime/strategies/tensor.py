@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
+from ...torch_private import enable_custom_loss_ops
 from . import loading, tensor_sequence
 from .agreement import check_untouched
 from .base import Setting
@@ -215,9 +216,7 @@ def _check_loss(model: nn.Module, styles: Styles, setting: Setting) -> None:
 
 def _enable_split_loss() -> None:
     """``F.cross_entropy`` of split logits computes on each rank's classes, forward and backward, for this process."""
-    from torch.distributed.tensor.parallel.loss import _enable_custom_loss_ops
-
-    _enable_custom_loss_ops()
+    enable_custom_loss_ops()
 
 
 def _everybody() -> dist.ProcessGroup:

@@ -15,6 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...torch_private import (
+    fsdp_around_backward,
+    fsdp_fill_unused,
+    fsdp_groups,
+    fsdp_has_gradient,
+    fsdp_reduce_unused,
+    fsdp_states,
+)
 from .base import Setting
 
 
@@ -24,39 +32,38 @@ def agree_on_use(model: nn.Module, setting: Setting) -> None:
     Costs one all-reduce of a byte a parameter at the end of each backward, for which only ranks wait that have left a
     parameter out: elsewhere the next step begins meanwhile.
     """
-    root: Any = model
-    root.set_reduce_scatter_unused_params(True)
-    states = root._get_fsdp_state()._state_ctx.all_states
-    use = Use([group for state in states for group in state._fsdp_param_groups], setting)
+    fill = None if fsdp_reduce_unused(model) else fsdp_fill_unused
+    states = fsdp_states(model)
+    use = Use([group for state in states for group in fsdp_groups(state)], setting, fill)
     for group in use.groups:
         group.post_backward = partial(use.sum, group, group.post_backward)
     for state in states:
-        state._register_root_post_backward_final_callback = partial(
-            use.begin, state, state._register_root_post_backward_final_callback
-        )
-        state._root_post_backward_final_callback = partial(use.end, state._root_post_backward_final_callback)
+        fsdp_around_backward(state, use.begin, use.end)
 
 
 class Use:
     """Which parameters this rank has used since gradients were last summed."""
 
-    def __init__(self, groups: list[Any], setting: Setting) -> None:
-        self.groups, self.setting = groups, setting
+    def __init__(self, groups: list[Any], setting: Setting, fill: Callable[[Any], None] | None) -> None:
+        """``fill``: gives what a rank has left out of a group the zeros that are reduced for it."""
+        self.groups, self.setting, self._fill = groups, setting, fill
         self.parameters = [p for group in groups for p in group.fsdp_params if p.sharded_param.requires_grad]
         self.used: set[Any] = set()
         self.had: list[bool] = []
         self.sent: Any = None
 
-    def begin(self, state: Any, register: Callable[[], None]) -> None:
-        """In place of what FSDP does when the first unit of a backward is reached."""
-        if not state._state_ctx.post_backward_final_callback_queued:
+    def begin(self, is_first: bool, register: Callable[[], None]) -> None:
+        """In place of what FSDP does when a unit is reached by a backward."""
+        if is_first:
             self.had = [parameter.sharded_param.grad is not None for parameter in self.parameters]
         register()
 
     def sum(self, group: Any, original: Callable[..., None], *args: Any) -> None:
         """In place of what FSDP does when a unit's gradients are there: it sums them, or keeps them to be summed."""
         if group.reduce_grads:
-            self.used.update(filter(_has_gradient, group.fsdp_params))
+            self.used.update(filter(fsdp_has_gradient, group.fsdp_params))
+            if self._fill is not None:
+                self._fill(group)
         original(*args)
 
     def end(self, finish: Callable[[], None]) -> None:
@@ -76,9 +83,3 @@ class Use:
         for parameter, somewhere, had in zip(self.parameters, used.tolist(), self.had, strict=True):
             if not somewhere and not had:
                 parameter.sharded_param.grad = None
-
-
-def _has_gradient(parameter: Any) -> bool:
-    """A gathered parameter is one object, which appears when its unit first runs."""
-    whole = getattr(parameter, "_unsharded_param", None)
-    return whole is not None and (whole.grad is not None or parameter.unsharded_accumulated_grad is not None)

@@ -16,10 +16,16 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import overrides
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ...torch_private import (
+    TENSOR_FILE,
+    disable_current_modes,
+    in_backward,
+    number_of_function_modes,
+    pop_function_mode,
+    push_function_mode,
+)
 from ..autolog import is_users
 from ..failures import is_ours
 from .alike import Print
@@ -82,17 +88,17 @@ class Numbers(TorchFunctionMode):
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
     """Without what watches functions: torch.compile would compile for that, and in the third step once more."""
-    modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    modes = [pop_function_mode() for _ in range(number_of_function_modes())]
     for mode in reversed(modes):
         if not isinstance(mode, (Numbers, Slices)):
-            overrides._push_mode(mode)
+            push_function_mode(mode)
     try:
         yield
     finally:
-        for _ in range(torch._C._len_torch_function_stack()):
-            overrides._pop_mode()
+        for _ in range(number_of_function_modes()):
+            pop_function_mode()
         for mode in reversed(modes):
-            overrides._push_mode(mode)
+            push_function_mode(mode)
 
 
 @dataclass
@@ -160,7 +166,7 @@ class LoopWatch:
         """Nothing within is followed: the model's forward, a backward."""
         tracker, self._tracker = self._tracker, None
         try:
-            with _disable_current_modes(), _unseen():
+            with disable_current_modes(), _unseen():
                 yield
         finally:
             self._tracker = tracker
@@ -262,7 +268,7 @@ def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> Added | No
 
 
 _TORCH = torch.__file__.rpartition("/")[0] + "/"
-_OVERRIDES = (torch.overrides.__file__, torch._tensor.__file__)
+_OVERRIDES = (torch.overrides.__file__, TENSOR_FILE)
 
 
 class _LoopTracker(BatchwiseTracker):
@@ -275,7 +281,7 @@ class _LoopTracker(BatchwiseTracker):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if torch._C._current_graph_task_id() == -1:
+        if not in_backward():
             self._look_for_strangers(args)
         return super().__torch_dispatch__(func, types, args, kwargs)
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
+from ...torch_private import broadcast_all
 from .loading import trained_by
 
 BUCKET_BYTES = 25 * 2**20
@@ -118,9 +119,7 @@ class Zero1:
     def _send_weights(self) -> None:
         for rank in range(self.group.size()):
             for tensors in _alike([p.data for p in self._parameters() if p.requires_grad and self.owner(p) == rank]):
-                dist._broadcast_coalesced(  # type: ignore[attr-defined]
-                    self.group, tensors, BUCKET_BYTES, rank
-                )
+                broadcast_all(self.group, tensors, BUCKET_BYTES, rank)
 
     def _refuse_parts(self, _optimizer: object) -> None:
         if not self.whole:

@@ -209,6 +209,19 @@ def restore_parametrized_class(module: nn.Module) -> None:
         parametrize._inject_property(module, name)
 
 
+_UNTAGGED = frozenset({"celu", "elu", "hardsigmoid", "hardtanh", "leaky_relu", "selu"})
+"""What computes element by element and is not tagged so before 2.12 (in place, and ``leaky_relu`` new, too)."""
+
+
+def is_pointwise(operation: Any) -> bool:
+    """Whether an operator computes element by element; some in-place forms lack the tag of their functional form."""
+    name = operation._schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    tagged = any(torch.Tag.pointwise in one.tags for one in (operation, *overloads))
+    return operation.namespace == "aten" and (tagged or name in _UNTAGGED)
+
+
 # ----------------------------------------------------------------------------------- collectives and recorder
 
 
@@ -264,6 +277,16 @@ def dispatcher() -> Any:
     return DTensor._op_dispatcher
 
 
+def fill_in_dtensor(handlers: dict[Any, Any]) -> None:
+    """Give ``handlers`` (``_custom_op_handlers``) what DTensor lacks: ``detach_`` before 2.13."""
+    if release() < (2, 13):
+        handlers[torch.ops.aten.detach_.default] = _detach_in_place
+
+
+def _detach_in_place(operation: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]  # autograd has done it; there is nothing to compute
+
+
 # ------------------------------------------------------------------------------------------------ fully_shard
 
 
@@ -294,6 +317,8 @@ def fsdp_groups(state: Any) -> list[FSDPParamGroup]:
 def fsdp_begin(root: Any) -> None:
     """Make ``root`` the root of its units now, and not at its first forward."""
     root._get_fsdp_state()._lazy_init()
+    if release() < (2, 9):  # Gloo sums where it is asked for a mean
+        root.set_force_sum_reduction_for_comms(root._get_fsdp_state()._device.type == "cpu")
 
 
 def fsdp_is_root(unit: Any) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...torch_private import TorchDispatchMode, in_backward
+from ...torch_private import TorchDispatchMode, in_backward, is_pointwise
 from ..autolog import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
 from .bindings import chooses
@@ -405,13 +405,7 @@ def _still(suspects: frozenset[Suspect], kind: Kind, call: Call) -> frozenset[Su
     return suspects
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_pointwise(func: Any) -> bool:
-    """By torch's own tag; some in-place forms lack what their functional form has."""
-    name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    packet = getattr(torch.ops.aten, name, None)
-    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
-    return func.namespace == "aten" and any(torch.Tag.pointwise in one.tags for one in (func, *overloads))
+_is_pointwise = functools.lru_cache(maxsize=1024)(is_pointwise)
 
 
 def tensors_within(thing: object) -> Iterable[torch.Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...protocol.strategy import StrategyPlan
-from ...torch_private import AsyncCollectiveTensor, dispatcher, gathering
+from ...torch_private import AsyncCollectiveTensor, dispatcher, fill_in_dtensor, gathering
 from . import mixing, pieces
 from .dtensors import Handler
 from .patches import Patches
@@ -27,6 +27,7 @@ class ByHand:
     def __init__(self, plan: StrategyPlan) -> None:
         self._forwards_have_shards = plan.degree("tp") > 1
         self._without: dict[Any, Handler] = dispatcher()._custom_op_handlers
+        fill_in_dtensor(self._without)
         self._asked = self._without
 
     def install(self, patches: Patches) -> None:

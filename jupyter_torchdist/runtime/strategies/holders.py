@@ -32,8 +32,9 @@ def hand_over(
     for a tuple, which cannot be changed.
     """
     new_of = {id(old): new for old, new in replaced.items()}
-    ours = {id(one) for one in (*known, replaced)}
-    for holder in gc.get_referrers(*replaced):
+    old = tuple(replaced)  # Python 3.13 finds the arguments of its own call
+    ours = {id(one) for one in (*known, replaced, old)}
+    for holder in gc.get_referrers(*old):
         if id(holder) in ours or isinstance(holder, FrameType):
             continue
         if isinstance(holder, list):

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..marshal import codes
 from ..marshal.bundle import keep_shared
-from ..marshal.culprit import explain
+from ..marshal.culprit import explain, without_frames
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
 from ..protocol.bundle import Captured
 from ..protocol.errors import CaptureError
@@ -159,7 +159,7 @@ def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
     except CaptureError:
         raise
     except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
-        return _give_up(pickler, wanted, error)
+        return _give_up(pickler, wanted, without_frames(error))
     return None
 
 

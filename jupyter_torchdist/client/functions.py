@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -43,6 +44,21 @@ def _texts(value: Any, repeatable: bool) -> Iterable[str]:
     return [str(value)]
 
 
+def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
+    """``call``, whose arguments and variables no traceback keeps alive: an exception may last to the session's end."""
+
+    @functools.wraps(call)
+    def outer(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except BaseException as error:
+            del args, kwargs
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    return outer
+
+
 class Distributed(Generic[P, R]):
     """A function that runs plainly when called, and on ranks through ``distributed`` and ``submit``."""
 
@@ -55,10 +71,12 @@ class Distributed(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
+    @_keeping_nothing
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Run on every rank; the values by rank. Raises what the first failing rank raised."""
         return run(self.submit(*args, **kwargs))
 
+    @_keeping_nothing
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Run in the background."""
         return submit_call(self.function, args, kwargs, self.options)
@@ -70,6 +88,7 @@ def distributed(**options: Any) -> Callable[[Callable[P, R]], Distributed[P, R]]
     return lambda function: Distributed(function, checked)
 
 
+@_keeping_nothing
 def launch(function: Callable[..., R], args: Sequence[Any] = (), **options: Any) -> list[R]:
     """Run ``function(*args)`` on every rank and give the values by rank (as ``accelerate.notebook_launcher``).
 

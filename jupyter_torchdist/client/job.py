@@ -284,7 +284,15 @@ class Job:
     def raise_for_state(self) -> None:
         """Raise ``exception()`` if there is one."""
         if error := self.exception():
-            raise error
+            try:
+                raise error
+            finally:
+                del self, error  # the traceback that the exception keeps has this frame in it
+
+    def let_go(self) -> None:
+        """Keep nothing of what came back, as whoever brought it has it. Asked again, it is read from the files."""
+        self.memo = self._error = None
+        self._results.clear()
 
 
 def _main() -> dict[str, Any]:

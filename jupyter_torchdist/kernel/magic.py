@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tokenize
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def in_words(ip: InteractiveShell) -> Iterator[None]:
-    """Our own errors leave without our own stack."""
+    """Our own errors are shown without our own stack; no error's stack keeps alive what was captured."""
     try:
         yield
-    except TorchDistError as error:
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # IPython keeps it
+        if not isinstance(error, TorchDistError):
+            raise
         if not hasattr(error, "_render_traceback_"):
             failure.dress(ip, error, failure.refusal(error))
-        raise error.with_traceback(None) from None
+        raise error from None
 
 
 @magics_class

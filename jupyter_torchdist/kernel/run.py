@@ -58,11 +58,12 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
         watch.finish(state, (f"the results were not brought; `td.attach({job.id!r}).bring()` tries again",))
         raise
     watch.finish(state, remarks(state, brought, interrupts.count))
-    error = _error(ip, job, state)
-    job.memo = None  # what was captured has been updated: it is the notebook's own again, to keep or to drop
-    if error:
-        raise error from error.__cause__
-    return None if quiet else _value(job, rich)
+    try:
+        if error := _error(ip, job, state):
+            raise error from error.__cause__
+        return None if quiet else _value(job, rich)
+    finally:
+        job.let_go()  # it is all the notebook's own again, to keep or to drop; ``td.last`` keeps the job
 
 
 def follow(ip: InteractiveShell, job: Job) -> JobState:

@@ -236,13 +236,13 @@ class _Writer(Pickler):
         self._captured = loaded.storages
         self.storages.share(loaded.storages)
 
-    def _tensor(self, value: Any) -> Any:
+    def tensor(self, value: Any) -> Any:
         try:
             here = value.device.type == "cpu" and value.untyped_storage().nbytes() < LARGE
             plain = here or value.device.type == "meta" or value.untyped_storage()._cdata in self._captured
         except (RuntimeError, NotImplementedError, ValueError):  # a sparse or lazy tensor has no storage
-            return super()._tensor(value)
-        return super()._tensor(value) if plain else (rebuild.same, (next(self._fresh),))
+            return super().tensor(value)
+        return super().tensor(value) if plain else (rebuild.same, (next(self._fresh),))
 
 
 class _Shallow(_Writer):

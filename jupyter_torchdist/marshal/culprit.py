@@ -69,8 +69,19 @@ def _failure(value: Any) -> Exception | None:
     try:
         Pickler(io.BytesIO(), vars(sys.modules["__main__"])).dump(value)
     except Exception as error:  # noqa: BLE001  # the user's own reducers run here and may raise anything
-        return error
+        return without_frames(error)
     return None
+
+
+def without_frames(error: Exception) -> Exception:
+    """The same exception without its tracebacks and its causes': their frames keep what was being pickled alive."""
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        link = waiting.pop()
+        if link is not None and link.__traceback__ is not None:
+            link.__traceback__ = None
+            waiting += link.__cause__, link.__context__
+    return error
 
 
 def _words(error: Exception, value: Any) -> str:

@@ -6,34 +6,17 @@ other side's namespace; the global names it uses travel with it, each once, befo
 
 from __future__ import annotations
 
-import copyreg
-import functools
 import pickle
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from cloudpickle import cloudpickle
 
-from . import codes, rebuild, refusals
-from .rebuild import Storage
-from .tensors import (
-    Storages,
-    is_optimizer,
-    is_parametrized,
-    is_tensor,
-    reduce_optimizer,
-    reduce_parametrized,
-    reduce_storage,
-    reduce_tensor,
-)
-
-LARGE = 256 << 10
-"""Buffers of at least so many bytes travel out of band, each in a file of its own."""
-
-_lru_wrapper = type(functools.lru_cache(lambda: None))
+from . import codes, rebuild, reducers
+from .reducers import LARGE, Handler
+from .tensors import Storages, reduce_tensor
 
 
 class Enter:
@@ -67,7 +50,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Source files of the code that travels by value, by the name it has in this process."""
         self.modules: dict[str, str] = {}
         """Modules referred to → what refers to them."""
-        self._handlers: dict[type, Callable[[Any], Any] | None] = {}
+        self._handlers: dict[type, Handler | None] = {}
         self._cells: set[int] = set()
 
     # What the two directions do differently.
@@ -88,30 +71,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             handler = self._handlers[kind]
         except KeyError:
             handler = self._handlers[kind] = self._choose(kind)
-        return NotImplemented if handler is None else handler(value)
+        return NotImplemented if handler is None else handler(self, value)
 
-    def _choose(self, kind: type) -> Callable[[Any], Any] | None:
-        fixed = _FIXED.get(kind)
-        if fixed is not None:
-            return functools.partial(fixed, self)
-        for base, handler in _BASES:
-            if issubclass(kind, base):
-                return functools.partial(handler, self)
-        if is_tensor(kind):
-            return self._tensor
-        if is_optimizer(kind):
-            return reduce_optimizer
-        if is_parametrized(kind):
-            return reduce_parametrized
-        if (reason := refusals.reason(kind)) is not None:
-            return functools.partial(_refuse, reason)
-        if _cannot_be_asked(kind):
-            return _by_attributes
-        if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):
-            return functools.partial(_array, numpy) if kind in (numpy.ndarray, numpy.memmap) else None
-        return None
+    def _choose(self, kind: type) -> Handler | None:
+        if (own := _OWN.get(kind)) is not None:
+            return own
+        if issubclass(kind, type):
+            return Pickler._class
+        return Pickler._module if issubclass(kind, types.ModuleType) else reducers.for_type(kind)
 
-    def _tensor(self, value: Any) -> Any:
+    def tensor(self, value: Any) -> Any:
         return reduce_tensor(value, self.storages)
 
     def _class(self, value: type) -> Any:
@@ -270,133 +239,13 @@ def loaded_submodules(values: Iterable[Any], attributes: set[str]) -> list[types
     return [found[name] for name in sorted(found)]
 
 
-def _refuse(reason: str, value: Any) -> Any:
-    if value is sys.stdout or value is sys.stderr:
-        return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
-    raise pickle.PicklingError(reason)
-
-
-_DEFAULTS = ("__reduce_ex__", "__reduce__", "__new__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
-
-
-def _cannot_be_asked(kind: type) -> bool:
-    """Whether a stream that pickle itself writes of such an object cannot be read.
-
-    Reading asks the object, which has no attributes yet, for ``__setstate__``; a ``__getattr__`` that looks into an
-    attribute for others (tqdm's wrapper of files) asks itself for that one then, without an end.
-    """
-    if not any("__getattr__" in vars(base) for base in kind.__mro__) or hasattr(kind, "__setstate__"):
-        return False
-    if any(getattr(kind, name, None) is not getattr(object, name, None) for name in _DEFAULTS):
-        return False
-    if not kind.__dictoffset__ or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
-        return False
-    try:
-        getattr(object.__new__(kind), "__setstate__", None)
-    except Exception:  # noqa: BLE001  # the user's own, which may raise anything
-        return True
-    return False
-
-
-def _by_attributes(value: Any) -> Any:
-    reading = (copyreg.__newobj__, (type(value),))  # type: ignore[attr-defined]
-    return *reading, dict(vars(value)), None, None, rebuild.set_attributes
-
-
-def _array(numpy: Any, value: Any) -> Any:
-    if type(value) is numpy.memmap:
-        return _memmap(numpy, value)
-    if value.nbytes < LARGE or value.dtype.hasobject or value.flags.c_contiguous or value.flags.f_contiguous:
-        return NotImplemented
-    return numpy.ascontiguousarray(value).__reduce_ex__(5)
-
-
-def _memmap(numpy: Any, value: Any) -> Any:
-    """A memory-mapped file goes as its path; a view of one whose layout has no such form, as data."""
-    path, flags = value.filename, value.flags
-    if path is None or not (flags.c_contiguous or flags.f_contiguous) or value._mmap is None:
-        return numpy.array(value, subok=False).__reduce_ex__(5)
-    start = numpy.frombuffer(value._mmap, numpy.uint8).__array_interface__["data"][0]
-    granularity = 1 << 16 if sys.platform == "win32" else __import__("mmap").ALLOCATIONGRANULARITY
-    base = value
-    while isinstance(base.base, numpy.memmap):
-        base = base.base
-    offset = base.offset - base.offset % granularity + value.__array_interface__["data"][0] - start
-    mode = "r+" if value.mode == "w+" else value.mode
-    order = "C" if flags.c_contiguous else "F"
-    return rebuild.memmap, (str(path), value.dtype, mode, int(offset), value.shape, order)
-
-
-def _lru_cache(pickler: Pickler, value: Any) -> Any:
-    parameters = value.cache_parameters()
-    parts = (value.__wrapped__, parameters["maxsize"], parameters["typed"])
-    state = {name: item for name, item in vars(value).items() if name != "cache_parameters"}
-    return rebuild.lru_cache, parts, state, None, None, rebuild.set_attributes
-
-
-def _weak_keys(pickler: Pickler, value: Any) -> Any:
-    return type(value), (dict(value),)
-
-
-def _weak(pickler: Pickler, value: Any) -> Any:
-    return rebuild.weak_reference, (value(),)
-
-
-def _storage(pickler: Pickler, value: Storage) -> Any:
-    return reduce_storage(value)
-
-
-_EXCEPTION_FIELDS = ("errno", "strerror", "filename", "filename2", "name", "path", "obj", "code", "value", "msg",
-                     "lineno", "offset", "text", "end_lineno", "end_offset", "print_file_and_line",
-                     "encoding", "object", "start", "end", "reason")  # fmt: skip
-
-
-def _exception(pickler: Pickler, value: BaseException) -> Any:
-    """By class, arguments and attributes; a class with a ``__reduce__`` of its own knows better."""
-    kind = type(value)
-    builtin = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
-    fields = {name: getattr(value, name) for name in _EXCEPTION_FIELDS if hasattr(builtin, name)}
-    state = {
-        "fields": {name: item for name, item in fields.items() if item is not None},
-        "dict": dict(vars(value)),
-        "cause": value.__cause__,
-        "context": value.__context__,
-        "suppress": value.__suppress_context__,
-    }
-    return rebuild.exception, (kind, value.args), state, None, None, rebuild.set_exception
-
-
-def _named_type(pickler: Pickler, value: Any) -> Any:
-    """``typing.NewType`` and the like pickle by name, which the notebook's namespace is too late to give."""
-    if getattr(value, "__module__", None) not in (None, "__main__"):
-        return NotImplemented
-    if hasattr(value, "__supertype__"):
-        return type(value), (value.__name__, value.__supertype__)
-    return type(value), (value.__name__,)
-
-
-_FIXED: dict[type, Callable[[Pickler, Any], Any]] = {
+_OWN: dict[type, Handler] = {
     Enter: Pickler._enter,
     Leave: Pickler._leave,
-    Storage: _storage,
     types.FunctionType: Pickler._function,
     types.CodeType: Pickler._code,
     types.CellType: Pickler._cell,
     types.BuiltinFunctionType: Pickler._builtin,
-    _lru_wrapper: _lru_cache,
-    weakref.WeakKeyDictionary: _weak_keys,
-    weakref.WeakValueDictionary: _weak_keys,
-    weakref.ReferenceType: _weak,
 }
-_typing = sys.modules["typing"]
-for _name in ("NewType", "ParamSpec", "TypeVarTuple"):
-    if isinstance(_kind := getattr(_typing, _name, None), type):
-        _FIXED[_kind] = _named_type
-
-_BASES: tuple[tuple[type, Callable[[Pickler, Any], Any]], ...] = (
-    (type, Pickler._class),
-    (types.ModuleType, Pickler._module),
-    (BaseException, _exception),
-)
 
 __all__ = ["LARGE", "Enter", "Leave", "Pickler", "loaded_submodules"]

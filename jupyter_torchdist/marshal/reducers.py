@@ -1,0 +1,187 @@
+"""How single sorts of objects are pickled, where pickle's own way does not do. Chosen once for each type."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import pickle
+import sys
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import rebuild, refusals
+from .rebuild import Storage
+from .tensors import (
+    is_optimizer,
+    is_parametrized,
+    is_tensor,
+    reduce_optimizer,
+    reduce_parametrized,
+    reduce_storage,
+)
+
+if TYPE_CHECKING:
+    from .pickler import Pickler
+
+LARGE = 256 << 10
+"""Buffers of at least so many bytes travel out of band, each in a file of its own."""
+
+Handler = Callable[["Pickler", Any], Any]
+"""Reduces one object, as ``reducer_override`` does."""
+
+_lru_wrapper = type(functools.lru_cache(lambda: None))
+
+
+def for_type(kind: type) -> Handler | None:
+    """What reduces objects of the type; None: pickle itself does.
+
+    Bound to no pickler: a cycle would keep the user's data alive.
+    """
+    if (fixed := _FIXED.get(kind)) is not None:
+        return fixed
+    if issubclass(kind, BaseException):
+        return _exception
+    if is_tensor(kind):
+        return _tensor
+    if is_optimizer(kind):
+        return _optimizer
+    if is_parametrized(kind):
+        return _parametrized
+    if refusals.reason(kind) is not None:
+        return _refuse
+    if _cannot_be_asked(kind):
+        return _by_attributes
+    if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):
+        return {numpy.ndarray: _array, numpy.memmap: _memmap}.get(kind)
+    return None
+
+
+def _refuse(pickler: Pickler, value: Any) -> Any:
+    if value is sys.stdout or value is sys.stderr:
+        return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
+    raise pickle.PicklingError(refusals.reason(type(value)))
+
+
+_DEFAULTS = ("__reduce_ex__", "__reduce__", "__new__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _cannot_be_asked(kind: type) -> bool:
+    """Whether a stream that pickle itself writes of such an object cannot be read.
+
+    Reading asks the object, which has no attributes yet, for ``__setstate__``; a ``__getattr__`` that looks into an
+    attribute for others (tqdm's wrapper of files) asks itself for that one then, without an end.
+    """
+    if not any("__getattr__" in vars(base) for base in kind.__mro__) or hasattr(kind, "__setstate__"):
+        return False
+    if any(getattr(kind, name, None) is not getattr(object, name, None) for name in _DEFAULTS):
+        return False
+    if not kind.__dictoffset__ or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
+        return False
+    try:
+        getattr(object.__new__(kind), "__setstate__", None)
+    except Exception:  # noqa: BLE001  # the user's own, which may raise anything
+        return True
+    return False
+
+
+def _by_attributes(pickler: Pickler, value: Any) -> Any:
+    reading = (copyreg.__newobj__, (type(value),))  # type: ignore[attr-defined]
+    return *reading, dict(vars(value)), None, None, rebuild.set_attributes
+
+
+def _array(pickler: Pickler, value: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    if value.nbytes < LARGE or value.dtype.hasobject or value.flags.c_contiguous or value.flags.f_contiguous:
+        return NotImplemented
+    return numpy.ascontiguousarray(value).__reduce_ex__(5)
+
+
+def _memmap(pickler: Pickler, value: Any) -> Any:
+    """A memory-mapped file goes as its path; a view of one whose layout has no such form, as data."""
+    numpy: Any = sys.modules["numpy"]
+    path, flags = value.filename, value.flags
+    if path is None or not (flags.c_contiguous or flags.f_contiguous) or value._mmap is None:
+        return numpy.array(value, subok=False).__reduce_ex__(5)
+    start = numpy.frombuffer(value._mmap, numpy.uint8).__array_interface__["data"][0]
+    granularity = 1 << 16 if sys.platform == "win32" else __import__("mmap").ALLOCATIONGRANULARITY
+    base = value
+    while isinstance(base.base, numpy.memmap):
+        base = base.base
+    offset = base.offset - base.offset % granularity + value.__array_interface__["data"][0] - start
+    mode = "r+" if value.mode == "w+" else value.mode
+    order = "C" if flags.c_contiguous else "F"
+    return rebuild.memmap, (str(path), value.dtype, mode, int(offset), value.shape, order)
+
+
+def _lru_cache(pickler: Pickler, value: Any) -> Any:
+    parameters = value.cache_parameters()
+    parts = (value.__wrapped__, parameters["maxsize"], parameters["typed"])
+    state = {name: item for name, item in vars(value).items() if name != "cache_parameters"}
+    return rebuild.lru_cache, parts, state, None, None, rebuild.set_attributes
+
+
+def _tensor(pickler: Pickler, value: Any) -> Any:
+    return pickler.tensor(value)
+
+
+def _optimizer(pickler: Pickler, value: Any) -> Any:
+    return reduce_optimizer(value)
+
+
+def _parametrized(pickler: Pickler, value: Any) -> Any:
+    return reduce_parametrized(value)
+
+
+def _weak_keys(pickler: Pickler, value: Any) -> Any:
+    return type(value), (dict(value),)
+
+
+def _weak(pickler: Pickler, value: Any) -> Any:
+    return rebuild.weak_reference, (value(),)
+
+
+def _storage(pickler: Pickler, value: Storage) -> Any:
+    return reduce_storage(value)
+
+
+_EXCEPTION_FIELDS = ("errno", "strerror", "filename", "filename2", "name", "path", "obj", "code", "value", "msg",
+                     "lineno", "offset", "text", "end_lineno", "end_offset", "print_file_and_line",
+                     "encoding", "object", "start", "end", "reason")  # fmt: skip
+
+
+def _exception(pickler: Pickler, value: BaseException) -> Any:
+    """By class, arguments and attributes; a class with a ``__reduce__`` of its own knows better."""
+    kind = type(value)
+    builtin = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
+    fields = {name: getattr(value, name) for name in _EXCEPTION_FIELDS if hasattr(builtin, name)}
+    state = {
+        "fields": {name: item for name, item in fields.items() if item is not None},
+        "dict": dict(vars(value)),
+        "cause": value.__cause__,
+        "context": value.__context__,
+        "suppress": value.__suppress_context__,
+    }
+    return rebuild.exception, (kind, value.args), state, None, None, rebuild.set_exception
+
+
+def _named_type(pickler: Pickler, value: Any) -> Any:
+    """``typing.NewType`` and the like pickle by name, which the notebook's namespace is too late to give."""
+    if getattr(value, "__module__", None) not in (None, "__main__"):
+        return NotImplemented
+    if hasattr(value, "__supertype__"):
+        return type(value), (value.__name__, value.__supertype__)
+    return type(value), (value.__name__,)
+
+
+_FIXED: dict[type, Handler] = {
+    Storage: _storage,
+    _lru_wrapper: _lru_cache,
+    weakref.WeakKeyDictionary: _weak_keys,
+    weakref.WeakValueDictionary: _weak_keys,
+    weakref.ReferenceType: _weak,
+}
+_typing = sys.modules["typing"]
+for _name in ("NewType", "ParamSpec", "TypeVarTuple"):
+    if isinstance(_kind := getattr(_typing, _name, None), type):
+        _FIXED[_kind] = _named_type

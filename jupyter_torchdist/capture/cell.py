@@ -85,6 +85,7 @@ def capture_cell(
         exclude=kept_out | frozenset(exclude),
         labels=labels or {},
         attributes=frozenset(names.attributes),
+        imports=tuple(names.imports),
     )
     bound = tuple(dict.fromkeys([*names.binds, *_star_names(names.stars)]))
     return _capture(wanted, notes, names.imports, cwd, bound, names.flags | flags)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..marshal import codes
+from ..marshal import byvalue, codes
 from ..marshal.bundle import keep_shared
 from ..marshal.culprit import explain, without_frames
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
@@ -107,6 +107,7 @@ class Wanted:
     exclude: frozenset[str] = frozenset()
     labels: Mapping[str, str] = field(default_factory=dict)
     attributes: frozenset[str] = frozenset()
+    imports: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
     """Values that are no names of the notebook but travel as names."""
 
@@ -150,9 +151,9 @@ def close(wanted: Wanted) -> tuple[Closure, list[str]]:
 
 def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
     names = sorted((name for name in wanted.names if wanted.takes(name)), key=lambda name: _rank(wanted.value(name)))
-    modules = [value for name in names if isinstance(value := wanted.value(name), types.ModuleType)]
+    modules = [wanted.value(name) for name in names]
     try:
-        pickler.dump({"": loaded_submodules(modules, set(wanted.attributes))})
+        pickler.dump({"": [*loaded_submodules(modules, set(wanted.attributes)), *byvalue.imported(wanted.imports)]})
         for name in names:
             if name not in pickler.found:
                 pickler.top(name, wanted.names[name], wanted.value(name))
@@ -165,7 +166,8 @@ def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
 
 def _rank(value: Any) -> int:
     """Modules first, then code, then data: what could run while data is rebuilt is there by then."""
-    return 0 if isinstance(value, types.ModuleType) else 1 if isinstance(value, (type, types.FunctionType)) else 2
+    kind = type(value)  # not isinstance: an object's ``__class__`` is looked up by its own ``__getattribute__``
+    return 0 if issubclass(kind, types.ModuleType) else 1 if issubclass(kind, (type, types.FunctionType)) else 2
 
 
 def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tuple[str, str]:

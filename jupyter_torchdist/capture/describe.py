@@ -8,11 +8,13 @@ import types
 from collections.abc import Sized
 from typing import Any
 
+from ..marshal import byvalue
+
 
 def describe(value: Any) -> tuple[str, str]:
     """(kind, description), such as ``("tensor", "Tensor float32 (60000, 784)")``."""
     if isinstance(value, types.ModuleType):
-        return "module", f"{value.__name__} as import"
+        return "module", f"{value.__name__} {'with its values' if byvalue.travels(value) else 'as import'}"
     if isinstance(value, type):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
         return "class", f"class {value.__qualname__}({bases})" if bases else f"class {value.__qualname__}"

@@ -75,7 +75,7 @@ def _files(top: str, cwd: Path, notes: list[str]) -> dict[str, Path]:
                 found.update(_package(top, Path(directory), notes))
         return found
     if origin and origin.endswith(_MODULE_SUFFIXES) and is_local(origin) and os.path.isfile(origin):
-        return {os.path.basename(origin): Path(origin)}
+        return {top + os.path.basename(origin)[os.path.basename(origin).index(".") :]: Path(origin)}
     return {}
 
 

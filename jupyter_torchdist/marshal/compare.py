@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from . import codes, rebuild
+from . import byvalue, codes, rebuild
 from .bundle import Loaded
 from .mapping import Pages, equal_memory
 from .pickler import LARGE, Pickler
@@ -123,7 +123,7 @@ class Comparison:
     def _look(self, place: int) -> Facts:
         live = self.loaded.memo[place]
         before = self._pristine.memo.get(place) if self._pristine else None
-        if isinstance(live, _LEAVES):
+        if _is_leaf(live):
             return Facts(False)
         if isinstance(live, Storage):
             return Facts(not (isinstance(before, Storage) and self._same_storage(live, before)), "storage")
@@ -190,12 +190,12 @@ def comparison_of(loaded: Loaded) -> Comparison:
 def _differs(name: str, scope: dict[str, Any], comparison: Comparison) -> bool:
     value, pristine = scope[name], comparison.loaded.pristine
     if pristine is None or name not in pristine.main:
-        return not isinstance(value, _LEAVES)
+        return not _is_leaf(value)
     before = pristine.main[name]
     place = comparison.loaded.places.get(id(value))
     if place is not None:
         return pristine.places.get(id(before)) != place or comparison.reaches_change(place)
-    if isinstance(value, _LEAVES):
+    if _is_leaf(value):
         return value is not before
     return comparison.differs(value, before)
 
@@ -203,6 +203,11 @@ def _differs(name: str, scope: dict[str, Any], comparison: Comparison) -> bool:
 def _stores(value: Any, scope: dict[str, Any]) -> Iterable[str]:
     if isinstance(value, types.FunctionType) and value.__globals__ is scope:
         yield from codes.references(value.__code__).stores
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether it is never touched: code, and modules that each side imports."""
+    return isinstance(value, _LEAVES) and not byvalue.travels(value)
 
 
 def _is_array(value: Any) -> bool:
@@ -306,7 +311,7 @@ class _Whole(_Writer):
         if place is None:
             return None
         self.met.append(place)
-        if place in self._clean or isinstance(value, _LEAVES):
+        if place in self._clean or _is_leaf(value):
             return place
         if isinstance(value, Storage) or _is_array(value):
             self.leaves[place] = None

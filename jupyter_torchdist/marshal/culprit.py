@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -42,7 +43,7 @@ def explain(value: Any, name: str, error: Exception) -> Culprit:
     trials = _TRIALS
     seen = {id(value)}
     while trials > 0 and refusals.reason(type(current)) is None:
-        for label, child in itertools.islice(_children(current), _WIDTH):
+        for label, child in itertools.islice(_safely(_children(current)), _WIDTH):
             if id(child) in seen or isinstance(child, (str, bytes, int, float, type(None))):
                 continue
             seen.add(id(child))
@@ -86,11 +87,24 @@ def without_frames(error: Exception) -> Exception:
 
 def _words(error: Exception, value: Any) -> str:
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        if _own(value, "__getattribute__"):
+            return "its __getattribute__ calls itself without an end"
         return "it is nested too deeply, or its __reduce__ never comes to an end"
     text = str(error)
     if isinstance(error, pickle.PicklingError) or text.startswith("cannot pickle"):
         return text
     return f"pickling it raised {type(error).__name__}: {text}"
+
+
+def _own(value: Any, name: str) -> bool:
+    """Whether the object's class defines the method in Python."""
+    return isinstance(getattr(type(value), name, None), types.FunctionType)
+
+
+def _safely(children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """``children`` up to the first that cannot be had: looking runs the object's own code, which may raise anything."""
+    with contextlib.suppress(Exception):
+        yield from children
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
@@ -114,6 +128,9 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _function_children(value)
     elif isinstance(value, type):
         yield from ((f".{name}", item) for name, item in list(vars(value).items()))
+    elif isinstance(value, types.ModuleType):
+        names = [(f".{name}", item) for name, item in vars(value).items() if name != "__builtins__"]
+        yield from sorted(names, key=lambda name: isinstance(name[1], (type, types.FunctionType)))  # these lead back
     elif isinstance(value, (property, staticmethod, classmethod)):
         yield "", getattr(value, "fget", None) or getattr(value, "__func__", None)
     else:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from cloudpickle import cloudpickle
 
-from . import codes, rebuild, reducers
+from . import byvalue, codes, rebuild, reducers
 from .reducers import LARGE, Handler
 from .tensors import Storages, reduce_tensor
 
@@ -52,6 +52,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Modules referred to → what refers to them."""
         self._handlers: dict[type, Handler | None] = {}
         self._cells: set[int] = set()
+        self._namespaces = byvalue.Namespaces(main)
 
     # What the two directions do differently.
 
@@ -84,7 +85,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduce_tensor(value, self.storages)
 
     def _class(self, value: type) -> Any:
-        reduced = cloudpickle._class_reduce(value)
+        by_value = byvalue.exists_only_here(value.__module__)
+        reduced = (cloudpickle._dynamic_class_reduce if by_value else cloudpickle._class_reduce)(value)
         if reduced is NotImplemented:
             self._refer(value)
         if not isinstance(reduced, tuple) or len(reduced) != 6:
@@ -97,7 +99,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
 
     def _function(self, value: types.FunctionType) -> Any:
-        if value.__globals__ is not self.main and cloudpickle._should_pickle_by_reference(value):
+        module = None if value.__globals__ is self.main else self._namespaces.of(value)
+        if value.__globals__ is not self.main and module is None and cloudpickle._should_pickle_by_reference(value):
             self._refer(value)
             return NotImplemented
         for name in codes.references(value.__code__).imports:
@@ -106,8 +109,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if value.__globals__ is self.main:
             scope: Any = None
             needed = list(self.globals_of(value))
-        elif (module := _home(value)) is not None:
-            scope, needed = module, []
+        elif (home := module or _home(value)) is not None:
+            scope, needed = home, []
         else:
             scope = self._function_getnewargs(value)[1]
             needed = [(Enter(name, ""), item, Leave()) for name, item in slots["__globals__"].items()]
@@ -153,6 +156,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return cloudpickle._code_reduce(value.replace(co_filename=label) if label else value)
 
     def _module(self, value: types.ModuleType) -> Any:
+        if byvalue.travels(value):
+            self._namespaces.add(value)
+            state = {name: item for name, item in vars(value).items() if name != "__builtins__"}
+            name = str(state.get("__name__"))
+            return rebuild.made_module, (name, byvalue.exists_only_here(name)), state, None, None, rebuild.set_module
         reduced = cloudpickle._module_reduce(value)
         if reduced[0] is not cloudpickle.subimport:
             return reduced
@@ -166,7 +174,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _refer_module(self, name: str, user: str) -> None:
         if name not in self.modules:
-            if _made_by_hand(name) and _made_by_hand(name.partition(".")[0]):
+            if byvalue.exists_only_here(name):
                 raise pickle.PicklingError(f"the module {name} exists only in this process")
             self.modules[name] = user
 
@@ -195,18 +203,10 @@ def _collector(buffers: list[pickle.PickleBuffer], large: int) -> Callable[[pick
     return collect
 
 
-def _made_by_hand(name: str) -> bool:
-    """Whether the loaded module came from no file and no finder: another process cannot import it."""
-    module = sys.modules.get(name)
-    if module is None or name in ("__main__", "__mp_main__") or name in sys.builtin_module_names:
-        return False
-    return getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
-
-
 def _home(function: types.FunctionType) -> types.ModuleType | None:
     """The module whose namespace a function within another function has, where the other side imports that, too."""
     module = sys.modules.get(function.__module__ or "")
-    if module is None or vars(module) is not function.__globals__ or _made_by_hand(module.__name__):
+    if module is None or vars(module) is not function.__globals__:
         return None
     return module if cloudpickle._should_pickle_by_reference(module) else None
 
@@ -221,12 +221,12 @@ def _submodules(function: types.FunctionType) -> list[types.ModuleType]:
             used.append(cell.cell_contents)
         except ValueError:
             continue
-    return loaded_submodules(used, references.attributes)
+    return [*loaded_submodules(used, references.attributes), *byvalue.imported(references.imports)]
 
 
 def loaded_submodules(values: Iterable[Any], attributes: set[str]) -> list[types.ModuleType]:
     """Modules loaded below the packages among ``values`` whose path is spelt by ``attributes``."""
-    packages = [value for value in values if isinstance(value, types.ModuleType) and hasattr(value, "__path__")]
+    packages = [value for value in values if issubclass(type(value), types.ModuleType) and hasattr(value, "__path__")]
     found: dict[str, types.ModuleType] = {}
     while packages:
         package = packages.pop()

@@ -156,6 +156,23 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+def made_module(name: str, registered: bool) -> types.ModuleType:
+    """A module that travels by value, empty yet. ``registered``: ``import`` finds it, in a rank."""
+    made = types.ModuleType(name)
+    made.__dict__["__builtins__"] = __builtins__
+    if registered and _LOADING.get().resolve is None:
+        sys.modules.setdefault(name, made)
+    return made
+
+
+def set_module(target: types.ModuleType, state: dict[str, Any]) -> None:
+    """Its names, no more and no less."""
+    names = vars(target)
+    for name in names.keys() - state.keys() - {"__builtins__"}:
+        del names[name]
+    names.update(state)
+
+
 class Storage:
     """Bytes that tensors share. ``start`` is where the captured part begins in the untyped storage, in bytes."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.capture import modules
+from jupyter_torchdist.protocol.errors import CaptureError
 from tests import crossing
 from tests.crossing import Notebook
 
@@ -145,21 +146,97 @@ def test_a_module_made_by_hand_travels_by_value(notebook: Notebook) -> None:
     assert notebook.run("v = made.f()")["v"] == 4
 
 
-def test_a_module_that_only_this_kernel_knows_is_refused(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    import types
-
-    from jupyter_torchdist.protocol.errors import CaptureError
-
-    made = types.ModuleType("td_only_here")
-    exec("def f(): return 1\nclass C: pass", made.__dict__)
-    monkeypatch.setitem(sys.modules, "td_only_here", made)
-    notebook.names["f"] = made.__dict__["f"]
-    with pytest.raises(CaptureError, match="td_only_here"):
-        notebook.capture("f()")
-
-
 def test_two_jobs_do_not_share_their_sources(notebook: Notebook, project: Path) -> None:
     write(project, {"td_changing.py": "value = 1"})
     assert notebook.run("import td_changing\nv = td_changing.value")["v"] == 1
     write(project, {"td_changing.py": "value = 22"})
     assert notebook.run("import td_changing\nv = td_changing.value")["v"] == 22
+
+
+BY_PATH = (
+    "import importlib.util\nspec = importlib.util.spec_from_file_location('td_cfg', {path!r})\n"
+    "cfg = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(cfg)\nf = cfg.f"
+)
+
+
+@pytest.fixture
+def by_path(notebook: Notebook, tmp_path: Path) -> Notebook:
+    """A notebook with ``cfg``, a module loaded from a path that no import leads to, and ``f``, a function of it."""
+    write(tmp_path, {"elsewhere/td_cfg.py": "LR = 0.5\nSEEN = []\nclass C:\n    def g(self): return f(1)\n"
+                     "def f(x):\n    SEEN.append(x)\n    return x * LR"})  # fmt: skip
+    notebook.cell(BY_PATH.format(path=str(tmp_path / "elsewhere" / "td_cfg.py")))
+    return notebook
+
+
+@pytest.mark.parametrize("source", ["cfg.LR = 2.0\na = cfg.f(3)\nb = f(4)", "b = f(2)\ncfg.LR = 2.0\na = cfg.f(3)"])
+def test_a_module_loaded_by_its_path_has_one_namespace(by_path: Notebook, source: str) -> None:
+    found = by_path.run(source)
+    assert (found["a"], found["b"]) in ((6.0, 8.0), (6.0, 1.0))
+    cfg = by_path.names["cfg"]
+    assert cfg.LR == 2.0
+    assert cfg.SEEN in ([3, 4], [2, 3])
+    assert by_path.names["f"] is cfg.f
+    assert "td_cfg" not in sys.modules
+
+
+def test_a_function_alone_brings_its_modules_names(by_path: Notebook) -> None:
+    by_path.cell("cfg.LR = 3.0\ndel cfg")
+    assert by_path.run("b = f(4)\nc = type(f)")["b"] == 12.0
+
+
+def test_a_class_of_a_module_loaded_by_its_path(by_path: Notebook) -> None:
+    by_path.cell("thing = cfg.C()")
+    found = by_path.run("cfg.LR = 7\na = thing.g()\nother = cfg.C()\nsame = type(thing) is cfg.C")
+    assert (found["a"], found["same"]) == (7, True)
+    assert type(found["other"]) is by_path.names["cfg"].C
+
+
+@pytest.fixture
+def by_hand(notebook: Notebook) -> Iterator[Notebook]:
+    notebook.cell(
+        "import types, sys\ndm = types.ModuleType('td_dm')\n"
+        "exec('Q = 5\\ndef f(x):\\n    return x + Q\\nclass C:\\n    def g(self): return f(1)', dm.__dict__)\n"
+        "sys.modules['td_dm'] = dm"
+    )
+    yield notebook
+    del sys.modules["td_dm"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["a = dm.f(3)\nc = dm.C().g()", "from td_dm import f\nimport td_dm\na = f(3)\nc = td_dm.C().g()"],
+)
+def test_a_module_made_by_hand_goes_along(by_hand: Notebook, source: str) -> None:
+    found = by_hand.run(source)
+    assert (found["a"], found["c"]) == (8, 6)
+    assert sys.modules["td_dm"] is by_hand.names["dm"]
+
+
+def test_a_function_of_a_module_made_by_hand(by_hand: Notebook) -> None:
+    by_hand.cell("fun = dm.f\ndel dm")
+    assert by_hand.run("a = fun(1)")["a"] == 6
+
+
+def test_what_uses_a_module_made_by_hand(by_hand: Notebook) -> None:
+    by_hand.cell("from td_dm import C, f as fun\nthing = C()\ndef late():\n    import td_dm\n    return td_dm.f(0)")
+    found = by_hand.run("import td_dm\ntd_dm.Q = 6\na = thing.g(), fun(1), late()\nmade = C()")
+    assert found["a"] == (7, 7, 6)
+    assert type(found["made"]) is by_hand.names["C"]
+    assert by_hand.names["dm"].Q == 6
+
+
+def test_what_cannot_leave_a_module_made_by_hand_is_named(by_hand: Notebook) -> None:
+    by_hand.cell("import threading\ndm.LOCK = threading.Lock()")
+    with pytest.raises(CaptureError, match=r"dm\.LOCK: _thread\.lock: cannot pickle"):
+        by_hand.capture("print(dm.f(3))")
+
+
+def test_a_module_registered_under_another_name_than_its_files(notebook: Notebook, tmp_path: Path) -> None:
+    write(tmp_path, {"elsewhere/base.py": "def f(x): return x * 2"})
+    notebook.cell(
+        BY_PATH.format(path=str(tmp_path / "elsewhere" / "base.py")) + "\nimport sys\nsys.modules['td_cfg'] = cfg"
+    )
+    try:
+        assert notebook.run("a = f(1) + cfg.f(1)")["a"] == 4
+    finally:
+        del sys.modules["td_cfg"]

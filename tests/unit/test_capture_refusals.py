@@ -217,3 +217,10 @@ def test_an_unchanged_capture_is_the_same_bytes(notebook: Notebook) -> None:
     before = store.written
     capture.pack(second, "b", store.put)
     assert store.written == before
+
+
+def test_an_object_that_looks_itself_up_without_an_end(notebook: Notebook) -> None:
+    notebook.cell("class Loop:\n    def __getattribute__(self, name): return getattr(self, name)\na = Loop()")
+    with pytest.raises(CaptureError, match=r"a: Loop: its __getattribute__ calls itself without an end") as raised:
+        notebook.capture("print(type(a))")
+    assert raised.value.path == "a"

@@ -1,0 +1,69 @@
+"""Modules that another process cannot import as this one has them: they travel by value, each one namespace.
+
+Loaded from a path without a place in ``sys.modules``, or made by hand (``types.ModuleType``).
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+
+def exists_only_here(name: str) -> bool:
+    """Whether the loaded module of that name is one that no other process can import."""
+    if "." in name and name in sys.modules and name.rpartition(".")[0] not in sys.modules:
+        return True
+    return _made_by_hand(name) and _made_by_hand(name.partition(".")[0])
+
+
+def _made_by_hand(name: str) -> bool:
+    """Whether the loaded module came from no file and no finder."""
+    module = sys.modules.get(name)
+    if module is None or name in ("__main__", "__mp_main__") or name in sys.builtin_module_names:
+        return False
+    return getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
+
+
+def travels(value: Any) -> bool:
+    """Whether the object is such a module."""
+    if type(value) is not types.ModuleType:  # a lazy module knows by itself what it is
+        return False
+    name = vars(value).get("__name__")
+    if not isinstance(name, str):
+        return True
+    return name != "__main__" and (sys.modules.get(name) is not value or exists_only_here(name))
+
+
+class Namespaces:
+    """The modules by value whose functions may be met: those among the notebook's names, and those written so far."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._known: dict[int, types.ModuleType] | None = None
+
+    def add(self, module: types.ModuleType) -> None:
+        self._all()[id(vars(module))] = module
+
+    def of(self, function: types.FunctionType) -> types.ModuleType | None:
+        """The module by value whose names the function sees."""
+        scope = function.__globals__
+        module: Any = sys.modules.get(str(scope.get("__name__")))
+        if module is not None and getattr(module, "__dict__", None) is scope:
+            return module if travels(module) else None
+        return self._all().get(id(scope))
+
+    def _all(self) -> dict[int, types.ModuleType]:
+        if self._known is None:
+            self._known = {id(vars(module)): module for module in _modules(self._names.values())}
+        return self._known
+
+
+def _modules(values: Iterable[Any]) -> Iterable[types.ModuleType]:
+    return [value for value in list(values) if travels(value)]
+
+
+def imported(names: Iterable[str]) -> list[types.ModuleType]:
+    """Those of the imported modules that exist only here: they have to be there before the import runs."""
+    return [sys.modules[name] for name in names if travels(sys.modules.get(name))]

@@ -1,0 +1,45 @@
+"""Modules as the notebook has them, on two ranks: what a plain cell sees of them, and leaves in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook import Notebook
+
+
+@pytest.fixture
+def kernel(one_kernel: Notebook) -> Notebook:
+    """No test here needs a kernel of its own."""
+    return one_kernel
+
+
+def test_a_module_loaded_by_its_path(kernel: Notebook) -> None:
+    (kernel.cwd / "elsewhere").mkdir()
+    (kernel.cwd / "elsewhere" / "cfgmod.py").write_text("LR = 0.5\ndef f(x): return x * LR\n")
+    kernel.run(
+        "import importlib.util\n"
+        "spec = importlib.util.spec_from_file_location('cfgmod', 'elsewhere/cfgmod.py')\n"
+        "cfg = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(cfg)"
+    )
+    kernel.run("%%distribute --ranks 2\ncfg.LR = 2.0\nn = cfg.f(3)")
+    assert kernel.value("(n, cfg.LR, cfg.f(1))") == (6.0, 2.0, 2.0)
+
+
+def test_a_module_made_in_the_notebook(kernel: Notebook) -> None:
+    kernel.run(
+        "import types, sys\ndm = types.ModuleType('td_made')\n"
+        "exec('Q = 5\\ndef f(x): return x + Q', dm.__dict__)\nsys.modules['td_made'] = dm"
+    )
+    kernel.run("%%distribute --ranks 2\nimport td_made\nn = dm.f(3), td_made is dm\ndm.Q = 6")
+    assert kernel.value("(n, dm.f(3))") == ((8, True), 9)
+    assert kernel.value("[item.what for item in __import__('jupyter_torchdist').last.receipt]") == [
+        "td_made with its values"
+    ]
+
+
+def test_an_object_that_looks_itself_up_without_an_end(kernel: Notebook) -> None:
+    kernel.run("class Loop:\n    def __getattribute__(self, name): return getattr(self, name)\na = Loop()")
+    cell = kernel.try_run("%%distribute --ranks 2\nprint(type(a))")
+    assert cell.error
+    assert cell.error.name == "CaptureError"
+    assert "a: Loop: its __getattribute__ calls itself without an end" in cell.text

@@ -63,6 +63,29 @@ def test_each_rank_computes_its_part_of_every_batch(strategy: str) -> None:
     assert outcome.names["losses"][0] == outcome.names["losses"][1]
 
 
+SMALL = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x, y = torch.randn(8, 4), torch.arange(8) % 2
+for _ in range(3):
+    loss = nn.functional.cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_what_is_said_of_a_batch_is_what_each_rank_computes_of_it() -> None:
+    outcome = run_cell(SMALL, Options(ranks=2, strategy="ddp", option=("model=whole",)))
+    assert outcome.error is None, outcome.error
+    (said,) = [line for line in outcome.said if "is trained by ddp" in line]
+    assert said.endswith("on 2 ranks; each computes the whole batch")
+
+
 NOISY = """
 import torch
 from torch import nn

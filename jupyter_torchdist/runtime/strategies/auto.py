@@ -400,12 +400,16 @@ class Automatic:
         self._roots[id(root)] = root
         if self._pipelines:  # it has said more
             return
-        part = "; each computes its part of every batch" if setting.data_ranks > 1 else ""
+        part = f"; each computes {self._computed()}" if setting.data_ranks > 1 else ""
         part += accumulating.said(setting.plan)
         setting.say(
             f"{name} ({_much(count)} parameters) is trained by {setting.plan.name} on "
             f"{dist.get_world_size()} ranks{part}"
         )
+
+    def _computed(self) -> str:
+        """What a rank computes of a batch, in words."""
+        return "the whole batch" if self._setting.plan.options.get("model") == "whole" else "its part of every batch"
 
     def _cut(
         self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ways: tuple[Way, ...] | None

@@ -1,4 +1,4 @@
-"""A cell's rehearsal without a job, and a small transformer to rehearse."""
+"""A cell's rehearsal without a job, a small transformer to rehearse, and what its ranks allocate."""
 
 from __future__ import annotations
 
@@ -58,6 +58,61 @@ for step, (words,) in zip(range(3), DataLoader(data, 16, shuffle=True)):
 def gpt(width: int = 128, layers: int = 4, length: int = 65) -> str:
     """A cell that trains it."""
     return MODEL + LOOP.replace("WIDTH", str(width)).replace("LAYERS", str(layers)).replace("LENGTH", str(length))
+
+
+MEASURED = """
+import os, sys, time
+
+Work = sys.modules["torch.distributed"].Work
+functional = sys.modules["torch.distributed._functional_collectives"]
+
+def gloo_runs():
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{{thread}}/stat") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(") ")
+        except OSError:  # it has ended
+            continue
+        if name.startswith("pt_gloo_run") and rest.startswith("R"):
+            return True
+    return False
+
+def then_gloo_rests(wait):
+    def waiting(*arguments):
+        found = wait(*arguments)
+        while gloo_runs():
+            time.sleep(0)
+        return found
+    return waiting
+
+Work.wait, functional.wait_tensor = then_gloo_rests(Work.wait), then_gloo_rests(functional.wait_tensor)
+profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+stepped = []
+sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(lambda *_: stepped.append(time.time_ns()))
+profiler.start()
+{loop}
+profiler.stop()
+found, events = [], list(profiler.profiler.kineto_results.experimental_event_tree())
+while events:
+    event = events.pop()
+    events += event.children
+    if event.tag == torch._C._profiler._EventType.Allocation:
+        found.append((event.start_time_ns, event.extra_fields.alloc_size))
+now = 0
+peak = {{"first": 0, "later": 0}}
+for when, size in sorted(found):
+    now += size
+    step = "later" if when > stepped[0] else "first"
+    peak[step] = max(peak[step], now)
+peaks = [None] * int(os.environ["WORLD_SIZE"])
+sys.modules["torch.distributed"].all_gather_object(peaks, peak)
+del profiler, events, event, found
+"""
+"""The allocator's own account: torch's profiler is told by it of every block, workspaces of kernels too.
+
+It is not told of what Gloo's threads let go of, as they do where they are slower than the thread that waited for them:
+here that one holds what was sent until they rest.
+"""
 
 
 class Cell:

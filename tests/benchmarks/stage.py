@@ -30,6 +30,30 @@ def stamp(name, value=None):
 '''
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Which ranks are measured: how many, and on what."""
+
+    count: int
+    backend: str
+
+    @property
+    def line(self) -> str:
+        """The options of ``%%distribute``."""
+        return f"--{'gpus' if self.backend == 'nccl' else 'ranks'} {self.count}"
+
+    @property
+    def joins(self) -> str:
+        """What a script says to begin as our ranks do: their device chosen, their process group up."""
+        if self.backend != "nccl":
+            return f"dist.init_process_group({self.backend!r})"
+        device = 'torch.device("cuda", int(os.environ["LOCAL_RANK"]))'
+        return f'torch.cuda.set_device({device}); dist.init_process_group("nccl", device_id={device})'
+
+
+TWO_ON_CPUS = Ranks(2, "gloo")
+
+
 @dataclass
 class Stage:
     """A place for one group of benchmarks; everything in it ends and vanishes with the context."""
@@ -37,13 +61,14 @@ class Stage:
     root: Path
     runtime: Path
     marks: Path
+    ranks: Ranks
     environ: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     @contextlib.contextmanager
-    def open() -> Iterator[Stage]:
+    def open(ranks: Ranks = TWO_ON_CPUS) -> Iterator[Stage]:
         root = Path(tempfile.mkdtemp(prefix="tdb-", dir="/tmp"))
-        stage = Stage(root, root / "run", root / "marks")
+        stage = Stage(root, root / "run", root / "marks", ranks)
         stage.marks.mkdir()
         stage.environ = {
             "TORCHDIST_HOME": str(root / "home"),
@@ -68,10 +93,9 @@ class Stage:
             self.warm_up(notebook)
         return notebook
 
-    @staticmethod
-    def warm_up(notebook: Notebook) -> None:
+    def warm_up(self, notebook: Notebook) -> None:
         """Until torch is imported in the zygote and a first job has run."""
-        notebook.run("%%distribute --ranks 2\nstamp('warm')")
+        notebook.run(f"%%distribute {self.ranks.line}\nstamp('warm')", timeout=120)
         time.sleep(1.0)
 
     def end_warm(self) -> None:
@@ -134,12 +158,8 @@ class Ran:
 
 def torchrun(script: Path, ranks: int = 2, environ: Mapping[str, str] | None = None) -> Ran:
     """``torchrun --standalone``, from a shell, as one would without us."""
-    command = [
-        str(Path(sys.executable).with_name("torchrun")),
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        str(script),
-    ]
+    module = "torch.distributed.run"  # the program torchrun, in whichever environment this one is
+    command = [sys.executable, "-m", module, "--standalone", f"--nproc-per-node={ranks}", str(script)]
     begun = time.monotonic()
     process = subprocess.Popen(
         command,

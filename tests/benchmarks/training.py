@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.benchmarks.report import Row, in_random_order, median
-from tests.benchmarks.stage import Stage, torchrun
+from tests.benchmarks.stage import TWO_ON_CPUS, Ranks, Stage, torchrun
 from tests.notebook import Notebook
 
 RUNS, STEPS, BATCHES, CALLS = 11, 300, 30, 2000
@@ -15,13 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 """
-LOOP = f"""
+LOOP = """
 torch.manual_seed(0)
+device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
-model = DistributedDataParallel(nn.Sequential(*layers))
+model = DistributedDataParallel(nn.Sequential(*layers).to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-x, y = torch.rand(128, 784), torch.randint(10, (128,))
-for step in range({STEPS} + 50):
+x, y = torch.rand(128, 784).to(device), torch.randint(10, (128,)).to(device)
+for step in range(STEPS + 50):
     if step == 50:
         begun = time.perf_counter()
     optimizer.zero_grad()
@@ -30,13 +31,14 @@ for step in range({STEPS} + 50):
     optimizer.step()
     log(loss, step)
     if step % 50 == 0:
-        print(f"step {{step}} loss {{loss.item():.4f}}")
-speed = {STEPS} / (time.perf_counter() - begun)
+        print(f"step {step} loss {loss.item():.4f}")
+last = loss.item()
+speed = STEPS / (time.perf_counter() - begun)
 if dist.get_rank() == 0:
     pathlib.Path(target).write_text(repr(speed))
 """
 BARE = """
-dist.init_process_group("gloo")
+JOIN
 target = "speed"
 def log(loss, step):
     pass
@@ -46,7 +48,7 @@ import jupyter_torchdist as td
 def log(loss, step):
     td.log(loss=loss, lr=1e-3, step=step)
 """
-LOG = f"""%%distribute --ranks 2
+LOG = f"""%%distribute RANKS
 spent = []
 for batch in range({BATCHES}):
     begun = time.perf_counter()
@@ -57,30 +59,31 @@ for batch in range({BATCHES}):
 """
 
 
-def rows() -> Iterator[Row]:
-    with Stage.open() as stage, stage.notebook() as notebook:
+def rows(ranks: Ranks = TWO_ON_CPUS, runs: int = RUNS, steps: int = STEPS) -> Iterator[Row]:
+    loop = LOOP.replace("STEPS", str(steps))
+    with Stage.open(ranks) as stage, stage.notebook() as notebook:
         notebook.run(MODEL + OURS, timeout=120)
         notebook.run(f"target = {str(stage.root / 'speed')!r}")
-        notebook.run(LOG)
+        notebook.run(LOG.replace("RANKS", ranks.line))
         spent = notebook.value("spent")
-        script = stage.script("training", MODEL + BARE + LOOP)
+        script = stage.script("training", MODEL + BARE.replace("JOIN", ranks.joins) + loop)
         ours, bare = [], []
 
         def under_torchrun() -> None:
-            torchrun(script)
+            torchrun(script, ranks.count)
             bare.append(speed(stage))
 
-        in_random_order(RUNS, lambda: ours.append(run(stage, notebook)), under_torchrun)
+        in_random_order(runs, lambda: ours.append(run(stage, notebook, loop)), under_torchrun)
     yield Row("training", "`td.log(loss=…, lr=…)`", median(spent), "µs a call", 5, samples=tuple(spent))
     yield Row(
         "training", "a training loop with logs, metrics and autolog on", max(ours), "steps/s", 0.98, max(bare),
-        f"the same loop under bare torchrun; fastest of {RUNS}", at_least=True, samples=tuple(ours),
+        f"the same loop under bare torchrun; fastest of {runs}", at_least=True, samples=tuple(ours),
         yardsticks=tuple(bare),
     )  # fmt: skip
 
 
-def run(stage: Stage, notebook: Notebook) -> float:
-    notebook.run("%%distribute --ranks 2 --out none\n" + LOOP, timeout=120)
+def run(stage: Stage, notebook: Notebook, loop: str) -> float:
+    notebook.run(f"%%distribute {stage.ranks.line} --out none\n{loop}", timeout=120)
     return speed(stage)
 
 

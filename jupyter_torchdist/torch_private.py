@@ -277,6 +277,18 @@ def dispatcher() -> Any:
     return DTensor._op_dispatcher
 
 
+def dtensor_dispatches_subclasses() -> bool:
+    """Whether ``__torch_dispatch__`` of a subclass of DTensor is called: not in 2.10 and 2.11, whose C++ is faster."""
+    return release() not in ((2, 10), (2, 11))
+
+
+@functools.cache
+def aten_operations() -> tuple[Any, ...]:
+    """Every operator of torch's own."""
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if not name.startswith("__")]
+    return tuple(getattr(one, kind) for one in packets if hasattr(one, "overloads") for kind in one.overloads())
+
+
 def fill_in_dtensor(handlers: dict[Any, Any]) -> None:
     """Give ``handlers`` (``_custom_op_handlers``) what DTensor lacks: ``detach_`` before 2.13."""
     if release() < (2, 13):

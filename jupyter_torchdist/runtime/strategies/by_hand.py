@@ -32,7 +32,7 @@ class ByHand:
 
     def install(self, patches: Patches) -> None:
         """From here on they are asked."""
-        self._asked = self._without | mixing.handlers() | pieces.handlers()
+        self._asked = pieces.following(self._without | mixing.handlers() | pieces.handlers())
         patches.replace(dispatcher(), "_custom_op_handlers", lambda _: self._asked)
         patches.hook(register_optimizer_step_pre_hook(self._step_begins))
         patches.hook(register_optimizer_step_post_hook(self._step_ends))

@@ -55,13 +55,13 @@ _OWN: dict[Any, Any] = dict(dispatcher()._custom_op_handlers)
 def as_ever(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], ours: Handler) -> Any:
     """What DTensor itself does, within ``ours``, which is asked in its place."""
     handlers = dispatcher()._custom_op_handlers
-    handlers.pop(operation, None)  # another thread (a save) may be here, too
+    asked = handlers.pop(operation, ours)  # another thread (a save) may be here, too
     if operation in _OWN:
         handlers[operation] = _OWN[operation]
     try:
         return operation(*args, **kwargs)
     finally:
-        handlers[operation] = ours
+        handlers[operation] = asked
 
 
 def in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Shard
 
-from ...torch_private import StridedShard, in_backward
+from ...torch_private import StridedShard, aten_operations, dtensor_dispatches_subclasses, in_backward
 from .dtensors import Handler, as_ever, fill, in_full, whole, write_in_full
 from .shares import map_tensors, tensors_in
 
@@ -83,6 +84,21 @@ class Piece(DTensor):
     def full_tensor(self, **kwargs: Any) -> Tensor:
         self.torchdist_source.look()
         return super().full_tensor(**kwargs)
+
+
+def following(handlers: dict[Any, Handler]) -> dict[Any, Handler]:
+    """``handlers``, and for all other operations those that ask ``Piece``, where DTensor does not."""
+    if dtensor_dispatches_subclasses():
+        return handlers
+    return {operation: partial(_follow, handlers.get(operation)) for operation in aten_operations()}
+
+
+def _follow(ours: Handler | None, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if any(isinstance(one, Piece) for one in tensors_in((args, kwargs))):
+        return Piece.__torch_dispatch__(operation, (), args, kwargs)
+    if ours is None:
+        return as_ever(operation, args, kwargs, partial(_follow, None))
+    return ours(operation, args, kwargs)
 
 
 @dataclass
@@ -156,8 +172,14 @@ def _reduce(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return in_full(operation, args, kwargs)
     try:
         return as_ever(operation, args, kwargs, _reduce)
-    except NotImplementedError:  # where fsdp has divided what tp has
-        return in_full(operation, args, kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, NotImplementedError) or _NO_DIMENSION in str(error):
+            return in_full(operation, args, kwargs)  # where fsdp has divided what tp has, too
+        raise
+
+
+_NO_DIMENSION = "invalid size of output tensor"
+"""Gloo's word before torch 2.12 for what has none and is gathered: the place of the largest of all."""
 
 
 def _leaves_ranks_empty(tensor: DTensor) -> bool:

@@ -315,8 +315,8 @@ def fsdp_state(unit: Any) -> Any:
 
 
 def fsdp_states(root: Any) -> list[Any]:
-    """The states of all units of ``root``."""
-    return list(root._get_fsdp_state()._state_ctx.all_states)
+    """The states of all units of ``root``, each once: before 2.12 one of several modules is listed for each of them."""
+    return list(dict.fromkeys(root._get_fsdp_state()._state_ctx.all_states))
 
 
 def fsdp_groups(state: Any) -> list[FSDPParamGroup]:

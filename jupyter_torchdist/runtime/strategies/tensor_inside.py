@@ -18,6 +18,8 @@ from ...torch_private import tree_map_only
 _PARTS = {torch.split, torch.chunk, torch.Tensor.split, torch.Tensor.chunk}
 """What cuts fused projections into queries, keys and values."""
 
+_PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+
 _NOT_MIXED = {DTensor.from_local, DTensor.to_local, DTensor.redistribute, DTensor.full_tensor}
 
 
@@ -54,6 +56,15 @@ def _first(values: Iterable[Any]) -> DTensor | None:
     return None
 
 
+def _are_split_alike(*factors: Any) -> bool:
+    """Whether each rank has its own matrices of a product, such as its heads; DTensor cannot do that before 2.12."""
+    ways = {(one.ndim, one.placements) for one in factors if isinstance(one, DTensor)}
+    if len(factors) != 2 or not all(isinstance(one, DTensor) for one in factors) or len(ways) != 1:
+        return False
+    ndim, placements = ways.pop()
+    return len(placements) == 1 and isinstance(placements[0], Shard) and placements[0].dim < ndim - 2
+
+
 class _Beside(TorchFunctionMode):
     """Computes with DTensors and plain tensors beside each other."""
 
@@ -70,6 +81,8 @@ class _Beside(TorchFunctionMode):
             return self._attention(func, *args, **kwargs)
         if func is F.dropout:
             return self._on_parts(func, args[0].placements, args[0], *args[1:], **kwargs)
+        if func in _PRODUCTS and _are_split_alike(*args[:2]):
+            return self._on_parts(func, args[0].placements, *args, **kwargs)
         args, kwargs = tree_map_only(torch.Tensor, self._beside, (args, kwargs))
         outputs = func(*args, **kwargs)
         if func in _PARTS and first.placements == (Shard(first.ndim - 1),):

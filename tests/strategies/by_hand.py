@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from jupyter_torchdist.runtime.strategies.by_hand import ByHand
 from jupyter_torchdist.runtime.strategies.patches import Patches
+from jupyter_torchdist.torch_private import dtensor_dispatches_subclasses
 
 from .ranks import refusal, setting
 
@@ -33,6 +34,8 @@ p.renorm(2, 0, .1) | p.index_select(0, torch.tensor([0])) | p.gather(0, torch.ze
 p.take(torch.tensor([0])) | F.cosine_similarity(p[0], p[-1], dim=0) | F.normalize(p, dim=1)
 nn.utils.parameters_to_vector([p, p]).sum() | p.allclose(p)
 """
+_REFUSED = {"F.cosine_similarity(p[0], p[-1], dim=0)"}
+"""By torch 2.10 and 2.11, in their own words: it writes to a norm of which each rank has a part."""
 WRITES = """
 p[0].zero_() | p[0] = 1 | p[-1] = torch.ones(p.shape[1:]) | p[:4] *= 2 | p.data[2:].mul_(2) | p[..., 0] = 3
 p[0] += p[-1] | p.chunk(2)[-1].mul_(.5) | p.split(3)[0].neg_() | p.narrow(0, 0, 1).add_(1)
@@ -94,6 +97,8 @@ def check_what_is_read_is_the_wholes() -> None:
     with by_hand() as mesh:
         for full, dim in cases():
             for code in listed(READS):
+                if code in _REFUSED and not dtensor_dispatches_subclasses():
+                    continue
                 if (expected := read(code, full.clone())) is not None:
                     found = eval(code, NAMES | {"p": sharded(full, mesh, dim)})
                     torch.testing.assert_close(whole(found), expected, equal_nan=True, msg=f"{code} of {full.shape}")

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from jupyter_torchdist.runtime.strategies.auto import Automatic
 from jupyter_torchdist.runtime.strategies.base import Setting
 from jupyter_torchdist.runtime.strategies.dtensors import local
+from jupyter_torchdist.torch_private import release
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
 from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting, spied
@@ -170,7 +171,8 @@ def check_gradients_that_the_cell_asks_for_itself() -> None:
     divided = setting({"cp": WORLD()})
     equal(divided, asking(nn.Module.parameters))
     equal(divided, asking(nn.Module.parameters, penalty=True))
-    equal(divided, asking_by_name)
+    if release() >= (2, 13):  # which can be asked by name
+        equal(divided, asking_by_name)
     norms = asking(lambda model: [one for one in model.parameters() if one.ndim == 1][:2])
     equal(setting({"tp": 2}, sequence_parallel=True), norms)
     for degrees, words in (({"tp": 2}, "has sharded"), ({"pp": 2}, "of a pipeline")):

@@ -29,6 +29,7 @@ class ByHand:
         self._without: dict[Any, Handler] = dispatcher()._custom_op_handlers
         fill_in_dtensor(self._without)
         self._asked = self._without
+        self._known = set(self._without)
 
     def install(self, patches: Patches) -> None:
         """From here on they are asked."""
@@ -52,7 +53,8 @@ class ByHand:
             try:
                 return function(*args, **kwargs)
             finally:
-                for operation in self._without.keys() - self._asked.keys():  # loss_parallel's come with a model
+                for operation in self._without.keys() - self._known:  # loss_parallel's come with a model
+                    self._known.add(operation)
                     self._asked[operation] = self._without[operation]
                 dispatcher()._custom_op_handlers = outside
 

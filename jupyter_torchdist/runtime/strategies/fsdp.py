@@ -43,7 +43,7 @@ from .gradients import average_after_backward
 from .higher import groups_of, units_in
 from .outputs import changed, closed, opened
 from .own import INSTEAD_OF_A_COPY, own_class
-from .shares import tensors_in
+from .shares import map_tensors, tensors_in
 from .unused import agree_on_use
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -183,11 +183,11 @@ def _hook_what_is_its_own(dtype: torch.dtype | None, register: Callable[[Any], A
     ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
     """
     parts = opened(outputs)  # torch does not look into objects, neither for its hook nor for its cast
-    if any(tensor._base is not None for tensor in tensors_in(parts)):
-        outputs = changed(parts, lambda tensor: tensor if tensor._base is None else tensor.clone())
-        parts = opened(outputs)
-    hooked = register(parts)
-    outputs = outputs if hooked is parts else closed(hooked)
+    tensors = tensors_in(parts)
+    own = [tensor if tensor._base is None else tensor.clone() for tensor in tensors]
+    hooked = dict(zip(map(id, tensors), register(own), strict=True))
+    if any(hooked[id(tensor)] is not tensor for tensor in tensors):
+        outputs = closed(map_tensors(parts, lambda tensor: hooked[id(tensor)]))
     return outputs if dtype is None else changed(outputs, partial(_cast, dtype))
 
 

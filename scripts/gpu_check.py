@@ -12,13 +12,14 @@ import html
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +45,9 @@ SECONDS = 470.0
 DRY_SECONDS = 230.0
 END_SECONDS = 3.0
 """That a step has to write down where it stands, once its time is over."""
-LINES = 60
-"""Of what failed, on the page."""
+LINES, LINE = 60, 500
+"""Of what failed, on the page, and characters of each."""
+NOISE = re.compile(r"/(_pytest|pluggy)/|<frozen runpy>|^Extension modules")
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,10 @@ def descendants() -> list[int]:
 
 
 def tail_of(log: Path) -> str:
+    """Its last lines, but for pytest's own frames."""
     with suppress(OSError):
-        return "\n".join(log.read_text(errors="replace").splitlines()[-LINES:])
+        lines = log.read_text(errors="replace").splitlines()
+        return "\n".join([line[:LINE] for line in lines if not NOISE.search(line)][-LINES:])
     return ""
 
 
@@ -201,34 +205,45 @@ def tail_of(log: Path) -> str:
 def take(step: Step, python: str, dry: bool, seconds: float, place: Path) -> Result:
     """Run a step's tests."""
     log, report = place / f"{step.name}.log", place / f"{step.name}.xml"
-    marked = "not gpu and (soak or not soak)" if dry else "gpu"
-    words = [python, "-m", "pytest", f"{TESTS}/{step.tests}", "-m", marked, "-v", "-p", "no:randomly", "--tb=short"]
-    words += ["-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
+    words = [python, "-m", "pytest", str(Path(TESTS, step.tests)), "-m", "not gpu" if dry else "gpu", "-v", "--tb=short"]
+    words += ["-c", "pyproject.toml", "--rootdir=."]
+    words += ["-p", "pytest_timeout", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
     limit, began = min(step.seconds, seconds), time.monotonic()
     try:
-        code = run(words, limit, log, {**os.environ, "PYTHONUNBUFFERED": "1"})
+        code = run(words, limit, log, step_environment())
     except OSError as error:
         return Result(f"could not start: {error}", False)
-    took = time.monotonic() - began
+    result = read_report(report, tail_of(log))
+    result.seconds = time.monotonic() - began
     if code is None:
-        return Result(f"took longer than {limit:.0f} s, and was ended", False, took, tail=tail_of(log))
-    return read_report(code, report, log, took)
+        result.said = f"took longer than {limit:.0f} s, and was ended ({result.said})"
+    result.passed &= code == 0
+    if not result.passed:
+        result.tail = result.tail or tail_of(log)
+    return result
 
 
-def read_report(code: int, report: Path, log: Path, seconds: float) -> Result:
-    """What pytest wrote down of its tests (JUnit's XML)."""
+def step_environment() -> dict[str, str]:
+    """Modules are compiled once, and pytest loads no plugin that it is not told to: each takes seconds."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**environ, "PYTHONUNBUFFERED": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def read_report(report: Path, printed: str) -> Result:
+    """What pytest wrote down of its tests (JUnit's XML), which it does at its end; else what it ``printed`` last."""
     try:
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     except (OSError, ElementTree.ParseError):
-        return Result(f"ended with code {code} and no report", False, seconds, tail=tail_of(log))
+        return Result("without a report", False, tail=printed)
     numbers = [(item.get("name", ""), item.get("value", "")) for case in cases for item in case.iter("property")]
     faults = [fault for case in cases for kind in ("failure", "error") for fault in case.iter(kind)]
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
     passed = len(cases) - failed - skipped
-    said = ", ".join(f"{count} {word}" for count, word in ((failed, "FAILED"), (passed, "passed"), (skipped, "skipped")) if count)
+    counts = ((failed, "FAILED"), (passed, "passed"), (skipped, "skipped"))
+    said = ", ".join(f"{count} {word}" for count, word in counts if count)
     words = "\n\n".join("\n".join((fault.text or "").splitlines()[-LINES:]) for fault in faults)
-    return Result(said or "no test ran", code == 0 and passed > 0, seconds, numbers, words or ("" if code == 0 else tail_of(log)))
+    return Result(said or "no test ran", passed > 0, numbers=numbers, tail=words)
 
 
 def take_all(page: Page, python: str, seconds: float, place: Path) -> None:
@@ -253,7 +268,8 @@ import torch
 found = {"python": sys.version.split()[0], "torch": f"{torch.__version__}, CUDA {torch.version.cuda}"}
 if torch.cuda.is_available():
     found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
-    found["GPUs as torch sees them"] = ", ".join(torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count()))
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    found["GPUs as torch sees them"] = ", ".join(names)
 names = ("ipykernel", "ipython", "numpy", "cloudpickle", "pytest", "accelerate", "transformers", "lightning")
 have = {one.metadata["Name"]: one.version for one in packages.distributions() if one.metadata["Name"] in names}
 found["packages"] = ", ".join(f"{name} {have[name]}" for name in sorted(have))
@@ -390,7 +406,7 @@ def keep_logs(place: Path, out: Path) -> None:
             kept.write(f"===== {log.name}\n{log.read_text(errors='replace')[-1_000_000:]}\n")
 
 
-def main(words: Sequence[str], run_check: Callable[..., int] = check) -> int:
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__)
     parser.add_argument("command", nargs="?", choices=["collect"], help="download what the GPU machine lacks")
     parser.add_argument("--dry-run", action="store_true", help="the same steps on CPU ranks")
@@ -404,7 +420,8 @@ def main(words: Sequence[str], run_check: Callable[..., int] = check) -> int:
         parser.error(f"no such step: {', '.join(sorted(unknown))}")
     adopt_orphans()
     out = Path(os.environ.get("OUT") or ROOT / "out" / "gpu_check").absolute()
-    return run_check(chosen.dry_run, names, chosen.seconds or (DRY_SECONDS if chosen.dry_run else SECONDS), out)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended on the way
+    return check(chosen.dry_run, names, chosen.seconds or (DRY_SECONDS if chosen.dry_run else SECONDS), out)
 
 
 if __name__ == "__main__":

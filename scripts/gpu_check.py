@@ -7,13 +7,10 @@ own and runs the steps, the most telling first. Standard library only: the page 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import html
 import json
 import os
 import platform
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,29 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / ".gpu-check"
-WHEELS = FOLDER / "wheels"
-TESTS = "tests/integration/gpu"
+from scripts import gpu_wheels
+from scripts.gpu_processes import LINES, ROOT, adopt_orphans, run, tail_of
 
-PYTHON = (3, 12)
-"""That of the GPU machine; the wheels are for it alone."""
-GLIBC = ("2_5", "2_12", "2_17", "2_24", "2_26", "2_27", "2_28")
-"""Every tag that such a machine takes: pip compares them by name."""
-PLATFORMS = [*(f"manylinux_{tag}_x86_64" for tag in GLIBC), *(f"manylinux{tag}_x86_64" for tag in ("1", "2010", "2014"))]
-IN_THE_IMAGE = ("torch",)
-"""What is there, with its CUDA libraries, and far too large to travel."""
-FOR_THE_TESTS = ("jupyter-client", "psutil", "pytest", "pytest-timeout")
-MOST_BYTES = 60_000_000
+TESTS = "tests/integration/gpu"
 
 SECONDS = 470.0
 """For all steps together; the machine is lent for minutes."""
 DRY_SECONDS = 230.0
-END_SECONDS = 3.0
-"""That a step has to write down where it stands, once its time is over."""
-LINES, LINE = 60, 500
-"""Of what failed, on the page, and characters of each."""
-NOISE = re.compile(r"/(_pytest|pluggy)/|<frozen runpy>|^Extension modules")
 
 
 @dataclass(frozen=True)
@@ -113,7 +95,11 @@ class Page:
         yield ""
         if self.dry:
             yield from ("A dry run: every step on CPU ranks, without a GPU. It says nothing of GPUs.", "")
-        yield from ("| machine | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in self.facts.items()))
+        yield from (
+            "| machine | |",
+            "|---|---|",
+            *(f"| {name} | {_cell(value)} |" for name, value in self.facts.items()),
+        )
         yield from ("", "| step | result | seconds | numbers |", "|---|---|---|---|")
         yield from map(self._row, self.steps)
         for step in self.steps:
@@ -132,80 +118,22 @@ def _cell(text: str) -> str:
     return html.escape(text, quote=False).replace("|", "\\|").replace("\n", " ")
 
 
-# -------------------------------------------------------------------------------------------------- running processes
-
-
-def adopt_orphans() -> None:
-    """Whatever a step leaves behind becomes a child of this process (prctl(2)), which ends it."""
-    pr_set_child_subreaper = 36
-    ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
-
-
-def run(words: Sequence[str], seconds: float, log: Path, environ: dict[str, str] | None = None) -> int | None:
-    """The exit code of a command, its output in ``log``; None when its time was over, and it was ended.
-
-    Nothing that it started lives on. It is told first (SIGABRT): pytest then writes where each thread stands.
-    """
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=ROOT, env=environ, start_new_session=True
-        )
-        try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(END_SECONDS)
-            return None
-        finally:
-            end_descendants()
-            process.wait()
-
-
-def end_descendants() -> None:
-    """Kill what is below this process, and what becomes its child by that, until nothing is left."""
-    until = time.monotonic() + 10  # one in the kernel's hands may not end
-    while (below := descendants()) and time.monotonic() < until:
-        for pid in below:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        time.sleep(0.02)
-
-
-def descendants() -> list[int]:
-    """Processes below this one, those that have ended and were not waited for included."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):  # ended meanwhile
-                parent = Path(f"/proc/{entry}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-                children.setdefault(int(parent), []).append(int(entry))
-    found, todo = [], [os.getpid()]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
-
-
-def tail_of(log: Path) -> str:
-    """Its last lines, but for pytest's own frames."""
-    with suppress(OSError):
-        lines = log.read_text(errors="replace").splitlines()
-        return "\n".join([line[:LINE] for line in lines if not NOISE.search(line)][-LINES:])
-    return ""
-
-
 # ----------------------------------------------------------------------------------------------------------- the steps
 
 
 def take(step: Step, python: str, dry: bool, seconds: float, place: Path) -> Result:
     """Run a step's tests."""
     log, report = place / f"{step.name}.log", place / f"{step.name}.xml"
-    words = [python, "-m", "pytest", str(Path(TESTS, step.tests)), "-m", "not gpu" if dry else "gpu", "-v", "--tb=short"]
+    words = [
+        python,
+        "-m",
+        "pytest",
+        str(Path(TESTS, step.tests)),
+        "-m",
+        "not gpu" if dry else "gpu",
+        "-v",
+        "--tb=short",
+    ]
     words += ["-c", "pyproject.toml", "--rootdir=."]
     words += ["-p", "pytest_timeout", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junitxml={report}"]
     limit, began = min(step.seconds, seconds), time.monotonic()
@@ -307,74 +235,6 @@ def libraries(python: str, place: Path) -> dict[str, str]:
     return {"torch": f"could not be asked (code {code}): {tail_of(log)[-300:]}"}
 
 
-# --------------------------------------------------------------------------------------------------------- the packages
-
-
-def requirements() -> list[str]:
-    """Ours and the tests', as ``pyproject.toml`` says them, but for what is in the machine's image."""
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    tests = [one for one in project["optional-dependencies"]["dev"] if _name(one) in FOR_THE_TESTS]
-    return [one for one in (*project["dependencies"], *tests) if _name(one) not in IN_THE_IMAGE]
-
-
-def _name(requirement: str) -> str:
-    return requirement.replace("_", "-").partition(">")[0].partition("=")[0].strip().lower()
-
-
-def collect() -> int:
-    """Download the wheels that the machine may lack; say what to carry."""
-    FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER) as fresh:
-        words = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--only-binary=:all:"]
-        words += [f"--platform={name}" for name in PLATFORMS]
-        version = ".".join(map(str, PYTHON))
-        words += [f"--python-version={version}", "--implementation=cp", f"--abi=cp{version.replace('.', '')}"]
-        words += ["--abi=abi3", "--abi=none", f"--constraint={ROOT / 'constraints.txt'}", f"--dest={fresh}"]
-        done = subprocess.run([*words, *requirements()], capture_output=True, text=True)
-        if done.returncode:
-            print(f"The wheels could not be downloaded:\n{done.stderr.strip()}", file=sys.stderr)
-            return 1
-        shutil.rmtree(WHEELS, ignore_errors=True)
-        shutil.copytree(fresh, WHEELS)
-    found = list(WHEELS.iterdir())
-    size = sum(wheel.stat().st_size for wheel in found)
-    print(f"{len(found)} wheels, {size / 1e6:.1f} MB, in {WHEELS.relative_to(ROOT)}: carry that folder, and there run")
-    print("  bash scripts/gpu_check")
-    if size > MOST_BYTES:
-        print(f"That is more than the {MOST_BYTES / 1e6:.0f} MB that may travel.", file=sys.stderr)
-        return 1
-    return 0
-
-
-def environment(place: Path) -> tuple[str, str]:
-    """The Python that the steps run on, and how it came to be.
-
-    Where the wheels fit: an environment of its own over this Python's, in which pip puts only what is missing or too
-    old. Raises ``RuntimeError`` when that fails.
-    """
-    if not WHEELS.is_dir() or sys.version_info[:2] != PYTHON:
-        return sys.executable, "as it was found" if WHEELS.is_dir() else "as it was found: no wheels were carried"
-    target, log = place / "environment", place / "install.log"
-    python = str(target / "bin" / "python")
-    _must([sys.executable, "-m", "venv", "--without-pip", str(target)], log)
-    (library,) = target.glob("lib/python*/site-packages")
-    below = [entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
-    lines = [f"import site; site.addsitedir({entry!r})" for entry in below]
-    (library / "gpu_check.pth").write_text("\n".join([str(ROOT), *lines]) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--disable-pip-version-check"]
-    _must([*pip, "--no-index", "--no-cache-dir", f"--find-links={WHEELS}", *requirements()], log)
-    names = sorted(entry.name.split(".dist-info")[0] for entry in library.glob("*.dist-info"))
-    return python, f"installed over it: {', '.join(names)}"
-
-
-def _must(words: Sequence[str], log: Path) -> None:
-    code = run(words, 60, log)
-    if code != 0:
-        raise RuntimeError(f"{' '.join(words[1:4])} ended with {code}:\n{tail_of(log)}")
-
-
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
@@ -387,7 +247,7 @@ def check(dry: bool, names: Sequence[str], seconds: float, out: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         place = Path(folder)
         try:
-            python, page.facts["environment"] = environment(place)
+            python, page.facts["environment"] = gpu_wheels.environment(place)
             page.facts |= libraries(python, place)
             take_all(page, python, seconds - (time.monotonic() - began), place)
         except Exception as error:  # noqa: BLE001  # the page says it
@@ -414,10 +274,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, help="for all steps together")
     chosen = parser.parse_args(words)
     if chosen.command:
-        return collect()
+        return gpu_wheels.collect()
     names = [name for name in chosen.only.split(",") if name]
     if unknown := set(names) - {step.name for step in STEPS}:
-        parser.error(f"no such step: {', '.join(sorted(unknown))}")
+        parser.error(f"no such step: {', '.join(sorted(unknown))}; there are {', '.join(step.name for step in STEPS)}")
     adopt_orphans()
     out = Path(os.environ.get("OUT") or ROOT / "out" / "gpu_check").absolute()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended on the way

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import sys
@@ -66,14 +67,25 @@ class RankWatch:
         self._returns: list[Connection] = []
         """Where each tells the engine that it has returned; the engine reads it, and lets go all once it has all."""
         self._closing = False
-        """Whether the engine ends what lives: from here on SIGTERM and SIGKILL are its own."""
-        self._signalled: set[int] = set()
-        """Ranks that it ends before, because another one has failed."""
+        """Whether the engine ends what lives: from here on SIGTERM is its own."""
+        self._kills_at = math.inf
+        """When it begins to end by SIGKILL what SIGTERM has not ended."""
+        self._signalled: set[tuple[int, int]] = set()
+        """Pid and signal of ranks that it ends before, because another one has failed."""
 
     def note(self, pid: int, code: int) -> None:
-        """Once for each process, when it is reaped."""
-        ended = self._closing or pid in self._signalled
-        self._note(pid, code, ended and code in (-signal.SIGTERM, -signal.SIGKILL))
+        """Once for each process, when it is reaped.
+
+        A rank that somebody else kills breaks its peers' connections: one of them may have failed, and the engine may
+        have sent its signal to all others, before the kernel is done with that rank.
+        """
+        closed = self._closing if code == -signal.SIGTERM else time.monotonic() >= self._kills_at
+        sent = (pid, -code) in self._signalled
+        self._note(pid, code, code in (-signal.SIGTERM, -signal.SIGKILL) and (closed or sent))
+
+    def close_within(self, seconds: float) -> None:
+        """From now on the engine ends what lives: by SIGTERM, and after ``seconds`` by SIGKILL."""
+        self._closing, self._kills_at = True, min(self._kills_at, time.monotonic() + seconds)
 
     def note_failures(self, error: BaseException) -> None:
         """The exit codes in torch's ``ChildFailedError``; of which of them it killed itself it says nothing."""
@@ -121,7 +133,7 @@ class RankWatch:
                 """Who has ended before was not ended by the engine, however late that is seen here."""
                 for process in self._pc.processes if self._pc else ():
                     process.is_alive()
-                watch._closing = True
+                watch.close_within(timeout)
                 super()._close(death_sig, timeout)
 
         return Ranks
@@ -148,7 +160,7 @@ class RankWatch:
 
             def _send_signal(self, sig: int) -> None:
                 """The engine asks before whether it lives."""
-                watch._signalled.add(self.pid)
+                watch._signalled.add((self.pid, sig))
                 super()._send_signal(sig)  # type: ignore[misc]
 
         return RankProcess

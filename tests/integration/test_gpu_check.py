@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import gpu_check
+from scripts import gpu_check, gpu_processes, gpu_wheels
 from tests.leaks import RUNTIME, wait_until
 
-ROOT = gpu_check.ROOT
+ROOT = gpu_processes.ROOT
 PROGRAM = str(ROOT / "scripts" / "gpu_check")
 
 QUICK = """
@@ -49,8 +49,11 @@ def environment(out: Path, **more: str) -> dict[str, str]:
     return {**kept, RUNTIME: os.environ[RUNTIME], "OUT": str(out), **more}
 
 
-def driver(tmp_path: Path, steps: dict[str, tuple[str, float]], *words: str) -> list[str]:
-    """A command that runs the script with ``steps`` in place of its own: a test's text and seconds, by name."""
+def driver(tmp_path: Path, steps: dict[str, tuple[str, float]], *words: str, asks: bool = False) -> list[str]:
+    """A command that runs the script with ``steps`` in place of its own: a test's text and seconds, by name.
+
+    It ``asks`` for the versions of the libraries, for which torch is imported, or goes on without.
+    """
     listed = []
     for name, (text, seconds) in steps.items():
         file = tmp_path / f"test_{name}.py"
@@ -60,6 +63,7 @@ def driver(tmp_path: Path, steps: dict[str, tuple[str, float]], *words: str) -> 
         import sys
         from scripts import gpu_check as g
         g.STEPS = ({", ".join(listed)},)
+        g.libraries = g.libraries if {asks} else lambda *_: {{}}
         sys.exit(g.main({["--dry-run", *words]!r}))
     """
     return [sys.executable, "-c", textwrap.dedent(source)]
@@ -81,7 +85,7 @@ def alive(pid: int) -> bool:
 def test_a_step_that_hangs_is_ended_and_told_and_the_next_ones_run(tmp_path: Path) -> None:
     steps = {"hangs": (HANGS, 6.0), "dies": (DIES, 60.0), "fails": (FAILS, 60.0), "quick": (QUICK, 60.0)}
     done = subprocess.run(
-        driver(tmp_path, steps), cwd=ROOT, env=environment(tmp_path / "out"), capture_output=True, text=True
+        driver(tmp_path, steps, asks=True), cwd=ROOT, env=environment(tmp_path / "out"), capture_output=True, text=True
     )
     assert done.returncode == 1, done.stderr
     page = (tmp_path / "out" / "gpu_check.md").read_text()
@@ -99,7 +103,7 @@ def test_a_step_that_hangs_is_ended_and_told_and_the_next_ones_run(tmp_path: Pat
 
 def test_what_no_time_is_left_for_is_told(tmp_path: Path) -> None:
     steps = {"hangs": (HANGS, 600.0), "quick": (QUICK, 60.0)}
-    subprocess.run(driver(tmp_path, steps, "--seconds", "25"), cwd=ROOT, env=environment(tmp_path), capture_output=True)
+    subprocess.run(driver(tmp_path, steps, "--seconds", "8"), cwd=ROOT, env=environment(tmp_path), capture_output=True)
     told = rows((tmp_path / "gpu_check.md").read_text())
     assert "and was ended" in told["hangs"][0]
     assert "not run: the time of all steps was over" in told["quick"][0]
@@ -133,11 +137,15 @@ def test_a_dry_run_of_one_step(tmp_path: Path) -> None:
 @pytest.mark.timeout(400)
 def test_a_dry_run(tmp_path: Path) -> None:
     """All of it within four minutes. A machine that is busy may not come to its end, and that is told."""
-    done = subprocess.run([PROGRAM, "--dry-run"], env=environment(tmp_path), capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [PROGRAM, "--dry-run"], env=environment(tmp_path), capture_output=True, text=True, timeout=240
+    )
     page = (tmp_path / "gpu_check.md").read_text()
     told = rows(page)
     assert list(told) == [step.name for step in gpu_check.STEPS]
-    unlike = {name: cells[0] for name, cells in told.items() if not re.fullmatch(r"\d+ passed(, \d+ skipped)?", cells[0])}
+    unlike = {
+        name: cells[0] for name, cells in told.items() if not re.fullmatch(r"\d+ passed(, \d+ skipped)?", cells[0])
+    }
     assert not [said for said in unlike.values() if "FAILED" in said], page
     assert done.returncode == (1 if unlike else 0), unlike
 
@@ -151,15 +159,15 @@ def test_wheels_that_cannot_be_had(tmp_path: Path) -> None:
     environ = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
     done = subprocess.run([PROGRAM, "collect"], env=environ, capture_output=True, text=True)
     assert done.returncode == 1 and "could not be downloaded" in done.stderr
-    assert "No matching distribution" in done.stderr and "Traceback" not in done.stderr
+    assert "ERROR: " in done.stderr and "anywidget" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_what_is_asked_for_is_what_the_project_says_but_for_torch() -> None:
     if sys.version_info < (3, 11):
         pytest.skip("reads pyproject.toml, where Python can")
-    found = gpu_check.requirements()
-    names = {gpu_check._name(one) for one in found}
-    assert {"anywidget", "cloudpickle", "ipykernel", "ipython", "pyyaml", "regex", *gpu_check.FOR_THE_TESTS} <= names
+    found = gpu_wheels.requirements()
+    names = {gpu_wheels._name(one) for one in found}
+    assert {"anywidget", "cloudpickle", "ipykernel", "ipython", "pyyaml", "regex", *gpu_wheels.FOR_THE_TESTS} <= names
     assert "torch" not in names and "numpy" not in names
 
 
@@ -169,23 +177,25 @@ def wheel(folder: Path, name: str, version: str) -> None:
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}.py", f"version = {version!r}\n")
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         file.writestr(f"{info}/RECORD", "")
 
 
 INSTALLS = """
 import sys
 from pathlib import Path
-from scripts import gpu_check as g
+from scripts import gpu_processes, gpu_wheels as g
 
 place = Path(sys.argv[1])
 g.WHEELS, g.PYTHON = place / "wheels", sys.version_info[:2]
 g.requirements = lambda: ["missing_one>=2", "pytest>=8", "comm>=9999"]
-g.adopt_orphans()
+gpu_processes.adopt_orphans()
 python, said = g.environment(place)
 print(said)
-asked = "import missing_one, comm, torch, pytest, jupyter_torchdist as td; print(missing_one.version, comm.version, td.__file__)"
-g.run([python, "-c", asked], 60, place / "asked")
+asked = "import missing_one as a, comm as b, pytest, jupyter_torchdist as td; print(a.version, b.version, td.__file__)"
+gpu_processes.run([python, "-c", asked], 60, place / "asked")
 print((place / "asked").read_text())
 """
 

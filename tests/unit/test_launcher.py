@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import run
 from torch.numa.binding import AffinityMode
 
+from jupyter_torchdist.protocol.events import parse_lines
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import OPTIONS
-from jupyter_torchdist.runtime.launcher import _AllReturned, launch_config, torchrun_words
+from jupyter_torchdist.runtime.eventfile import EventFile
+from jupyter_torchdist.runtime.launcher import RankWatch, _AllReturned, launch_config, torchrun_words
 
 NODES = (NodePlan("node0", (0, 1), address="10.0.0.1"), NodePlan("node1", (2, 3, 4), address="10.0.0.2"))
 PLAN = Plan("j", 5, "nccl", NODES, threads=1, fresh=False, numa_binding=None, timeout=None, grace=7.0)
@@ -24,6 +31,48 @@ def sleeper(event: _AllReturned) -> int:
         event.wait()
         os._exit(0)
     return pid
+
+
+def ended(tmp_path: Path, end: Callable[[BaseProcess, RankWatch], object]) -> Any:
+    """What the watch wrote of a forked rank that SIGTERM does not end, after ``end``."""
+    watch = RankWatch(EventFile(tmp_path / "launcher.events"))
+
+    class Rank(ForkProcess):
+        _Popen = staticmethod(watch.process_class())
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # inherited
+    try:
+        rank = Rank(target=signal.pause)
+        rank.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    end(rank, watch)
+    rank.join()
+    ((event,), _) = parse_lines((tmp_path / "launcher.events").read_bytes())
+    return event.data["stopped"]
+
+
+def killed(rank: BaseProcess) -> None:
+    assert rank.pid is not None
+    os.kill(rank.pid, signal.SIGKILL)
+
+
+def test_a_rank_that_somebody_kills_was_not_stopped_by_the_engine(tmp_path: Path) -> None:
+    """Though the engine sent it SIGTERM meanwhile, because a peer that lost its connection was out before."""
+    assert ended(tmp_path, lambda rank, watch: (rank.terminate(), killed(rank))) is False
+
+
+def test_a_rank_that_the_engine_kills_was_stopped(tmp_path: Path) -> None:
+    assert ended(tmp_path, lambda rank, watch: rank.kill()) is True
+
+
+@pytest.mark.parametrize(("timeout", "stopped"), [(60, False), (0, True)])
+def test_the_engine_kills_when_its_patience_is_over(tmp_path: Path, timeout: int, stopped: bool) -> None:
+    def end(rank: BaseProcess, watch: RankWatch) -> None:
+        watch.close_within(timeout)
+        killed(rank)
+
+    assert ended(tmp_path, end) is stopped
 
 
 def test_a_rank_that_was_killed_while_it_waited_for_the_others_holds_up_nobody() -> None:

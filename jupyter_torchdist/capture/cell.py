@@ -41,8 +41,8 @@ class Capture:
     buffers: list[pickle.PickleBuffer]
     lines: dict[str, str]
     """File name in tracebacks → source text, of earlier cells; the cell's own is the job's."""
-    sources: dict[str, Path] = field(default_factory=dict)
-    """Path below the ranks' source directory → the local module's file."""
+    sources: dict[str, modules.Source] = field(default_factory=dict)
+    """Path below the ranks' source directory → the local module's source."""
     flags: int = 0
 
     @property

@@ -2,7 +2,8 @@
 
 Local is what is neither in the standard library nor in a site-packages directory: a file beside the notebook, a
 package on ``sys.path``, a project installed in editable mode. It travels as source, a package as its whole
-directory, so that the ranks run what the notebook ran even when the files are edited meanwhile.
+directory, so that the ranks run what the notebook ran even when the files are edited meanwhile: a module that is
+loaded goes as it was imported (``sources``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import ast
 import functools
 import importlib.util
 import os
-import site
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from . import sources
 from .describe import human
+from .sources import is_local
+
+Source = Path | bytes
+"""A file, or the text that was in it when the module was imported."""
 
 FILE_LIMIT = 10_000_000
 """Bytes; larger files of a package stay behind."""
@@ -28,12 +32,13 @@ _OWN = __name__.partition(".")[0]
 _MODULE_SUFFIXES = (".py", ".so", ".pyd", ".pyi")
 
 
-def local_sources(names: Iterable[str], cwd: Path) -> tuple[dict[str, Path], list[str]]:
+def local_sources(names: Iterable[str], cwd: Path) -> tuple[dict[str, Source], list[str]]:
     """Source files of the local modules among ``names`` and of those they import.
 
     Keys are paths below the ranks' source directory; the second value are notes on what stayed behind.
     """
-    found: dict[str, Path] = {}
+    sources.note()
+    found: dict[str, Source] = {}
     notes: list[str] = []
     waiting = list(names)
     seen: set[str] = set()
@@ -42,28 +47,27 @@ def local_sources(names: Iterable[str], cwd: Path) -> tuple[dict[str, Path], lis
         if top in seen or top in ("", "__main__", "__mp_main__", _OWN) or top in sys.builtin_module_names:
             continue
         seen.add(top)
-        files = _files(top, cwd, notes)
+        files: dict[str, Source] = {**_files(top, cwd, notes), **_as_imported(top, notes)}
         found.update(files)
-        for file in files.values():
-            if file.suffix == ".py":
-                status = file.stat()
-                waiting.extend(_imported(file, status.st_mtime_ns, status.st_size) - seen)
+        for path, source in files.items():
+            if path.endswith(".py"):
+                waiting.extend(_imported(source) - seen)
     return found, notes
 
 
-def is_local(file: str) -> bool:
-    """Whether the module file belongs to the user, not to Python or an installed distribution."""
-    path = os.path.realpath(file)
-    if any(part in ("site-packages", "dist-packages") for part in Path(path).parts):
-        return False
-    return not any(path.startswith(directory + os.sep) for directory in _installed())
-
-
-@functools.lru_cache(maxsize=1)
-def _installed() -> tuple[str, ...]:
-    paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths |= {*site.getsitepackages(), site.getusersitepackages()}
-    return tuple(os.path.realpath(path) for path in paths if path)
+def _as_imported(top: str, notes: list[str]) -> dict[str, bytes]:
+    """Texts of loaded modules whose files have changed since."""
+    found = {}
+    for name, kept in sources.of_package(top):
+        if kept.is_current:
+            continue
+        reload = f"`importlib.reload({name})` loads it here, too"
+        if kept.text is None:
+            notes.append(f"{kept.file} is newer than the module here, and goes to the ranks as it is now; {reload}")
+        else:
+            found[kept.place(name)] = kept.text
+            notes.append(f"{kept.file} has changed: the ranks have {name} as it was imported here; {reload}")
+    return found
 
 
 def _files(top: str, cwd: Path, notes: list[str]) -> dict[str, Path]:
@@ -126,12 +130,27 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
                 yield path.relative_to(directory).as_posix(), path
 
 
+def _imported(source: Source) -> frozenset[str]:
+    """Top-level names of the absolute imports anywhere in a source."""
+    if isinstance(source, bytes):
+        return _imported_by(source)
+    status = source.stat()
+    return _imported_in(source, status.st_mtime_ns, status.st_size)
+
+
 @functools.lru_cache(maxsize=4096)
-def _imported(file: Path, modified: int, size: int) -> frozenset[str]:
-    """Top-level names of the absolute imports anywhere in a source file."""
+def _imported_in(file: Path, modified: int, size: int) -> frozenset[str]:
     try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, OSError):
+        return _imported_by(file.read_bytes())
+    except OSError:
+        return frozenset()
+
+
+@functools.lru_cache(maxsize=256)
+def _imported_by(text: bytes) -> frozenset[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
         return frozenset()
     names: set[str] = set()
     for node in ast.walk(tree):

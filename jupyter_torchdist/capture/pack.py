@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
-from pathlib import Path
 
 from ..protocol.bundle import Blob, Manifest, SourceFile
 from .cell import Capture
+from .modules import Source
 
 Put = Callable[["bytes | memoryview"], Blob]
 """Stores bytes once and names them by their digest; buffers are handed over as they lie in memory."""
@@ -24,12 +24,12 @@ def pack(capture: Capture, job: str, put: Put) -> Manifest:
         names=capture.names,
         receipt=capture.receipt,
         linecache=put(json.dumps(capture.lines).encode("ascii")),
-        sources=tuple(SourceFile(path, _put_file(file, put)) for path, file in sorted(capture.sources.items())),
+        sources=tuple(SourceFile(path, _put_source(source, put)) for path, source in sorted(capture.sources.items())),
         flags=capture.flags,
         bound=capture.bound,
         notes=capture.notes,
     )
 
 
-def _put_file(file: Path, put: Put) -> Blob:
-    return put(file.read_bytes())
+def _put_source(source: Source, put: Put) -> Blob:
+    return put(source if isinstance(source, bytes) else source.read_bytes())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import completer, failure, inspector
+from . import completer, failure, inspector, modules
 from .magic import TorchDistMagics, with_body
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def load(ip: InteractiveShell) -> None:
         return
     ip.register_magics(TorchDistMagics)
     ip.input_transformers_cleanup.append(with_body)
-    undo = [failure.install(ip), completer.install(ip), inspector.install(ip), _when_idle(lambda: warm(ip))]
+    undo = [failure.install(ip), completer.install(ip), inspector.install(ip), modules.install(ip)]
+    undo.append(_when_idle(lambda: warm(ip)))
 
     def unload_all() -> None:
         for action in undo:
@@ -54,6 +55,7 @@ def warm(ip: InteractiveShell) -> None:
     with contextlib.suppress(TorchDistError):  # the first cell starts its own driver, or says why it cannot
         _drivers().pool().warm()
     importlib.import_module("jupyter_torchdist.kernel.run")
+    modules.note(ip)
     importlib.import_module("jupyter_torchdist.kernel.show").ready(ip)
 
 

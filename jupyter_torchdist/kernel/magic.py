@@ -19,7 +19,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from ..protocol.errors import TorchDistError, UserError
 from ..protocol.help import help_text
 from . import cell as cells
-from . import failure
+from . import failure, modules
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -60,6 +60,7 @@ class TorchDistMagics(Magics):
             options = defaults.options(line, directory)
             if not cell.strip():
                 raise UserError("the cell under %%distribute is empty", "write what every rank should run below it")
+            modules.note(self.shell)
             read = cells.read(self.shell, cell)
             request = Request(
                 source=read.source,

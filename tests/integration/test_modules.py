@@ -43,3 +43,28 @@ def test_an_object_that_looks_itself_up_without_an_end(kernel: Notebook) -> None
     assert cell.error
     assert cell.error.name == "CaptureError"
     assert "a: Loop: its __getattribute__ calls itself without an end" in cell.text
+
+
+def test_a_file_that_was_edited_after_its_import(kernel: Notebook) -> None:
+    kernel.run("%%writefile td_layers.py\nWIDTH = 3\nclass Block:\n    width = WIDTH")
+    kernel.run("from td_layers import Block\nb = Block()")
+    kernel.run("%%writefile td_layers.py\nWIDTH = 55\nclass Block:\n    size = WIDTH")
+    cell = kernel.run("%%distribute --ranks 2\ns = b.width, Block().width\nfrom td_layers import WIDTH")
+    assert kernel.value("(s, WIDTH)") == ((3, 3), 3)
+    assert "td_layers.py has changed: the ranks have td_layers as it was imported here" in cell.text
+    kernel.run("import importlib, td_layers\nimportlib.reload(td_layers)")
+    kernel.run("%%distribute --ranks 2\ns = td_layers.Block.size")
+    assert kernel.value("s") == 55
+
+
+@pytest.mark.parametrize("edit", ["def f(): return 222", "W = 1\ndef f(): return 222"], ids=["in place", "reloaded"])
+def test_a_file_that_autoreload_has_loaded_again(kernel: Notebook, edit: str) -> None:
+    name = f"td_auto{len(edit)}"
+    (kernel.cwd / f"{name}.py").write_text("def f(): return 1")
+    kernel.run(f"%load_ext autoreload\n%autoreload 2\nimport {name} as m")
+    (kernel.cwd / f"{name}.py").write_text(edit)
+    try:
+        kernel.run("%%distribute --ranks 2\na = m.f()")
+        assert kernel.value("(a, m.f())") == (222, 222)
+    finally:
+        kernel.run("%autoreload 0")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import timeit
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.capture import modules
+from jupyter_torchdist.capture import modules, sources
 from jupyter_torchdist.protocol.errors import CaptureError
 from tests import crossing
 from tests.crossing import Notebook
@@ -240,3 +241,58 @@ def test_a_module_registered_under_another_name_than_its_files(notebook: Noteboo
         assert notebook.run("a = f(1) + cfg.f(1)")["a"] == 4
     finally:
         del sys.modules["td_cfg"]
+
+
+@pytest.fixture
+def edited(notebook: Notebook, project: Path) -> Notebook:
+    """A notebook with modules that were imported, and their files edited since."""
+    write(project, {"td_old.py": "import td_helper\nW = 3", "td_helper.py": "H = 1", "td_op/__init__.py": "",
+                    "td_op/deep.py": "from . import late\nV = 'old'", "td_op/late.py": "V = 1"})  # fmt: skip
+    notebook.cell("import td_old, td_op.deep")
+    sources.note()
+    write(project, {"td_old.py": "W = 55", "td_op/deep.py": "V = 'newer'", "td_op/data.py": "V = 5"})
+    return notebook
+
+
+def test_a_module_goes_as_it_was_imported(edited: Notebook) -> None:
+    captured = edited.send("a = td_old.W, td_old.td_helper.H, td_op.deep.V\nfrom td_op.data import V")
+    assert edited.bring(captured) == {"a": (3, 1, "old"), "V": 5}
+    assert "td_old.py has changed: the ranks have td_old as it was imported here" in " ".join(captured.notes)
+    edited.cell("import importlib\nimportlib.reload(td_old)")
+    assert edited.run("a = td_old.W")["a"] == 55
+
+
+def test_a_module_whose_file_is_gone(edited: Notebook, project: Path) -> None:
+    (project / "td_old.py").unlink()
+    (project / "td_op" / "deep.py").unlink()
+    assert edited.run("a = td_old.W, td_op.deep.V")["a"] == (3, "old")
+
+
+def test_a_reload_that_fails_leaves_the_module_as_it_was(edited: Notebook, project: Path) -> None:
+    write(project, {"td_old.py": "W = = 2"})
+    edited.cell("import importlib\ntry: importlib.reload(td_old)\nexcept SyntaxError: pass")
+    assert edited.run("a = td_old.W")["a"] == 3
+
+
+def test_what_autoreload_has_brought_up_to_date_in_place_goes_as_it_is(edited: Notebook) -> None:
+    sources.note({"td_old": 1.0})
+    sources.note({"td_old": 2.0})
+    assert edited.run("a = td_old.W")["a"] == 55
+
+
+def test_an_import_before_anything_was_noted(
+    notebook: Notebook, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    write(project, {"td_first.py": "W = 3"})
+    notebook.cell("import td_first")
+    write(project, {"td_first.py": "W = 44"})
+    captured = notebook.send("a = td_first.W")
+    assert notebook.bring(captured)["a"] == 44
+    assert "td_first.py is newer than the module here, and goes to the ranks as it is now" in captured.notes[0]
+
+
+def test_noting_takes_microseconds() -> None:
+    sources.note()
+    assert min(timeit.repeat(sources.note, number=10, repeat=5)) / 10 < 1e-3  # a busy machine: 20 µs otherwise

@@ -35,6 +35,7 @@ from jupyter_torchdist.capture import CALL
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Manifest
 from jupyter_torchdist.protocol.paths import JobPaths
+from jupyter_torchdist.runtime.attributes import Attributes
 
 def rank(job, source, label, line, number, path):
     sys.path[:0] = path
@@ -43,7 +44,8 @@ def rank(job, source, label, line, number, path):
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     loaded = marshal.load_bundle(manifest, paths.root.parent.parent / "blobs", main)
-    answer = {"memo": len(loaded.memo)}
+    answer = {"memo": len(loaded.memo), "notes": []}
+    attributes = Attributes(vars(main), manifest.bound, answer["notes"].append)
     try:
         if CALL in manifest.names:
             function, args, kwargs = vars(main)[CALL]
@@ -61,6 +63,9 @@ def rank(job, source, label, line, number, path):
         bound = []
     changed = marshal.changed_names(loaded, main)
     wanted = {name: vars(main)[name] for name in dict.fromkeys([*bound, *changed]) if name in vars(main)}
+    of_modules = attributes.now()
+    known = marshal.changed_names(loaded, of_modules)
+    wanted.update({name: value for name, value in of_modules.items() if name in known or name not in loaded.names})
     dumped = marshal.dump_results(wanted, loaded, paths, number)
     answer.update(changed=changed, names=dumped.names, left=dumped.left, size=dumped.size)
     return answer
@@ -171,7 +176,9 @@ class Notebook:
 
     def bring(self, captured: Capture | None, rank: int = 0) -> marshal.Values:
         memo = captured.memo if captured else None
-        return marshal.load_results(self.paths, rank, memo, self.names)
+        values = marshal.load_results(self.paths, rank, memo, self.names)
+        assert marshal.attributes.write_back(marshal.attributes.take(values)) == ()
+        return values
 
     def error(self, memo: Mapping[int, Any] | None = None) -> BaseException:
         """The exception of the last cell."""

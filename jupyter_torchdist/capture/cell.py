@@ -8,13 +8,14 @@ import linecache
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..protocol.bundle import Captured
 from ..protocol.errors import UndefinedName
 from . import modules
+from .attributes import Attributes
 from .closure import PROVIDED, Closure, Wanted, close, refused_magic
 from .describe import human
 from .flow import Names
@@ -88,7 +89,7 @@ def capture_cell(
         imports=tuple(names.imports),
     )
     bound = tuple(dict.fromkeys([*names.binds, *_star_names(names.stars)]))
-    return _capture(wanted, notes, names.imports, cwd, bound, names.flags | flags)
+    return _capture(wanted, notes, source, names.imports, cwd, bound, names.flags | flags)
 
 
 def capture_call(
@@ -106,24 +107,26 @@ def capture_call(
         scope = vars(sys.modules["__main__"])
     user = f"the call of {getattr(function, '__qualname__', type(function).__name__)}"
     wanted = Wanted(scope, {CALL: user}, labels=labels or {}, own={CALL: (function, tuple(args), dict(kwargs))})
-    return _capture(wanted, [], (), cwd, (), 0)
+    return _capture(wanted, [], "", (), cwd, (), 0)
 
 
 def _capture(
-    wanted: Wanted, notes: list[str], imports: Iterable[str], cwd: Path, bound: tuple[str, ...], flags: int
+    wanted: Wanted, notes: list[str], source: str, imports: Iterable[str], cwd: Path, bound: tuple[str, ...], flags: int
 ) -> Capture:
-    closure, more = close(wanted)
-    sources, module_notes = modules.local_sources((*closure.modules, *imports), cwd)
+    local = modules.LocalSources(cwd)
+    local.add(imports)
+    attributes = Attributes(wanted.namespace, source, local)
+    closure, more = close(replace(wanted, reach=attributes.along_with))
     return Capture(
-        names=tuple(item.name for item in closure.receipt),
+        names=closure.names,
         receipt=tuple(closure.receipt),
-        bound=bound,
-        notes=(*notes, *more, *module_notes, *_notes(closure)),
+        bound=(*bound, *attributes.watched),
+        notes=(*notes, *more, *local.notes, *_notes(closure)),
         memo=closure.memo,
         stream=closure.stream,
         buffers=closure.buffers,
         lines=_lines(closure.files, wanted.labels),
-        sources=sources,
+        sources=local.found,
         flags=flags,
     )
 

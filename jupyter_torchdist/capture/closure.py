@@ -7,11 +7,11 @@ import io
 import pickle
 import types
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..marshal import byvalue, codes
+from ..marshal import attributes, byvalue, codes
 from ..marshal.bundle import keep_shared
 from ..marshal.culprit import explain, without_frames
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
@@ -42,6 +42,8 @@ class Closure:
     moved: set[str]
     missing: dict[str, str]
     """Names that captured functions use and nobody defines → where."""
+    names: tuple[str, ...]
+    """Of all that is in the stream."""
 
 
 class NamespacePickler(Pickler):
@@ -110,6 +112,8 @@ class Wanted:
     imports: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
     """Values that are no names of the notebook but travel as names."""
+    reach: Callable[[Iterable[str]], Mapping[str, Any]] = lambda modules: {}
+    """Modules that travel → attributes of modules that travel with them; what of these cannot, stays behind."""
 
     def value(self, name: str) -> Any:
         return self.own[name] if name in self.own else self.namespace[name]
@@ -137,7 +141,7 @@ def close(wanted: Wanted) -> tuple[Closure, list[str]]:
     extents: dict[int, tuple[int, int]] = {}
     left: set[str] = set()
     while True:
-        trial = replace(wanted, exclude=wanted.exclude | left)
+        trial = replace(wanted, exclude=wanted.exclude | left, own=dict(wanted.own))
         pickler = NamespacePickler(stream := io.BytesIO(), trial, extents)
         failed = _write(pickler, trial)
         if failed is not None:
@@ -161,6 +165,22 @@ def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
         raise
     except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
         return _give_up(pickler, wanted, without_frames(error))
+    return _write_attributes(pickler, wanted)
+
+
+def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
+    """Those of all modules that the stream refers to, also by the attributes; or one that cannot travel, and why."""
+    own: dict[str, Any] = {}
+    while new := {name: value for name, value in wanted.reach(pickler.modules).items() if name not in own}:
+        own.update(new)
+        wanted.own = {**wanted.own, **new}
+        for name, value in new.items():
+            place = attributes.shown(name)
+            if not wanted.exclude & {name, place}:
+                try:
+                    pickler.top(name, f"module {attributes.module_of(name)}", value)
+                except Exception as error:  # noqa: BLE001  # as above
+                    return name, f"{place} is not as here on the ranks: {explain(value, place, error).sentence}"
     return None
 
 
@@ -191,7 +211,7 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
     receipt = []
     for name, user in pickler.found.items():
         kind, what = describe(wanted.value(name))
-        receipt.append(Captured(name, kind, what, pickler.sizes.get(name, 0), user))
+        receipt.append(Captured(attributes.shown(name), kind, what, pickler.sizes.get(name, 0), user))
     memo = dict(pickler.memo.copy().values())
     pickler.clear_memo()
     places = set(memo)
@@ -207,6 +227,7 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
         dict(pickler.modules),
         pickler.storages.moved,
         {name: place for name, place in pickler.missing.items() if name not in pickler.stored},
+        tuple(pickler.found),
     )
 
 

@@ -9,10 +9,13 @@ from collections.abc import Sized
 from typing import Any
 
 from ..marshal import byvalue
+from ..marshal.attributes import Absent
 
 
 def describe(value: Any) -> tuple[str, str]:
     """(kind, description), such as ``("tensor", "Tensor float32 (60000, 784)")``."""
+    if value is Absent:
+        return "data", "deleted"
     if isinstance(value, types.ModuleType):
         return "module", f"{value.__name__} {'with its values' if byvalue.travels(value) else 'as import'}"
     if isinstance(value, type):

@@ -8,7 +8,6 @@ loaded goes as it was imported (``sources``).
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.util
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from . import sources
 from .describe import human
 from .sources import is_local
+from .touched import facts
 
 Source = Path | bytes
 """A file, or the text that was in it when the module was imported."""
@@ -29,30 +29,38 @@ PACKAGE_LIMIT = 200_000_000
 """Bytes of one package; beyond it only its Python files travel."""
 
 _OWN = __name__.partition(".")[0]
+_NEVER = frozenset({"", "__main__", "__mp_main__", _OWN, *sys.builtin_module_names})
 _MODULE_SUFFIXES = (".py", ".so", ".pyd", ".pyi")
 
 
-def local_sources(names: Iterable[str], cwd: Path) -> tuple[dict[str, Source], list[str]]:
-    """Source files of the local modules among ``names`` and of those they import.
+class LocalSources:
+    """Source files of the local modules that are added by name, and of those they import.
 
-    Keys are paths below the ranks' source directory; the second value are notes on what stayed behind.
+    ``found`` has them by their path below the ranks' source directory; ``notes`` say what stayed behind.
     """
-    sources.note()
-    found: dict[str, Source] = {}
-    notes: list[str] = []
-    waiting = list(names)
-    seen: set[str] = set()
-    while waiting:
-        top = waiting.pop().partition(".")[0]
-        if top in seen or top in ("", "__main__", "__mp_main__", _OWN) or top in sys.builtin_module_names:
-            continue
-        seen.add(top)
-        files: dict[str, Source] = {**_files(top, cwd, notes), **_as_imported(top, notes)}
-        found.update(files)
-        for path, source in files.items():
-            if path.endswith(".py"):
-                waiting.extend(_imported(source) - seen)
-    return found, notes
+
+    def __init__(self, cwd: Path) -> None:
+        self.found: dict[str, Source] = {}
+        self.notes: list[str] = []
+        self.tops: set[str] = set()
+        """The top-level modules of which there are any."""
+        self._cwd, self._seen = cwd, set(_NEVER)
+        sources.note()
+
+    def add(self, names: Iterable[str]) -> None:
+        waiting = list(names)
+        while waiting:
+            top = waiting.pop().partition(".")[0]
+            if top in self._seen:
+                continue
+            self._seen.add(top)
+            files: dict[str, Source] = {**_files(top, self._cwd, self.notes), **_as_imported(top, self.notes)}
+            if files:
+                self.tops.add(top)
+                self.found.update(files)
+            for path, source in files.items():
+                if path.endswith(".py"):
+                    waiting.extend(_imported(source))
 
 
 def _as_imported(top: str, notes: list[str]) -> dict[str, bytes]:
@@ -131,9 +139,9 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(source: Source) -> frozenset[str]:
-    """Top-level names of the absolute imports anywhere in a source."""
+    """The absolute imports anywhere in a source."""
     if isinstance(source, bytes):
-        return _imported_by(source)
+        return facts(source).imports
     status = source.stat()
     return _imported_in(source, status.st_mtime_ns, status.st_size)
 
@@ -141,21 +149,6 @@ def _imported(source: Source) -> frozenset[str]:
 @functools.lru_cache(maxsize=4096)
 def _imported_in(file: Path, modified: int, size: int) -> frozenset[str]:
     try:
-        return _imported_by(file.read_bytes())
+        return facts(file.read_bytes()).imports
     except OSError:
         return frozenset()
-
-
-@functools.lru_cache(maxsize=256)
-def _imported_by(text: bytes) -> frozenset[str]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return frozenset()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return frozenset(names)

@@ -124,6 +124,16 @@ def _local_file(name: str) -> str | None:
     return os.path.abspath(file) if isinstance(file, str) and file.endswith(".py") and is_local(file) else None
 
 
+def is_loaded(name: str) -> bool:
+    """Whether that is a loaded local module."""
+    return name in _kept
+
+
+def text_of(name: str) -> bytes:
+    """The source of a loaded local module; empty where it is not known."""
+    return (_kept[name].text or b"") if name in _kept else b""
+
+
 def of_package(top: str) -> Iterator[tuple[str, Kept]]:
     """The loaded local modules that are, or are below, the top-level module ``top``."""
     for name, kept in _kept.items():

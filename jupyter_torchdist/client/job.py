@@ -79,6 +79,8 @@ class Job:
         self._asked = journal.asked_for(paths)
         self._seen = (self._asked, 0)
         self._results: dict[int, marshal.Values] = {}
+        self._attributes: dict[str, Any] = {}
+        """What the cell has set on modules, until it is set on this process's."""
         self._checked = 0.0
         self._takeovers = 0
         self._error: BaseException | None = None
@@ -228,7 +230,8 @@ class Job:
                 raise self._without_result(rank)
             # The notebook's objects can hold the values of one rank only: other ranks' go into copies.
             memo = self.memo if rank == 0 else None
-            self._results[rank] = marshal.load_results(self.paths, rank, memo, _main())
+            self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main())
+            self._attributes |= marshal.attributes.take(values)
             self._release()
         return self._results[rank]
 
@@ -250,7 +253,7 @@ class Job:
         return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
 
     def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
-        """Assign what came back to names of ``namespace`` (by default ``__main__``'s).
+        """Assign what came back to names of ``namespace`` (by default ``__main__``'s), and to attributes of modules.
 
         Rank 0's values, or under ``--collect all`` lists by rank.
 
@@ -264,7 +267,15 @@ class Job:
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
         told = self.state.ranks.get(0)  # in the results' file stands only what was tried and could not be written
-        return Brought(tuple(values), told.left if told and told.left else result.left, result.notes)
+        notes = (*result.notes, *self.bring_attributes())
+        return Brought(tuple(values), told.left if told and told.left else result.left, notes)
+
+    def bring_attributes(self) -> tuple[str, ...]:
+        """Set on modules what the cell has set there, once. Notes say what could not be. ``bring``, and a function
+        that is waited for, do it. Raises what ``result`` raises."""
+        self.result(0)
+        taken, self._attributes = self._attributes, {}
+        return marshal.attributes.write_back(taken)
 
     # ---- failure
 
@@ -293,6 +304,7 @@ class Job:
         """Keep nothing of what came back, as whoever brought it has it. Asked again, it is read from the files."""
         self.memo = self._error = None
         self._results.clear()
+        self._attributes.clear()
 
 
 def _main() -> dict[str, Any]:

@@ -10,6 +10,7 @@ In a rank::
     dump_results(values: Mapping[str, Any], loaded, directory: JobPaths, rank: int, stays=None) -> Dumped
         Dumped.names, Dumped.left ((name, reason), …), Dumped.size; raises StoreError.
     dump_exception(exc, loaded: Loaded | None, path: Path) -> None
+    attributes: names such as ``settings:BATCH``, which stand for attributes of modules on both sides
 
 In the notebook (or any later kernel)::
 
@@ -23,6 +24,7 @@ In the notebook (or any later kernel)::
 
 from __future__ import annotations
 
+from . import attributes
 from .bundle import Loaded, Memo, load_bundle, memo_from_bundle, unpack_sources
 from .compare import changed_names
 from .failures import dump_exception, load_exception
@@ -34,6 +36,7 @@ __all__ = [
     "Memo",
     "Stays",
     "Values",
+    "attributes",
     "changed_names",
     "dump_exception",
     "dump_results",

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 Change = Callable[[ModuleType], None]
 
@@ -51,6 +52,10 @@ class _Loader(importlib.abc.Loader):
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
+
+    def __getattr__(self, name: str) -> Any:
+        """What a module asks its loader for while it is imported: its source, data, resources."""
+        return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)

@@ -25,6 +25,7 @@ from ..protocol.memory import Rehearsed
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
 from . import bootstrap, execution
+from .attributes import Attributes
 
 SECONDS = 60
 """The longest a rehearsal of one strategy may take."""
@@ -107,6 +108,7 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
     module = bootstrap.new_main()
     names = vars(module)
     marshal.load_bundle(manifest, Path(order.blobs), module, source_dir=Path(order.sources))
+    Attributes(names, (), lambda _text: None)
     code = None
     if spec.kind == "cell":
         code = execution.compile_cell(spec.source, spec.label, spec.first_line, manifest.flags)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import marshal
+from ..marshal.attributes import shown
 from ..protocol.bundle import Manifest
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
@@ -34,9 +35,11 @@ class Results:
         paths: JobPaths,
         events: EventFile,
         apart: Callable[[], marshal.Stays | None],
+        attributes: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """``apart``: asked at each publishing for what stays behind because the rank has only a part of it."""
-        self._apart = apart
+        """Asked at each publishing: ``apart`` for what stays behind because the rank has only a part of it,
+        ``attributes`` for those of modules that were captured, or set."""
+        self._apart, self._attributes = apart, attributes
         self._rank, self._plan, self._manifest = rank, plan, manifest
         self._loaded, self._paths, self._events = loaded, paths, events
 
@@ -55,21 +58,27 @@ class Results:
         vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
         chosen, left = self._choose(names)
         dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._apart())
-        left += [list(item) for item in dumped.left]
-        self._events.write("rank.result", names=list(dumped.names), left=left, size=dumped.size)
+        left += [[shown(name), why] for name, why in dumped.left]
+        self._events.write("rank.result", names=[*map(shown, dumped.names)], left=left, size=dumped.size)
 
     def _choose(self, names: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
         """The values to send, and [name, reason] of what is not even tried."""
         out = self._plan.out
-        shown = {VALUE: names[VALUE]} if names.get(VALUE) is not None else {}
+        last = {VALUE: names[VALUE]} if names.get(VALUE) is not None else {}
         if out == ("none",):
-            return shown, []
+            return last, []
         if out == ("auto",):
             found = [*self._manifest.bound, *marshal.changed_names(self._loaded, names)]
             chosen = {name: names[name] for name in found if name in names and name != CALL}
-            return self._within_limit({**chosen, **shown})
+            return self._within_limit({**chosen, **self._of_modules(), **last})
         left = [[name, "there is no such name after the cell"] for name in out if name not in names]
-        return {**{name: names[name] for name in out if name in names}, **shown}, left
+        return {**{name: names[name] for name in out if name in names}, **self._of_modules(), **last}, left
+
+    def _of_modules(self) -> dict[str, Any]:
+        """Attributes that were set or changed: rank 0's, as the notebook has one of each."""
+        found = self._attributes() if self._rank == 0 else {}
+        changed = marshal.changed_names(self._loaded, found)
+        return {name: value for name, value in found.items() if name in changed or name not in self._loaded.names}
 
     def _within_limit(self, values: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
         sizes = Sizes(self._loaded)

@@ -29,6 +29,7 @@ from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from . import api, bootstrap, children, execution, failures, group, part, shell
 from .alone import Alone
+from .attributes import Attributes
 from .autolog import Autolog
 from .collectives import CollectiveWatch, Marks
 from .display import Display
@@ -143,9 +144,11 @@ class Rank:
         execution.remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
+        attributes = Attributes(vars(self.main), manifest.bound, self.note)
         if mine.automatic is not None:
             mine.automatic.note_captured()
-        self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events, self.apart)
+        own = self.number, plan, manifest, loaded, self.paths, self.events
+        self.results = Results(*own, self.apart, attributes.now)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
         return spec

@@ -135,9 +135,10 @@ def test_an_editable_installation_is_local(notebook: Notebook, tmp_path: Path, m
 def test_large_files_of_a_package_stay(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "FILE_LIMIT", 100)
     write(project, {"td_big/__init__.py": "", "td_big/weights.bin": "x" * 200})
-    found, notes = modules.local_sources(["td_big.sub"], project)
-    assert set(found) == {"td_big/__init__.py"}
-    assert "weights.bin" in notes[0]
+    local = modules.LocalSources(project)
+    local.add(["td_big.sub"])
+    assert set(local.found) == {"td_big/__init__.py"}
+    assert "weights.bin" in local.notes[0]
 
 
 def test_a_module_made_by_hand_travels_by_value(notebook: Notebook) -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
 _NONE = object()
+_all: weakref.WeakSet[Patches] = weakref.WeakSet()
+
+
+def is_replaced(owner: Any, name: str) -> bool:
+    """Whether ``owner.name`` is a wrapper of this process's at present."""
+    return any(one is owner and other == name for patches in _all for one, other, _ in patches._undo)
 
 
 class Patches:
@@ -18,6 +25,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any]] = []
         self._added: list[tuple[dict[Any, Any], list[Any]]] = []
         self._handles: list[RemovableHandle] = []
+        _all.add(self)
 
     def around(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """``owner.name(...)`` becomes ``wrapper(original, ...)``."""

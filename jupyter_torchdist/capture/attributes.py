@@ -1,0 +1,205 @@
+"""Attributes of modules that go along: what an import on the ranks would not give them.
+
+* What the notebook's cells set (``F.relu = mine``, ``setattr(settings, "BATCH", 64)``, ``del``) on a module, or on a
+  class of one. A library is as it is here on the ranks, too; a local module where it goes along.
+* Of local modules that go along, also data that their functions, other local modules or cells change.
+
+Which attributes that may be is read from the source (``touched``); what they are is what they are here now.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..marshal import attributes, byvalue
+from ..marshal.attributes import Absent
+from . import sources
+from .modules import LocalSources
+from .touched import Facts, Kind, Touch, facts
+
+_OF_THE_KERNEL = frozenset({"jupyter_torchdist", "IPython", "ipykernel", "ipywidgets", "traitlets", "jupyter_client"})
+"""What is set on these is set for the notebook's process alone."""
+_OF_THE_IMPORT = frozenset(
+    {"__name__", "__spec__", "__loader__", "__package__", "__path__", "__file__", "__cached__", "__builtins__", "__dict__"}
+)
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_FIXED = (str, bytes, int, float, complex, type(None), range)
+_OF_ONE_PROCESS = frozenset({"logging", "re", "threading", "_thread", "_io", "pathlib"})
+"""Modules whose objects hold nothing that a cell would change, or cannot leave a process."""
+
+Owned = tuple[Any, str, Kind]
+"""A module or class, its attribute, and what becomes of it."""
+
+
+class Attributes:
+    """Of one capture. ``source`` is the code that is about to run; nothing of it has happened yet."""
+
+    def __init__(self, namespace: Mapping[str, Any], source: str, local: LocalSources) -> None:
+        self.values: dict[str, Any] = {}
+        """What goes along, by name (``marshal.attributes``)."""
+        self.watched: dict[str, None] = {}
+        """What may be set on the ranks, and comes back if it is."""
+        self._namespace, self._local = namespace, local
+        self._cells = _history.of(namespace)
+        self._own = facts(source)
+        self._waiting = [*self._by_cells(), *self._by_modules(self._cells.imports)]
+        self._read: set[str] = set()
+        self._shared = {id(value) for value in self._changed_values()}
+        for touch in self._own.touches:
+            self._watch(touch)
+
+    def along_with(self, modules: Iterable[str]) -> dict[str, Any]:
+        """All that goes along when ``modules``, and what these import, do."""
+        self._local.add(modules)
+        new = [name for name in self._in_scope() if name not in self._read]
+        self._read.update(new)
+        self._waiting += self._by_modules(new)
+        for owned in self._waiting:
+            self._take(*owned)
+        for name in self._in_scope():
+            for attribute, value in vars(sys.modules[name]).items():
+                if id(value) in self._shared and _is_data(value):
+                    self.values.setdefault(attributes.name_of(name, (attribute,)), value)
+        return self.values
+
+    def _in_scope(self) -> list[str]:
+        return [name for top in self._local.tops for name, _ in sources.of_package(top)]
+
+    # ---- what may have been touched
+
+    def _by_cells(self) -> Iterator[Owned]:
+        for touch in self._cells.touches:
+            yield from _resolved(touch, self._namespace)
+        for touch in self._own.touches:
+            if touch.kind in (Kind.CHANGED, Kind.CALLED):
+                yield from _resolved(touch, self._namespace)
+
+    def _by_modules(self, names: Iterable[str]) -> Iterator[Owned]:
+        """What functions of local modules touch, of their own and of other modules."""
+        for name in names:
+            for touch in facts(sources.text_of(name)).own:
+                scope = vars(sys.modules[name])
+                yield from _resolved(touch, scope)
+                if touch.path[0] in scope and not _is_owner(scope[touch.path[0]]):
+                    kind = touch.kind if len(touch.path) == 1 else Kind.CHANGED
+                    yield sys.modules[name], touch.path[0], kind
+
+    def _changed_values(self) -> Iterator[Any]:
+        """Objects that cells change under names of their own: ``from settings import HISTORY``."""
+        for touch in (*self._cells.touches, *self._own.touches):
+            value = self._namespace.get(touch.path[0])
+            if touch.path[0] in self._namespace and _is_data(value):
+                yield value
+
+    # ---- what becomes of it
+
+    def _take(self, owner: Any, attribute: str, kind: Kind) -> None:
+        name = _name_of(owner, attribute)
+        if name is None or name in self.values:
+            return
+        module = attributes.module_of(name)
+        is_local = sources.is_loaded(module)
+        if is_local and module.partition(".")[0] not in self._local.tops:
+            return
+        value = vars(owner).get(attribute, Absent)
+        if kind in (Kind.CHANGED, Kind.CALLED):
+            if is_local and _is_data(value) and not (kind is Kind.CALLED and hasattr(type(value), "__array__")):
+                self.values[name] = value
+                self._shared.add(id(value))
+        elif (value is Absent and kind is not Kind.DELETED) or (not is_local and _is_original(module, attribute, value)):
+            self.watched[name] = None
+        else:
+            self.values[name] = value
+
+    def _watch(self, touch: Touch) -> None:
+        if touch.kind not in (Kind.SET, Kind.DELETED):
+            return
+        for owner, attribute, kind in _resolved(touch, self._namespace):
+            if kind is touch.kind and (name := _name_of(owner, attribute)) is not None:
+                self.watched[name] = None
+        if touch.module and touch.module not in sys.modules and len(touch.path) == 2:
+            self.watched[attributes.name_of(touch.module, touch.path[1:])] = None
+
+
+def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Owned]:
+    """The last module or class on the path, and its attribute; nothing where the root is neither."""
+    root, *rest = touch.path
+    current = scope[root] if root in scope else sys.modules.get(touch.module)
+    for index, name in enumerate(rest, 1):
+        if not _is_owner(current):
+            return
+        inside = vars(current).get(name)
+        if index == len(rest) or not _is_owner(inside):
+            yield current, name, touch.kind if index == len(rest) else Kind.CHANGED
+            return
+        current = inside
+
+
+def _is_owner(value: Any) -> bool:
+    kind = type(value)  # not isinstance: ``__class__`` may be a property with a life of its own
+    return issubclass(kind, (types.ModuleType, type))
+
+
+def _name_of(owner: Any, attribute: str) -> str | None:
+    """How it crosses; None for what has no place on the ranks, or travels with its owner."""
+    if isinstance(owner, type):
+        module, path = owner.__module__, [*owner.__qualname__.split("."), attribute]
+    else:
+        module, path = vars(owner).get("__name__"), [attribute]
+    if not isinstance(module, str) or module in ("__main__", "__mp_main__") or attribute in _OF_THE_IMPORT:
+        return None
+    if module.partition(".")[0] in _OF_THE_KERNEL or (module == "sys" and attribute != "argv"):
+        return None
+    if byvalue.travels(sys.modules.get(module)) or byvalue.exists_only_here(module):
+        return None
+    name = attributes.name_of(module, path)
+    try:
+        return name if attributes.owner(name) is owner else None
+    except LookupError:
+        return None
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is something that can be changed in place, and may leave the process."""
+    kind = type(value)
+    return not issubclass(kind, (*_CODE, *_FIXED)) and kind.__module__ not in _OF_ONE_PROCESS
+
+
+def _is_original(module: str, attribute: str, value: Any) -> bool:
+    """Whether the library's attribute is its own code: nobody has set it."""
+    if isinstance(value, types.FunctionType):
+        source = value.__globals__.get("__name__")
+    else:
+        source = value.__module__ if isinstance(value, _CODE) and not isinstance(value, types.ModuleType) else None
+    of_library = isinstance(source, str) and source.partition(".")[0] == module.partition(".")[0]
+    return of_library and value.__name__ == attribute
+
+
+class _History:
+    """What the cells that ran have touched, added up as they come."""
+
+    def __init__(self) -> None:
+        self._cells: list[str] | None = None
+        self._count = 0
+        self._facts = Facts()
+
+    def of(self, namespace: Mapping[str, Any]) -> Facts:
+        """By IPython's history, or a script's file. The cell under ``%%distribute`` that runs has not run."""
+        cells = namespace.get("In")
+        if not isinstance(cells, list):
+            return facts("".join(linecache.getlines(str(namespace.get("__file__", "")))))
+        if cells is not self._cells or len(cells) < self._count:
+            self._cells, self._count, self._facts = cells, 0, Facts()
+        runs = len(cells) - bool(cells and "run_cell_magic('distribute'" in str(cells[-1]))
+        new = [facts(str(text)) for text in cells[self._count : runs]]
+        self._count = max(self._count, runs)
+        imports = self._facts.imports.union(*[one.imports for one in new])
+        self._facts = Facts(imports, self._facts.touches.union(*[one.touches for one in new]))
+        return self._facts
+
+
+_history = _History()

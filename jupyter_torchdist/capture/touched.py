@@ -1,0 +1,135 @@
+"""What a source text sets and changes beyond its own names: ``settings.BATCH = 64``, ``settings.SEEN.append(3)``.
+
+Read from the text alone: whether a line ran, and what its names stand for, is for others to know.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    SET = "set"
+    DELETED = "deleted"
+    CHANGED = "changed"
+    """Something below it is set."""
+    CALLED = "called"
+    """A method of it is called, which may change it."""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """``path`` are the names from the root on; ``module`` is what the text itself imports as the root, if anything."""
+
+    path: tuple[str, ...]
+    kind: Kind
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """``own`` is what functions of the text set and change, of its global names, too."""
+
+    imports: frozenset[str] = frozenset()
+    """Absolute imports, with their dots: ``torch.nn``, and ``torch.nn.functional`` of a ``from``."""
+    touches: frozenset[Touch] = frozenset()
+    own: frozenset[Touch] = frozenset()
+
+
+_CODE_MAGICS = ("distribute", "time", "timeit", "capture", "prun")
+_NOTHING = Facts()
+
+
+@functools.lru_cache(maxsize=8192)
+def facts(text: str | bytes) -> Facts:
+    """Of a module's text, or of a cell as IPython has it: the code below ``%%time`` and its like counts. A text with a
+    syntax error has none."""
+    try:
+        trees = list(_trees(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _NOTHING
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    imports = dict(pair for node in nodes for pair in _imports(node))
+    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
+    inner = {id(node): node for function in functions for node in ast.walk(function)}
+    return Facts(
+        frozenset(name for node in nodes for name in _imported(node)),
+        frozenset(touch for node in nodes for touch in _touches(node, imports)),
+        frozenset(touch for node in inner.values() for touch in (*_touches(node, imports), *_globals(node))),
+    )
+
+
+def _trees(text: str | bytes) -> Iterator[ast.AST]:
+    tree = ast.parse(text)
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and "_magic" in node.func.attr:
+            words = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            if words and words[0] in _CODE_MAGICS:
+                yield from _trees(textwrap.dedent(words[-1]))
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """(name that an import binds, module)."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        for alias in node.names:
+            yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _touches(node: ast.AST, imports: dict[str, str]) -> Iterator[Touch]:
+    for path, kind in _paths(node):
+        if path:
+            yield Touch(path, kind, imports.get(path[0], ""))
+
+
+def _paths(node: ast.AST) -> Iterator[tuple[tuple[str, ...], Kind]]:
+    if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+        yield _chain(node, Kind.DELETED if isinstance(node.ctx, ast.Del) else Kind.SET)
+    elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        yield _chain(node.value, Kind.CHANGED)
+    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        yield (node.target.id,), Kind.CHANGED
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        yield _chain(node.func.value, Kind.CALLED)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2:
+        kind = {"setattr": Kind.SET, "delattr": Kind.DELETED}.get(node.func.id)
+        if kind and isinstance(name := node.args[1], ast.Constant) and isinstance(name.value, str):
+            yield _chain(ast.Attribute(node.args[0], name.value, ast.Store()), kind)
+
+
+def _chain(node: ast.expr, kind: Kind) -> tuple[tuple[str, ...], Kind]:
+    """The names that lead to the expression, as far as they are names: what is below a call or an index changes them."""
+    names: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        elif isinstance(node, ast.Subscript):
+            names, kind, node = [], Kind.CHANGED, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names, kind, node = [], Kind.CHANGED, node.func.value
+        else:
+            return (), kind
+    return (node.id, *reversed(names)), kind
+
+
+def _globals(node: ast.AST) -> Iterator[Touch]:
+    if isinstance(node, ast.Global):
+        for name in node.names:
+            yield Touch((name,), Kind.SET)

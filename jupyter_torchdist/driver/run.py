@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 600.0
 _LAST_WORDS = 12
 """Lines of a launcher's log that are quoted when no rank came to be."""
 
-INTERNAL = ("launcher.child",)
+INTERNAL = ("launcher.child", "rank.ending")
 """What launchers write for their agent, of no interest to a reader of the journal."""
 
 

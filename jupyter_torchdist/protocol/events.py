@@ -30,6 +30,7 @@ rank.entered         counts {group: how many of its collectives this rank has en
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
 rank.result          names, left ([name, reason]…), size: values of this rank are published
+rank.ending          user code has run, and all that this rank does together with others (for the agent alone)
 rank.done            user code and results are finished
 rank.dropped         lines: output lost to a full disk
 rank.exited          code (negative: a signal), why (a sentence's end, as ``was killed (SIGKILL)``),

@@ -9,6 +9,7 @@ worker JOB_ROOT BLOBS NODE  one rank, under torchrun
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def main(words: list[str]) -> None:
         from . import worker
 
         worker.main(*rest)
+        os._exit(0)  # all is written; objects of torch that an interpreter frees at its end may hang in that
     else:
         raise SystemExit(f"{__doc__}\nunknown verb {verb!r}")
 

@@ -71,6 +71,11 @@ def default_signals(stacks: Path) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(2)
+    show_stacks_in(stacks)
+
+
+def show_stacks_in(stacks: Path) -> None:
+    """Write all stacks there at SIGUSR1, whatever user code did with that signal before."""
     dumps = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=dumps, all_threads=True)
 

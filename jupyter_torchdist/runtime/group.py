@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ..protocol.plan import NodePlan, Plan
+from . import parting
 
 _PREFIX = "torchdist"
 """Our group's keys in the job's store stand apart: a group that user code makes itself finds its own clean."""
@@ -58,18 +60,21 @@ def join(plan: Plan, device: torch.device) -> Meeting:
     dist.init_process_group(store=own, **chosen)
     meeting = Meeting(own, size)
     _let_user_code_join_again(meeting)
+    parting.install()
     return meeting
 
 
 def _let_user_code_join_again(meeting: Meeting) -> None:
     """Code written for torchrun calls ``init_process_group`` itself: its group then takes the place of ours."""
     original = dist.init_process_group
-    ours = dist.group.WORLD
+    ours = weakref.ref(dist.group.WORLD)
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if dist.is_initialized() and dist.group.WORLD is ours:
-            leave(meeting)
+        parting.let_go()
+        if dist.is_initialized() and dist.group.WORLD is ours():
+            meeting.wait()
+            dist.destroy_process_group()
         return original(*args, **kwargs)
 
     for module in (dist, dist.distributed_c10d):
@@ -89,7 +94,8 @@ def answers(patience: float = 0.3) -> bool:
 
 
 def leave(meeting: Meeting) -> None:
-    """End every group; not when this rank failed, as it may wait for the others."""
+    """End every group; not when this rank failed, as it may wait for the others. Nothing of torch is used after it."""
     meeting.wait()
     if dist.is_initialized():
         dist.destroy_process_group()
+    parting.end()

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..protocol.events import Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
+from .endings import Endings
 from .eventfile import EventFile
 from .outofmemory import OutOfMemory
 from .tail import EventTail
@@ -73,6 +74,7 @@ class NodeJob:
         self._pids: dict[int, int] = {}
         self._unmatched: dict[int, tuple[int, bool | None]] = {}
         self._memory = OutOfMemory()
+        self._endings = Endings(self.files, lambda text: self.events.write("job.note", text=text))
         self._last_change = time.monotonic()
         self._looked = (0, self._last_change)  # processor time of ranks that have not begun, and when
         self._error = ""
@@ -100,6 +102,7 @@ class NodeJob:
         self._now = now
         self.events.flush()
         changed = self._read_launcher() | self._read_ranks()
+        self._endings.turn(self.processes, now)
         if self.state in ("starting", "running") and self.launcher is not None and not self.launcher.alive():
             self._read_launcher()
             self._read_ranks()
@@ -150,8 +153,11 @@ class NodeJob:
             self._pids[self.processes[rank].pid] = rank
         elif event.kind == "rank.ready":
             self.ready.add(rank)
+        elif event.kind == "rank.ending":
+            self._endings.began(rank, self._now)
         elif event.kind in ("rank.done", "rank.interrupted", "rank.failed"):
             self.spoke.add(rank)
+            self._endings.over(rank)
             if event.kind == "rank.failed":
                 self._note_failure()
 
@@ -173,6 +179,7 @@ class NodeJob:
             return
         self.told.add(rank)
         self.codes[rank] = code
+        self._endings.over(rank)
         self._read_rank(rank)  # what it said before its exit
         stopped = self._was_stopped(code, by_engine)
         why = "was stopped" if stopped else exit_in_words(code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -76,7 +76,8 @@ class Rank:
         self.events = EventFile(files.rank_events(self.number), self.number)
         self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"]))
         self.flusher = Flusher()
-        bootstrap.default_signals(files.stacks(self.number))
+        self.stacks = files.stacks(self.number)
+        bootstrap.default_signals(self.stacks)
         self.times = Times(files.times(self.number), files.out(self.number), files.err(self.number))
         self.output = Output(
             files.out(self.number),
@@ -112,6 +113,7 @@ class Rank:
             for way in self.ways():
                 way.finish(vars(self.main))
             _finish_saving()
+            self.begin_to_end()
             _join_threads()
             self.interrupts.disarm()
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
@@ -233,6 +235,11 @@ class Rank:
 
         return Apart(self.part.setting.plan.name, ways[-1].SAVING, things)
 
+    def begin_to_end(self) -> None:
+        """From here on this rank waits for no other one: its agent says so if it does not end."""
+        bootstrap.show_stacks_in(self.stacks)
+        self.events.write("rank.ending")
+
     def succeed(self) -> None:
         """Show the last value, publish the results, end as an interpreter ends."""
         self.show()
@@ -240,6 +247,8 @@ class Rank:
         self.flush()
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()  # each prints its own traceback
+        with contextlib.suppress(Exception):
+            multiprocessing.util._exit_function()  # waits for the user's child processes, as at an interpreter's end
         with contextlib.suppress(RuntimeError):
             if self.meeting is not None:
                 group.leave(self.meeting)  # a peer that is gone already is not this rank's failure

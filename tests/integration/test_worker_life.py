@@ -37,8 +37,8 @@ def test_a_plain_cell(warm: Warm, tmp_path: Path) -> None:
         assert job.out_text(rank) == f"rank {rank} of 2\n"
         assert job.err(rank) == ""
         assert [line["data"]["text/plain"] for line in job.display(rank)] == ["30"]
-    assert job.kinds(0) == ["rank.started", "rank.ready", "rank.result", "rank.done"]
-    assert job.kinds(1) == ["rank.started", "rank.ready", "rank.done"]
+    assert job.kinds(0) == ["rank.started", "rank.ready", "rank.ending", "rank.result", "rank.done"]
+    assert job.kinds(1) == ["rank.started", "rank.ready", "rank.ending", "rank.done"]
     values = job.values()
     assert values["rank"] == 0 and values["total"].tolist() == [30] and values["__torchdist_value__"] == 30
     assert values["dist"].__name__ == "torch.distributed"

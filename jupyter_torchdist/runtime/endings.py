@@ -1,0 +1,92 @@
+"""Ranks whose code has run and which do not end: what they wait for is said in words, once.
+
+The node's agent looks, as such a rank may hold the GIL for good; ``faulthandler`` writes its stacks without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..protocol.paths import NodePaths
+from ..protocol.process import ProcessId
+
+PATIENCE = 5.0
+"""Seconds that an end may take before anything is said."""
+
+_WRITING = 0.5
+"""Seconds for a rank to write its stacks."""
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LIBRARY = re.compile(r"/lib/python3[^/]*/|^<frozen ")
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
+Frame = tuple[str, str, str]
+"""File, line, function."""
+
+
+class Endings:
+    """The ends of one node's ranks, as their events tell of them."""
+
+    def __init__(self, files: NodePaths, say: Callable[[str], None]) -> None:
+        self._files, self._say = files, say
+        self._since: dict[int, float] = {}
+        self._asked: dict[int, tuple[float, int]] = {}
+        """When a rank was asked for its stacks, and where they begin in its file."""
+
+    def began(self, rank: int, now: float) -> None:
+        self._since[rank] = now
+
+    def over(self, rank: int) -> None:
+        self._since.pop(rank, None)
+        self._asked.pop(rank, None)
+
+    def turn(self, processes: Mapping[int, ProcessId], now: float) -> None:
+        """Ask who is late for its stacks, and say what those show that have come."""
+        for rank, since in list(self._since.items()):
+            if now - since >= PATIENCE and rank in processes:
+                del self._since[rank]
+                self._asked[rank] = now, self._size(rank)
+                processes[rank].signal(signal.SIGUSR1)
+        for rank, (asked, begin) in list(self._asked.items()):
+            if now - asked >= _WRITING:
+                del self._asked[rank]
+                self._say(f"rank {rank} has run its code and does not end: {self._place(rank, begin)}")
+
+    def _size(self, rank: int) -> int:
+        try:
+            return self._files.stacks(rank).stat().st_size
+        except OSError:
+            return 0
+
+    def _place(self, rank: int, begin: int) -> str:
+        path = self._files.stacks(rank)
+        try:
+            text = path.read_bytes()[begin:].decode("utf-8", "replace")
+        except OSError:
+            text = ""
+        words = where(text)
+        return f"{words}; see {path}" if words else "its process does not say where it is"
+
+
+def where(text: str) -> str:
+    """What ``faulthandler``'s stacks of a rank say that it waits for; empty where they say nothing."""
+    threads = [frames for block in re.split(r"\n\s*\n", text) if (frames := _FRAME.findall(block))]
+    if not threads:
+        return ""
+    main = threads.pop()  # the first thread of a process is written last
+    if any(function == "_join_threads" for file, _, function in main if file.startswith(_OURS)):
+        others = [frames for frames in threads if not any(file.startswith(_OURS) for file, _, _ in frames)]
+        places = ", ".join(_position(frames) for frames in others)
+        return f"it waits for its threads ({places}), as Python does for those that are no daemons"
+    return f"it is in {_position(main)}"
+
+
+def _position(frames: list[Frame]) -> str:
+    """The innermost line that is no library's; else the innermost."""
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(_OURS)]
+    file, line, function = (own or frames)[0]
+    return f"{file}, line {line}, {function}"

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from .. import torch_private
+
 LIMIT = 16
 """So many groups are kept: each has threads and sockets. A program may make and destroy hundreds."""
 
@@ -60,8 +62,7 @@ def end() -> None:
 def _groups(group: Any) -> list[Any]:
     """The groups that ``destroy_process_group(group)`` ends."""
     if group is None or group is dist.group.WORLD:
-        world = getattr(dist.distributed_c10d, "_world", None)
-        return list(getattr(world, "pg_map", {})) or [dist.group.WORLD]
+        return [known for known, _ in torch_private.ranks_of_groups()]
     return [group]
 
 

@@ -248,7 +248,8 @@ class Rank:
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()  # each prints its own traceback
         with contextlib.suppress(Exception):
-            multiprocessing.util._exit_function()  # waits for the user's child processes, as at an interpreter's end
+            # It waits for the user's child processes, as at an interpreter's end.
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         with contextlib.suppress(RuntimeError):
             if self.meeting is not None:
                 group.leave(self.meeting)  # a peer that is gone already is not this rank's failure

@@ -1,11 +1,12 @@
 """The ``torchdist`` command: ``torchdist run [options] script.py -- args``, and the verbs of ``%dist``.
 
-Exit status: 0; 1 when the job failed or something of ours did; 2 for words that make no sense; 130 for a job that
-was cancelled, or an interrupt.
+Exit status: 0; 1 when the job failed, something of ours did, or SIGTERM, SIGHUP or SIGQUIT ended the job (as
+torchrun's); 2 for words that make no sense; 130 for a job that was cancelled, or an interrupt.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -25,7 +26,7 @@ from .protocol.state import JobState
 from .verbs import defaults, parse
 from .verbs.perform import perform
 from .verbs.stream import Console
-from .verbs.waiting import Interrupts, wait
+from .verbs.waiting import ENDING, Ended, Interrupts, wait
 
 PROGRAM = "torchdist"
 FAILED, MISUSED, CANCELLED = 1, 2, 130
@@ -43,11 +44,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except TorchDistError as error:
         _say(views.refusal(error))
         return FAILED
+    except Ended:
+        return FAILED
     except KeyboardInterrupt:
         return CANCELLED
-    except BrokenPipeError:
-        # The reader (`| head`) has enough; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if not _nobody_reads(error):
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):  # Python would complain again when it flushes at exit
+            os.dup2(null, stream.fileno())
         return FAILED
     finally:
         pool().close()
@@ -87,32 +93,54 @@ def _run(words: list[str]) -> int:
         memory = prepared.memory()
         print("\n\n".join([views.plan_table(prepared.plan), *([views.memory_table(memory)] if memory else ())]))
         return 0
-    with Interrupts() as interrupts:
+    with Interrupts(ENDING) as interrupts:
         job = submit(request, starting=interrupts.hold)
         if request.options.background:
-            print(job.id)
+            print(job.id, flush=True)
+            _say(_goes_on(job))
             return 0
         return _wait(job, interrupts, detach=False, keep=None)
 
 
 def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
-    with Interrupts() as interrupts:
+    with Interrupts(ENDING) as interrupts:
         interrupts.hold()
         return _wait(job, interrupts, detach=detach, keep=keep)
 
 
 def _wait(job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None) -> int:
     console = Console(job.paths, keep=keep)
-    state = wait(job, interrupts, console.tick, detach=detach)
+    words: list[str] = [] if detach else [f"the ranks get SIGTERM, and what runs after {job.plan.grace:g} s is killed"]
+
+    def tick(state: JobState) -> None:
+        if interrupts.ended_by is not None and words:
+            _say(f"{interrupts.ended_by.name}: {words.pop()}")
+        console.tick(state)
+
+    try:
+        state = wait(job, interrupts, tick, detach=detach)
+    except OSError as error:
+        if _nobody_reads(error) and not detach:
+            job.terminate()
+        raise
     if not state.final:
-        _say(f"{views.title(state)} goes on; `{PROGRAM} cancel {job.id}` ends it")
-        return CANCELLED
+        _say(_goes_on(job))
+        return CANCELLED if interrupts.ended_by is None else FAILED
     console.finish(state, time.time())
     for words in views.lost_lines(state):
         _say(words)
     if state.state != "succeeded":
         _say(words_of(job, state))
-    return exit_status(state)
+    return exit_status(state) if interrupts.ended_by is None else FAILED
+
+
+def _goes_on(job: Job) -> str:
+    return f"job {job.id} goes on; `{PROGRAM} attach {job.id}` follows it, `{PROGRAM} cancel {job.id}` ends it"
+
+
+def _nobody_reads(error: OSError) -> bool:
+    """The reader (``| head``) has enough, or the terminal is closed."""
+    return error.errno in (errno.EPIPE, errno.EIO)
 
 
 def words_of(job: Job, state: JobState) -> str:

@@ -184,6 +184,10 @@ class Job:
         """Raise ``KeyboardInterrupt`` in every rank; those that cannot hear it are killed after ``--grace``."""
         self._request("interrupt")
 
+    def terminate(self) -> None:
+        """Send SIGTERM to every rank, as torchrun does when it is to end; what is left is killed after ``--grace``."""
+        self._request("terminate")
+
     def kill(self) -> None:
         """End every process of the job at once."""
         self._request("kill")

@@ -29,6 +29,8 @@ class Standing:
 
     interrupts: int = 0
     kill: bool = False
+    terminate: bool = False
+    """Whether the ranks are to get SIGTERM, and their grace."""
     timed_out: bool = False
     stalled: bool = False
     ended: frozenset[str] = frozenset()
@@ -82,7 +84,7 @@ def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[
     """What to do now; an empty list is to wait."""
     nodes = {node.name for node in plan.nodes}
     if nodes <= standing.ended | standing.lost:
-        if standing.stalled and not plan.fresh and state.attempt == 1 and not standing.interrupts and not standing.kill:
+        if standing.stalled and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
             return [Again()]
         return [finish(plan, state, standing)]
     actions: list[Action] = []
@@ -99,7 +101,7 @@ def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[
 
 
 def _reason(plan: Plan, state: JobState, standing: Standing) -> str:
-    if standing.interrupts or standing.kill:
+    if _stopped_on_request(standing):
         return "cancelled"
     if standing.timed_out:
         return "timed_out"
@@ -112,6 +114,8 @@ def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float
     """Seconds between SIGTERM and SIGKILL with which the job is to end now; None to leave it alone."""
     if standing.kill or standing.interrupts > 1:
         return 0.0
+    if standing.terminate:
+        return plan.grace
     if standing.stalled or standing.lost:
         return STOP_GRACE
     if _fell_short(plan, state, standing):  # the others cannot go on without that node
@@ -130,6 +134,10 @@ def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float
         if len(plan.nodes) > 1 and any(rank.code is not None for rank in failures(state)):
             return STOP_GRACE
     return None
+
+
+def _stopped_on_request(standing: Standing) -> bool:
+    return bool(standing.interrupts or standing.kill or standing.terminate)
 
 
 def _fell_short(plan: Plan, state: JobState, standing: Standing) -> bool:
@@ -158,7 +166,7 @@ def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
         return Finish("succeeded", "", None)
     # What broke the job before anybody stopped it is what the user must see.
     failed_first = bool(failed) and state.state == "stopping" and state.reason == "failed"
-    if (standing.interrupts or standing.kill) and not failed_first:
+    if _stopped_on_request(standing) and not failed_first:
         return Finish("cancelled", "stopped on request", None)
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)

@@ -360,6 +360,8 @@ class Driver:
                 file.unlink()
             if kind == "interrupt":
                 self._standing = replace(self._standing, interrupts=self._standing.interrupts + 1)
+            elif kind == "terminate":
+                self._standing = replace(self._standing, terminate=True)
             elif kind == "kill":
                 self._standing = replace(self._standing, kill=True)
 

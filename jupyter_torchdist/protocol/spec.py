@@ -204,7 +204,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
-    Option("--background", "life", "", "return at once with the job"),
+    Option("--background", "life", "", "return at once with the job", short="--detach"),
     Option("--name", "life", "TEXT", "a name for the job", _title),
     Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
     Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),

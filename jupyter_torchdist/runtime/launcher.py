@@ -134,6 +134,7 @@ class RankWatch:
                 for process in self._pc.processes if self._pc else ():
                     process.is_alive()
                 watch.close_within(timeout)
+                self._worker_finished_event.set()  # nobody looks any more whether all have returned
                 super()._close(death_sig, timeout)
 
         return Ranks

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from jupyter_torchdist.protocol.connect import connect_agent
 from jupyter_torchdist.protocol.process import processes_of_job
 from jupyter_torchdist.store import catalog
+from jupyter_torchdist.verbs.waiting import ECHO
 from tests.leaks import wait_until
 
 SCRIPT = """\
@@ -82,6 +84,87 @@ def test_ctrl_c_stops_the_ranks(home: Path, tmp_path: Path) -> None:
     assert process.returncode == 130
     (summary,) = catalog.jobs()
     assert summary.state == "cancelled" and not processes_of_job(summary.job)
+
+
+HANDLES = """\
+import os, signal, sys, time
+
+def save(number, frame):
+    print("saved on", signal.Signals(number).name, flush=True)
+    time.sleep(0.5)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("asleep", flush=True)
+time.sleep(100)
+"""
+
+STUBBORN = """\
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("asleep", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def begun(tmp_path: Path, source: str, *options: str) -> subprocess.Popen[str]:
+    """``torchdist run`` on two ranks that have both begun."""
+    (tmp_path / "sleep.py").write_text(source)
+    command = [sys.executable, "-m", "jupyter_torchdist", "run", "--ranks", "2", *options, "sleep.py"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert all("asleep" in process.stdout.readline() for _ in range(2))
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_to_end_ends_the_job_with_its_grace(home: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """As torchrun: the ranks hear of it, all is gone afterwards, the exit code is 1."""
+    process = begun(tmp_path, HANDLES, "--grace", "60")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert sorted(out.splitlines()) == ["[rank 0] saved on SIGTERM", "[rank 1] saved on SIGTERM"]
+    assert f"{number.name}: the ranks get SIGTERM, and what runs after 60 s is killed" in err
+    (summary,) = catalog.jobs()
+    assert summary.final and not processes_of_job(summary.job)
+
+
+def test_who_does_not_end_is_killed_after_the_grace_or_at_the_second_signal(home: Path, tmp_path: Path) -> None:
+    process = begun(tmp_path, STUBBORN, "--grace", "1")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=50)
+    assert process.returncode == 1
+    process = begun(tmp_path, STUBBORN, "--grace", "1h")
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None and "SIGTERM" in process.stderr.readline()
+    time.sleep(1.1 * ECHO)  # sooner it is the same one
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=50)
+    assert process.returncode == 1
+    assert [summary.state for summary in catalog.jobs()] == ["cancelled", "cancelled"]
+    assert not any(processes_of_job(summary.job) for summary in catalog.jobs())
+
+
+def test_a_job_whose_reader_is_gone_ends(home: Path, tmp_path: Path) -> None:
+    process = begun(tmp_path, "import time\nfor _ in range(100):\n    print('asleep', flush=True)\n    time.sleep(1)\n")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 1
+    job = catalog.jobs()[0].job
+    assert wait_until(lambda: catalog.jobs()[0].state == "cancelled", 60) and not processes_of_job(job)
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def test_a_background_job_says_how_to_reach_it(torchdist: Run) -> None:
+    done = torchdist("run", "--ranks", "1", "--detach", "script.py")
+    job = done.stdout.strip()
+    assert f"`torchdist attach {job}` follows it, `torchdist cancel {job}` ends it" in done.stderr
+    assert torchdist("attach", job).returncode == 0
 
 
 def test_a_background_job_is_followed_and_cancelled(torchdist: Run, tmp_path: Path) -> None:

@@ -89,6 +89,13 @@ TRANSITIONS: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
         Standing(interrupts=2, interrupted_at=NOW, signalled=True),
         [End(0.0)],
     ),
+    "a client that was told to end ends the ranks with their grace": (
+        RUNNING,
+        Standing(terminate=True),
+        [Stopping("cancelled"), End(GRACE)],
+    ),
+    "that is sent once": (STOPPING, Standing(terminate=True, end_sent=GRACE), []),
+    "a second signal kills at once": (STOPPING, Standing(terminate=True, kill=True, end_sent=GRACE), [End(0.0)]),
     "a kill kills at once": (RUNNING, Standing(kill=True), [Stopping("cancelled"), End(0.0)]),
     "a kill is sent once": (STOPPING, Standing(kill=True, end_sent=0.0), []),
     "a kill shortens an end that is under way": (STOPPING, Standing(kill=True, end_sent=STOP), [End(0.0)]),
@@ -207,6 +214,7 @@ ENDS: dict[str, tuple[JobState, Standing, tuple[str, str, int | None]]] = {
         Standing(interrupts=1),
         ("cancelled", "stopped on request", None),
     ),
+    "terminated on request": (RUNNING, Standing(terminate=True), ("cancelled", "stopped on request", None)),
     "killed on request": (RUNNING, Standing(kill=True), ("cancelled", "stopped on request", None)),
     "what a cancel breaks is no failure": (
         job(rank(0, "interrupted"), raised(1, GLOO, 2.0), state="stopping", reason="cancelled"),

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from jupyter_torchdist.protocol.state import JobState
-from jupyter_torchdist.verbs.waiting import Interrupts, wait
+from jupyter_torchdist.verbs import waiting
+from jupyter_torchdist.verbs.waiting import ENDING, Ended, Interrupts, wait
 
 
 class Asked:
@@ -32,6 +33,9 @@ class Asked:
 
     def interrupt(self) -> None:
         self.requests.append("interrupt")
+
+    def terminate(self) -> None:
+        self.requests.append("terminate")
 
     def kill(self) -> None:
         self.requests.append("kill")
@@ -104,6 +108,41 @@ def test_interrupts_raise_until_they_are_held_and_after_they_are_released() -> N
         with pytest.raises(KeyboardInterrupt):
             press()
     assert interrupts.count == 2
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_to_end_terminates_and_what_follows_at_once_is_the_same_one(number: signal.Signals) -> None:
+    """``timeout`` signals its child, and then the group that its child is in."""
+    job = Asked("terminate", polls=5)
+    calls = iter(range(3))
+    with Interrupts(ENDING) as interrupts:
+        interrupts.hold()
+        state = wait(job, interrupts, lambda _state: next(calls, None) is None or os.kill(os.getpid(), number))
+    assert state.final
+    assert (job.requests, interrupts.ended_by) == (["terminate"], number)
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_second_signal_to_end_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "ECHO", 0.0)
+    job = Asked("kill")
+    calls = iter(range(2))
+    with Interrupts(ENDING) as interrupts:
+        interrupts.hold()
+        wait(job, interrupts, lambda _state: next(calls, None) is None or os.kill(os.getpid(), signal.SIGTERM))
+    assert job.requests == ["terminate", "kill"]
+
+
+def test_what_nohup_ignores_stays_ignored_and_before_the_job_a_signal_raises() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(ENDING) as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(Ended):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.count == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_handler_that_was_there_is_put_back() -> None:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .protocol import releases
+
 if TYPE_CHECKING:
     from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
     from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
@@ -59,8 +61,7 @@ if TYPE_CHECKING:
     replicate_in_place: Callable[..., Any]
     unflatten_dense_tensors: Callable[..., Any]
 
-OLDEST = (2, 8)
-"""The oldest supported release of torch."""
+releases.check(torch.__version__)
 
 _FAKE = "torch._subclasses.fake_tensor"
 _FSDP = "torch.distributed.fsdp._fully_shard"
@@ -121,13 +122,7 @@ def __getattr__(name: str) -> Any:
 
 def release() -> tuple[int, int]:
     """The installed release of torch: (2, 11)."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-def has_replicate_beside_tp() -> bool:
-    """Whether FSDP2 has a way to replicate a model (2.9 and newer)."""
-    return release() >= (2, 9)
+    return releases.release_of(torch.__version__)
 
 
 # ------------------------------------------------------------------------------------- autograd and functions
@@ -303,7 +298,7 @@ def _detach_in_place(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def replicate_with_fsdp(*args: Any, **kwargs: Any) -> None:
-    """FSDP2's own way to replicate a model, in place (``has_replicate_beside_tp``)."""
+    """FSDP2's own way to replicate a model, in place; not before 2.9 (``releases.check_plan``)."""
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
     replicate(*args, **kwargs)

@@ -24,7 +24,17 @@ from .touched import Facts, Kind, Touch, facts
 _OF_THE_KERNEL = frozenset({"jupyter_torchdist", "IPython", "ipykernel", "ipywidgets", "traitlets", "jupyter_client"})
 """What is set on these is set for the notebook's process alone."""
 _OF_THE_IMPORT = frozenset(
-    {"__name__", "__spec__", "__loader__", "__package__", "__path__", "__file__", "__cached__", "__builtins__", "__dict__"}
+    {
+        "__name__",
+        "__spec__",
+        "__loader__",
+        "__package__",
+        "__path__",
+        "__file__",
+        "__cached__",
+        "__builtins__",
+        "__dict__",
+    }
 )
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _FIXED = (str, bytes, int, float, complex, type(None), range)
@@ -110,7 +120,9 @@ class Attributes:
             if is_local and _is_data(value) and not (kind is Kind.CALLED and hasattr(type(value), "__array__")):
                 self.values[name] = value
                 self._shared.add(id(value))
-        elif (value is Absent and kind is not Kind.DELETED) or (not is_local and _is_original(module, attribute, value)):
+        elif (value is Absent and kind is not Kind.DELETED) or (
+            not is_local and _is_original(module, attribute, value)
+        ):
             self.watched[name] = None
         else:
             self.values[name] = value

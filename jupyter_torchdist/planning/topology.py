@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from ..protocol import releases
 from ..protocol.errors import ResourceError
 from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
 from ..protocol.spec import JobSpec
@@ -31,6 +32,8 @@ def make_plan(
     there is less than was asked for, and what ``plan_strategy`` raises.
     """
     options = spec.options
+    if inventory.torch:
+        releases.check(inventory.torch)
     if options.ranks is not None:
         gpus: tuple[Gpu, ...] = ()
         world_size = options.ranks
@@ -45,6 +48,9 @@ def make_plan(
         name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus), host=inventory.host
     )
     nodes = (node,)
+    strategy = plan_strategy(options, world_size, nodes, gpus, fits=fits)
+    if inventory.torch:
+        releases.check_plan(inventory.torch, strategy, binds=bool(options.numa_binding))
     return Plan(
         job=spec.job,
         world_size=world_size,
@@ -58,7 +64,7 @@ def make_plan(
         collect=options.collect,
         out=options.out,
         env_names=tuple(item.split("=", 1)[0] for item in options.env),
-        strategy=plan_strategy(options, world_size, nodes, gpus, fits=fits),
+        strategy=strategy,
     )
 
 

@@ -22,6 +22,7 @@ from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
+from ..protocol import releases
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
 from . import assignment as world
@@ -43,9 +44,12 @@ def main(assignment: Assignment) -> int:
     """Run the ranks to their end; the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
     events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
-    watch = RankWatch(events)
+    watch = RankWatch(events, assignment.the_plan().grace)
     error = ""
     try:
+        import torch
+
+        releases.check(torch.__version__)  # older ones fail here in words that say nothing of that
         (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
     except BaseException as failure:  # noqa: BLE001  # this process's edge
         watch.note_failures(failure)
@@ -59,8 +63,9 @@ def main(assignment: Assignment) -> int:
 class RankWatch:
     """Writes down how each rank's process ended. The engine itself tells only of the first failure."""
 
-    def __init__(self, events: EventFile) -> None:
-        self._events = events
+    def __init__(self, events: EventFile, grace: float) -> None:
+        """``grace``: seconds from the engine's SIGTERM to its SIGKILL."""
+        self._events, self._grace = events, max(1, round(grace))
         self.codes: dict[int, int] = {}
         self._living: dict[int, int] = {}
         """Pidfd of each forked rank that was not reaped."""
@@ -130,12 +135,15 @@ class RankWatch:
                 return len(self._return_values) == self.nprocs
 
             def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-                """Who has ended before was not ended by the engine, however late that is seen here."""
+                """Who has ended before was not ended by the engine, however late that is seen here.
+
+                The engine's own ``timeout`` can be chosen from torch 2.12 on.
+                """
                 for process in self._pc.processes if self._pc else ():
                     process.is_alive()
-                watch.close_within(timeout)
+                watch.close_within(watch._grace)
                 self._worker_finished_event.set()  # nobody looks any more whether all have returned
-                super()._close(death_sig, timeout)
+                super()._close(death_sig, watch._grace)
 
         return Ranks
 
@@ -243,7 +251,6 @@ def launch_config(plan: Plan, node: NodePlan, run_id: str) -> LaunchConfig:
         "start_method": "fork",
         "logs_specs": rendezvous.NoLogs(),
         "local_addr": node.address,
-        "shutdown_timeout": max(1, round(plan.grace)),
         "numa_options": _numa_options(plan.numa_binding),
     }
     known = {field.name for field in dataclasses.fields(api.LaunchConfig)}

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .. import views
+from ..protocol import releases
 from ..protocol.channel import Channel
 from ..protocol.connect import connect_agent
 from ..protocol.errors import TorchDistError
@@ -72,6 +73,10 @@ def _python() -> Check:
 def _torch(inventory: Inventory) -> Check:
     if not inventory.torch:
         return Check("torch", False, "not installed for this Python", f"{sys.executable} -m pip install torch")
+    try:
+        releases.check(inventory.torch)
+    except TorchDistError as error:
+        return Check("torch", False, error.message, error.hint)
     ok = not (inventory.gpus and inventory.torch.endswith("+cpu"))
     return Check("torch", ok, inventory.torch, "this build has no CUDA, but there are GPUs: install one that has")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_torchdist.planning.topology import make_plan
+from jupyter_torchdist.protocol import releases
 from jupyter_torchdist.protocol.errors import ResourceError
 from jupyter_torchdist.protocol.plan import Gpu, Inventory
 from jupyter_torchdist.protocol.spec import JobSpec, Options
@@ -145,3 +147,41 @@ def test_the_plan_keeps_names_of_variables_and_no_values() -> None:
 def test_a_plan_survives_its_journey() -> None:
     plan = make_plan(spec(gpus=2, timeout=60.0, out=("a", "b")), machine(gpu(0), gpu(1)))
     assert type(plan).from_json(plan.to_json()) == plan
+
+
+def with_torch(version: str) -> Inventory:
+    return replace(machine(gpu(0), gpu(1)), torch=version, numactl=True)
+
+
+@pytest.mark.parametrize("version", ["2.7.1", "2.6.0+cu124", "1.13.1"])
+def test_a_release_of_torch_that_is_too_old(version: str) -> None:
+    with pytest.raises(ResourceError) as caught:
+        make_plan(spec(ranks=2), with_torch(version))
+    assert caught.value.message == f"torch {version} is too old: jupyter_torchdist needs torch 2.8 or newer"
+    assert caught.value.hint == "pip install 'torch>=2.8'"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"ranks": 4, "strategy": "ddp+tp", "option": ("tp=2",)}, "--strategy ddp+tp"),
+        ({"ranks": 2, "strategy": "fsdp", "option": ("sharding_strategy=NO_SHARD",)}, "-O sharding_strategy=NO_SHARD"),
+        ({"gpus": 2, "numa_binding": "node"}, "--numa-binding"),
+    ],
+)
+def test_what_a_release_of_torch_cannot_do_is_refused_by_name(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(ResourceError) as caught:
+        make_plan(spec(**options), with_torch("2.8.0+cu128"))
+    assert caught.value.message == f"{what} needs torch 2.9 or newer; this is torch 2.8.0+cu128"
+    assert caught.value.hint.startswith("pip install 'torch>=2.9', or ")
+    assert make_plan(spec(**options), with_torch("2.9.1"))
+
+
+def test_supported_releases_are_those_that_are_asked_for() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'"torch>={".".join(map(str, releases.OLDEST))}"' in text
+
+
+def test_what_is_no_version_of_torch() -> None:
+    with pytest.raises(ValueError, match="'main' is no version of torch"):
+        releases.release_of("main")

@@ -30,7 +30,10 @@ MOST_BYTES = 60_000_000
 
 def requirements() -> list[str]:
     """Ours and the tests', as ``pyproject.toml`` says them, but for what is in the machine's image."""
-    import tomllib
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     tests = [one for one in project["optional-dependencies"]["dev"] if _name(one) in FOR_THE_TESTS]

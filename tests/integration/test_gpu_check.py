@@ -163,8 +163,6 @@ def test_wheels_that_cannot_be_had(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for_is_what_the_project_says_but_for_torch() -> None:
-    if sys.version_info < (3, 11):
-        pytest.skip("reads pyproject.toml, where Python can")
     found = gpu_wheels.requirements()
     names = {gpu_wheels._name(one) for one in found}
     assert {"anywidget", "cloudpickle", "ipykernel", "ipython", "pyyaml", "regex", *gpu_wheels.FOR_THE_TESTS} <= names

@@ -38,7 +38,7 @@ def ended(tmp_path: Path, end: Callable[[BaseProcess, RankWatch], object]) -> An
     watch = RankWatch(EventFile(tmp_path / "launcher.events"), PLAN.grace)
 
     class Rank(ForkProcess):
-        _Popen = staticmethod(watch.process_class())
+        _Popen = staticmethod(watch.process_class())  # type: ignore[var-annotated, assignment]
 
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # inherited
     try:

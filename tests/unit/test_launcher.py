@@ -59,7 +59,12 @@ def killed(rank: BaseProcess) -> None:
 
 def test_a_rank_that_somebody_kills_was_not_stopped_by_the_engine(tmp_path: Path) -> None:
     """Though the engine sent it SIGTERM meanwhile, because a peer that lost its connection was out before."""
-    assert ended(tmp_path, lambda rank, watch: (rank.terminate(), killed(rank))) is False
+
+    def end(rank: BaseProcess, watch: RankWatch) -> None:
+        rank.terminate()
+        killed(rank)
+
+    assert ended(tmp_path, end) is False
 
 
 def test_a_rank_that_the_engine_kills_was_stopped(tmp_path: Path) -> None:

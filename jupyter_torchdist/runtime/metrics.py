@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..protocol import codec
 from .flusher import Flusher
-from .scalars import NotAScalar, Unread, read
+from .scalars import Lost, NotAScalar, Unread, read
 
 T = TypeVar("T")
 
@@ -105,6 +105,9 @@ class Recorder:
                 line = _log_line(t, step, auto, values)
             except Unread:
                 break
+            except Lost:
+                done += 1
+                continue
             if auto and _NAN in line and self._not_a_number is not None:
                 self._not_a_number(next(iter(values)), step)
             lines.append(line)

@@ -23,11 +23,15 @@ class Unread(Exception):
     """A device value has not arrived yet."""
 
 
+class Lost(Exception):
+    """A device value will never arrive: after an error on the device nothing can be read from it."""
+
+
 def read(value: Any) -> Number | Callable[[], Number]:
     """The number in ``value``, or for a CUDA tensor a function that gives it once it has arrived.
 
     Takes numbers, and tensors and arrays of one element. Raises ``NotAScalar`` for anything else; the function
-    raises ``Unread`` until the device has copied the value. No graph is kept alive.
+    raises ``Unread`` until the device has copied the value, and ``Lost`` if it never will. No graph is kept alive.
     """
     if isinstance(value, (bool, int, float)):
         return float(value) if isinstance(value, float) else int(value)
@@ -73,10 +77,17 @@ def _copy_from_device(tensor: torch.Tensor) -> Callable[[], Number]:
     event: Any = torch.cuda.Event()
     event.record(torch.cuda.current_stream(tensor.device))
 
-    def arrived() -> Number:
-        if not event.query():
-            raise Unread
-        return _plain(host.item(), tensor_type)
+    return _arrival(event, host)
 
-    tensor_type = host
+
+def _arrival(event: Any, host: torch.Tensor) -> Callable[[], Number]:
+    def arrived() -> Number:
+        try:
+            done = event.query()
+        except RuntimeError:  # an assertion in a kernel, an address that is not its own
+            raise Lost from None
+        if not done:
+            raise Unread
+        return _plain(host.item(), host)
+
     return arrived

@@ -15,7 +15,7 @@ import torch
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.runtime.metrics import Recorder
-from jupyter_torchdist.runtime.scalars import NotAScalar, Unread, read
+from jupyter_torchdist.runtime.scalars import NotAScalar, Unread, _arrival, read
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -117,6 +117,20 @@ def test_a_value_that_never_arrives_does_not_keep_the_rank(tmp_path: Path) -> No
     recorder = Recorder(tmp_path / "m")
     recorder._pending.append((1.0, None, False, {"loss": value}))
     recorder.close(patience=0.01)
+
+
+def test_a_value_that_the_device_lost_does_not_hide_the_error_that_ends_the_rank(tmp_path: Path) -> None:
+    """The rank writes its curves before its exception: after an error on the device CUDA fails at every call."""
+
+    class Failed:
+        def query(self) -> bool:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    recorder = Recorder(tmp_path / "m")
+    recorder._pending.append((1.0, None, False, {"loss": _arrival(Failed(), torch.tensor(1.0))}))
+    recorder.log({"loss": 0.25})
+    recorder.close()
+    assert [line["v"]["loss"] for line in lines(tmp_path / "m")] == [0.25]
 
 
 def test_odd_names_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from scripts.gpu_processes import ROOT, run, tail_of
 
-FOLDER = ROOT / ".gpu-check"
-WHEELS = FOLDER / "wheels"
+WHEELS = ROOT / ".gpu-check" / "wheels"
 
 PYTHON = (3, 12)
 """That of the GPU machine; the wheels are for it alone."""
@@ -46,8 +45,7 @@ def _name(requirement: str) -> str:
 
 def collect() -> int:
     """Download the wheels that the machine may lack; say what to carry."""
-    FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER) as fresh:
+    with tempfile.TemporaryDirectory() as fresh:
         words = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--only-binary=:all:"]
         words += [f"--platform={name}" for name in PLATFORMS]
         version = ".".join(map(str, PYTHON))

@@ -23,19 +23,10 @@ from .touched import Facts, Kind, Touch, facts
 
 _OF_THE_KERNEL = frozenset({"jupyter_torchdist", "IPython", "ipykernel", "ipywidgets", "traitlets", "jupyter_client"})
 """What is set on these is set for the notebook's process alone."""
-_OF_THE_IMPORT = frozenset(
-    {
-        "__name__",
-        "__spec__",
-        "__loader__",
-        "__package__",
-        "__path__",
-        "__file__",
-        "__cached__",
-        "__builtins__",
-        "__dict__",
-    }
-)
+_OF_THE_IMPORT = frozenset({
+    "__name__", "__spec__", "__loader__", "__package__", "__path__", "__file__", "__cached__",
+    "__builtins__", "__dict__",
+})  # fmt: skip
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _FIXED = (str, bytes, int, float, complex, type(None), range)
 _OF_ONE_PROCESS = frozenset({"logging", "re", "threading", "_thread", "_io", "pathlib"})
@@ -85,8 +76,9 @@ class Attributes:
         for touch in self._cells.touches:
             yield from _resolved(touch, self._namespace)
         for touch in self._own.touches:
-            if touch.kind in (Kind.CHANGED, Kind.CALLED):
-                yield from _resolved(touch, self._namespace)
+            for owned in _resolved(touch, self._namespace):
+                if owned[2] in (Kind.CHANGED, Kind.CALLED):
+                    yield owned
 
     def _by_modules(self, names: Iterable[str]) -> Iterator[Owned]:
         """What functions of local modules touch, of their own and of other modules."""

@@ -180,7 +180,7 @@ def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, s
                 try:
                     pickler.top(name, f"module {attributes.module_of(name)}", value)
                 except Exception as error:  # noqa: BLE001  # as above
-                    return name, f"{place} is not as here on the ranks: {explain(value, place, error).sentence}"
+                    return name, f"{explain(value, place, error).sentence}; on the ranks it is what its module makes it"
     return None
 
 

@@ -114,7 +114,7 @@ def _paths(node: ast.AST) -> Iterator[tuple[tuple[str, ...], Kind]]:
 
 
 def _chain(node: ast.expr, kind: Kind) -> tuple[tuple[str, ...], Kind]:
-    """The names that lead to the expression, as far as they are names: what is below a call or an index changes them."""
+    """The names that lead to the expression; what is below a call or an index changes the last of them."""
     names: list[str] = []
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):

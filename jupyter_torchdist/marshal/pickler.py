@@ -180,6 +180,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _builtin(self, value: Any) -> Any:
         self._refer(value)
+        module, name = getattr(value, "__module__", None), value.__name__
+        if isinstance(module, str) and getattr(sys.modules.get(module), name, value) is not value:
+            return rebuild.original, (module, name)  # a cell has put another one in its place
         return NotImplemented
 
     def _enter(self, mark: Enter) -> Any:

@@ -156,6 +156,11 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+def original(of: str, name: str) -> Any:
+    """What the module has by itself: nothing is set there yet when the stream is read."""
+    return getattr(module(of), name)
+
+
 def made_module(name: str, registered: bool) -> types.ModuleType:
     """A module that travels by value, empty yet. ``registered``: ``import`` finds it, in a rank."""
     made = types.ModuleType(name)

@@ -68,3 +68,54 @@ def test_a_file_that_autoreload_has_loaded_again(kernel: Notebook, edit: str) ->
         assert kernel.value("(a, m.f())") == (222, 222)
     finally:
         kernel.run("%autoreload 0")
+
+
+def test_what_cells_set_on_modules(kernel: Notebook) -> None:
+    kernel.run("%%writefile td_conf.py\nBATCH = 32\nSEEN = []\ndef f(n):\n    SEEN.append(n)\n    return n // BATCH")
+    kernel.run("import td_conf, math, torch, torch.nn.functional as F, jupyter_torchdist as td")
+    kernel.run(
+        "def gelu(x): return x * 100\nF.gelu = gelu\nmath.tau2 = 12\nsetattr(td_conf, 'BATCH', 64)\ntd_conf.f(1)"
+    )
+    kernel.run("torch.nn.Linear.extra = lambda self: 'patched'")
+    kernel.run(
+        "%%distribute --ranks 2\na = F.gelu(torch.ones(1)).item(), math.tau2, torch.nn.Linear(1, 1).extra()\n"
+        "n = td_conf.f(640)\ntd_conf.BATCH = 16\nmath.tau3 = 13\ndel math.tau2"
+    )
+    after = "(a, n, td_conf.BATCH, td_conf.SEEN, math.tau3, hasattr(math, 'tau2'))"
+    assert kernel.value(after) == ((100.0, 12, "patched"), 10, 16, [1, 640], 13, False)
+    assert kernel.value("F.gelu is gelu")
+    names = kernel.value("[item.name for item in td.last.receipt]")
+    assert {"td_conf.BATCH", "td_conf.SEEN", "math.tau2", "torch.nn.functional.gelu"} <= set(names)
+    kernel.run("%%distribute --ranks 2 --out n\nn = td_conf.BATCH\ntd_conf.BATCH = 17")
+    assert kernel.value("(n, td_conf.BATCH)") == (16, 17)
+    kernel.run("%%distribute --ranks 2 --collect all\nn = td_conf.BATCH\ntd_conf.BATCH += 1")
+    assert kernel.value("(n, td_conf.BATCH)") == ([17, 17], 18)
+    kernel.run("%%distribute --ranks 2 --out none\ntd_conf.BATCH = 99")
+    assert kernel.value("td_conf.BATCH") == 18
+    kernel.run("def g():\n    td_conf.BATCH += 1\n    return td_conf.BATCH\nr = td.launch(g, ranks=2)")
+    assert kernel.value("(r, td_conf.BATCH)") == ([19, 19], 19)
+    cell = kernel.try_run("%%distribute --ranks 2\ntd_conf.BATCH = 20\n1 / 0")
+    assert cell.error
+    assert kernel.value("td_conf.BATCH") == 20
+
+
+def test_what_cells_set_acts_with_a_strategy(kernel: Notebook) -> None:
+    kernel.run(
+        "import torch, torch.nn.functional as F\nold_loss, old_call = F.mse_loss, torch.nn.Module.__call__\n"
+        "def loss(a, b): return old_loss(a, b) * 3\nF.mse_loss = loss\ntorch.manual_seed(0)\n"
+        "model = torch.nn.Linear(2, 1)\nx, y = torch.randn(8, 2), torch.randn(8, 1)\n"
+        "def step(m):\n    o = torch.optim.SGD(m.parameters(), 0.1)\n    l = F.mse_loss(m(x), y)\n    l.backward()\n"
+        "    o.step()\n    return l.item()\n"
+        "import copy\nother = copy.deepcopy(model)\nplain = step(other)"
+    )
+    kernel.run("%%distribute --ranks 2 --strategy ddp\nvalue = step(model)")
+    assert kernel.value("abs(value - plain) < 1e-5 and torch.allclose(model.weight, other.weight, atol=1e-5)")
+    kernel.run("def call(self, *a, **k):\n    return old_call(self, *a, **k)\ntorch.nn.Module.__call__ = call")
+    try:
+        cell = kernel.run("%%distribute --ranks 2 --strategy ddp\nvalue = step(model)")
+        assert (
+            "torch.nn.modules.module.Module.__call__ is not as in the notebook: the strategy has its own" in cell.text
+        )
+        assert kernel.value("torch.nn.Module.__call__ is call")
+    finally:
+        kernel.run("torch.nn.Module.__call__ = old_call\nF.mse_loss = old_loss")

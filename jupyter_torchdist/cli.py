@@ -19,11 +19,11 @@ from . import __version__, views
 from .client.drivers import pool
 from .client.job import Job, attach
 from .client.submit import Request, prepare, rerun, submit
+from .protocol.columns import beside
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
 from .protocol.help import help_text
-from .protocol.spec import BY_FLAG
 from .protocol.state import JobState
-from .verbs import defaults, parse
+from .verbs import defaults, parse, torchrun
 from .verbs.perform import perform
 from .verbs.stream import Console
 from .verbs.waiting import ENDING, Ended, Interrupts, wait
@@ -39,10 +39,10 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return _main(list(sys.argv[1:] if words is None else words))
     except (OptionError, CellSyntaxError) as error:
-        _say(views.refusal(error))
+        _say(in_shell(views.refusal(error)))
         return MISUSED
     except TorchDistError as error:
-        _say(views.refusal(error))
+        _say(in_shell(views.refusal(error)))
         return FAILED
     except Ended:
         return FAILED
@@ -75,8 +75,9 @@ def _main(words: list[str]) -> int:
         job = attach(arguments.job)
         again = arguments.verb == "rerun"
         return _follow(rerun(job) if again else job, detach=not again, keep=None if again else ATTACHED)
+    ours = arguments.verb not in ("logs", "show")  # where words of the user's stand
     for piece in perform(arguments):
-        sys.stdout.write(piece)
+        sys.stdout.write(in_shell(piece) if ours else piece)
     sys.stdout.flush()
     return 0
 
@@ -85,9 +86,12 @@ def _run(words: list[str]) -> int:
     options, program = split(words)
     if {"-h", "--help"} & set(options):
         usage = f"{PROGRAM} run [options] script.py -- args   run it"
-        print(help_text(options).replace("%%distribute [options]   run this cell", usage))
+        print(in_shell(help_text(options).replace("%%distribute [options]   run this cell", usage)))
+        print("as torchrun, on one machine:", *beside(torchrun.torchrun_help()), sep="\n")
         return 0
-    request = request_of(options, program)
+    meant = torchrun.translate(options)
+    request = request_of(meant.words, program)
+    request = replace(request, options=meant.on(request.options))
     if request.options.plan:
         prepared = prepare(request)
         memory = prepared.memory()
@@ -99,7 +103,7 @@ def _run(words: list[str]) -> int:
             print(job.id, flush=True)
             _say(_goes_on(job))
             return 0
-        return _wait(job, interrupts, detach=False, keep=None)
+        return _wait(job, interrupts, detach=False, keep=None, only=meant.only)
 
 
 def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
@@ -108,13 +112,15 @@ def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
         return _wait(job, interrupts, detach=detach, keep=keep)
 
 
-def _wait(job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None) -> int:
-    console = Console(job.paths, keep=keep)
-    words: list[str] = [] if detach else [f"the ranks get SIGTERM, and what runs after {job.plan.grace:g} s is killed"]
+def _wait(
+    job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None, only: frozenset[int] | None = None
+) -> int:
+    console = Console(job.paths, keep=keep, only=only)
+    news: list[str] = [] if detach else [f"the ranks get SIGTERM, and what runs after {job.plan.grace:g} s is killed"]
 
     def tick(state: JobState) -> None:
-        if interrupts.ended_by is not None and words:
-            _say(f"{interrupts.ended_by.name}: {words.pop()}")
+        if interrupts.ended_by is not None and news:
+            _say(f"{interrupts.ended_by.name}: {news.pop()}")
         console.tick(state)
 
     try:
@@ -148,7 +154,9 @@ def words_of(job: Job, state: JobState) -> str:
     if any(rank.error for rank in state.failures()):
         return views.failure(state)
     error = job.exception()
-    return f"{type(error).__name__}: {error}" if error and not isinstance(error, JobCancelled) else state.reason
+    return (
+        in_shell(f"{type(error).__name__}: {error}") if error and not isinstance(error, JobCancelled) else state.reason
+    )
 
 
 def exit_status(state: JobState) -> int:
@@ -157,16 +165,23 @@ def exit_status(state: JobState) -> int:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """``--ranks 2 script.py -- --lr 1`` as our options and the program with its arguments."""
-    position = 0
-    while position < len(words) and words[position] != "--":
-        flag, given, _ = words[position].partition("=")
-        if not flag.startswith("--") and flag not in BY_FLAG:
-            break
-        option = BY_FLAG.get(flag)
-        takes = option is not None and option.convert is not None and not given
-        position += 2 if takes else 1
-    return list(words[:position]), list(words[position:])
+    """``--ranks 2 script.py -- --lr 1`` as options (ours and torchrun's) and the program with its arguments.
+
+    A module's program begins with ``-m``; a ``--`` may stand before the program.
+    """
+    options: list[str] = []
+    module: list[str] = []
+    left = list(words)
+    while left and left[0].startswith("-") and left[0] != "--":
+        word = left.pop(0)
+        if word in ("-m", "--module"):
+            module = ["-m"]
+            continue
+        options.append(word)
+        flag, given, _ = torchrun.parted(word)
+        if torchrun.takes_value(flag) and not given and left:
+            options.append(left.pop(0))
+    return options, [*module, *_without_dashes(left)]
 
 
 def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
@@ -179,30 +194,30 @@ def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
     if program[0] == "-m":
         if len(program) < 2:
             raise OptionError("-m needs a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
-        source = _RUN_MODULE.format(os.getcwd(), program[1], _without_dashes(program[2:]))
-        return Request(source=source, label=f"-m {program[1]}", options=chosen, cwd=Path.cwd())
-    if program[0].startswith("-"):
-        raise OptionError(f"there is no option {program[0]}", f"`{PROGRAM} run --help` lists the options")
+        argv = ("-m", *_without_dashes(program[2:]))
+        return Request(program[1], f"-m {program[1]}", options=chosen, kind="module", argv=argv, cwd=Path.cwd())
     path = Path(program[0]).absolute()
     try:
         with tokenize.open(path) as file:
             source = file.read()
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} cannot be read: {error}", "give the path of a Python script") from error
-    argv = tuple(_without_dashes(program[1:]))
+    argv = (program[0], *_without_dashes(program[1:]))
     return Request(source=source, label=str(path), options=chosen, kind="script", argv=argv, cwd=Path.cwd())
-
-
-_RUN_MODULE = """\
-import runpy, sys
-sys.path.insert(0, {0!r})
-sys.argv[1:] = {2!r}
-runpy.run_module({1!r}, run_name="__main__", alter_sys=True)
-"""
 
 
 def _without_dashes(words: Sequence[str]) -> list[str]:
     return list(words[1:] if words[:1] == ["--"] else words)
+
+
+_IN_SHELL = (("`%dist`", f"`{PROGRAM} jobs`"), ("%dist ", f"{PROGRAM} "), ("%%distribute --", f"{PROGRAM} run --"))
+
+
+def in_shell(text: str) -> str:
+    """``text`` of ours, which speaks of the notebook's commands, with the shell's, which are named alike."""
+    for ours, theirs in _IN_SHELL:
+        text = text.replace(ours, theirs)
+    return text
 
 
 def _say(text: str) -> None:

@@ -277,7 +277,7 @@ def _run_code(spec: JobSpec, namespace: dict[str, Any], flags: int) -> None:
     elif spec.kind == "function":
         execution.run_call(namespace)
     else:
-        sys.argv = [spec.label, *spec.argv]
+        sys.argv = list(spec.argv)
         sys.path.insert(0, str(Path(spec.label).parent))
         namespace.update(__file__=spec.label)
         exec(compile(spec.source, spec.label, "exec"), namespace)

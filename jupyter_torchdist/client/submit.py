@@ -18,7 +18,7 @@ from ..protocol.inventory import local_inventory
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Inventory, Plan
-from ..protocol.spec import JobSpec, Options
+from ..protocol.spec import PROGRAMS, JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
 from . import leases
@@ -38,7 +38,8 @@ class Request:
     """What to run, as the user gave it.
 
     ``kind`` is ``cell`` (``source`` with names of ``namespace``), ``function`` (``function`` with ``args`` and
-    ``kwargs``) or ``script`` (``source`` is a file's text, ``label`` its path, ``argv`` what follows it).
+    ``kwargs``), ``script`` (``source`` is a file's text, ``label`` its path) or ``module`` (``source`` is its name);
+    ``argv`` is the program's ``sys.argv``.
     """
 
     source: str = ""
@@ -207,7 +208,7 @@ def new_job_id() -> str:
 def _capture(request: Request, cwd: Path) -> Capture:
     if request.kind == "function":
         return capturing.capture_call(request.function, request.args, request.kwargs, cwd=cwd, labels=request.labels)
-    script = request.kind == "script"  # a rank runs the file itself: nothing of it is in this process
+    script = request.kind in PROGRAMS  # a rank runs the file itself: nothing of it is in this process
     return capturing.capture_cell(
         "" if script else request.source,
         request.label,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from ..protocol.spec import OPTIONS, JobSpec, Option, Options
+from ..protocol.spec import OPTIONS, PROGRAMS, JobSpec, Option, Options
 
 _SHELL = "torchdist"
 _NOT_AGAIN = ("plan", "watch", "background", "config")
@@ -12,12 +12,13 @@ _NOT_AGAIN = ("plan", "watch", "background", "config")
 
 
 def command(spec: JobSpec) -> str:
-    """``torchdist run`` for a script; the bundle is run again for what was captured from a notebook."""
-    if spec.kind != "script":
+    """``torchdist run`` for a program; the bundle is run again for what was captured from a notebook."""
+    if spec.kind not in PROGRAMS:
         return shlex.join([_SHELL, "rerun", spec.job])
     words = [word for option in OPTIONS for word in _words(option, spec.options)]
-    arguments = ["--", *spec.argv] if spec.argv else []
-    return shlex.join([_SHELL, "run", *words, spec.label, *arguments])
+    program = ["-m", spec.source] if spec.kind == "module" else [spec.label]
+    arguments = ["--", *spec.argv[1:]] if spec.argv[1:] else []
+    return shlex.join([_SHELL, "run", *words, *program, *arguments])
 
 
 def _words(option: Option, options: Options) -> list[str]:

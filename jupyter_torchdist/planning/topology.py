@@ -65,6 +65,9 @@ def make_plan(
         out=options.out,
         env_names=tuple(item.split("=", 1)[0] for item in options.env),
         strategy=strategy,
+        role=options.role,
+        run_id=options.run_id,
+        port=options.port,
     )
 
 

@@ -80,6 +80,11 @@ class Plan:
     out: tuple[str, ...] = ("auto",)
     env_names: tuple[str, ...] = ()
     strategy: StrategyPlan = field(default_factory=StrategyPlan)
+    role: str = "default"
+    run_id: str = ""
+    """What ranks know the job by; empty: by its id and attempt."""
+    port: int = 0
+    """On which the store listens; 0: one that is free."""
 
     def node_of(self, rank: int) -> NodePlan:
         """Raises ``KeyError`` for a rank outside the plan."""

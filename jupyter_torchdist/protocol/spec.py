@@ -47,6 +47,12 @@ class Options:
     replace: bool = False
     plan: bool = False
     watch: str = "full"
+    role: str = "default"
+    """What torchrun's options of the shell say (``verbs/torchrun.py``), as are the next two: the ranks' ROLE_NAME."""
+    run_id: str = ""
+    """TORCHELASTIC_RUN_ID; else the job's id."""
+    port: int = 0
+    """MASTER_PORT; else one that is free."""
 
     def to_json(self) -> dict[str, Any]:
         """Without the values of ``--env NAME=VALUE``: no value of the environment is ever written down."""
@@ -284,13 +290,18 @@ def options_help(layout: Layout = beside) -> str:
     return "\n".join(lines)
 
 
+PROGRAMS = ("script", "module")
+"""Kinds of jobs that are whole programs: they end as under Python, and nothing of them comes back."""
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """One job, as asked for. ``source`` is the cell without the magic's line."""
 
     job: str
     kind: str
-    """``cell`` (the source runs in ``__main__``), ``function`` (the captured call runs) or ``script`` (a file)."""
+    """``cell`` (the source runs in ``__main__``), ``function`` (the captured call runs), ``script`` (a file's text) or
+    ``module`` (the source is its name)."""
     source: str
     label: str
     """The file name in tracebacks, such as ``Cell In[12]`` or a script's path."""
@@ -300,6 +311,7 @@ class JobSpec:
     created: float
     """Seconds since the epoch."""
     argv: tuple[str, ...] = ()
+    """``sys.argv`` of a program: the script as it was typed, or ``-m``, and its arguments."""
     notebook: str = ""
     """Where it was asked for: the notebook's path or the kernel's, for the panel and ``%dist``."""
     rerun_of: str = ""

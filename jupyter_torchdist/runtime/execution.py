@@ -8,9 +8,11 @@ import inspect
 import io
 import linecache
 import os
+import runpy
 import sys
 import tokenize
 from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
@@ -96,10 +98,27 @@ def run_call(namespace: dict[str, Any]) -> None:
     namespace[VALUE] = asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
+_MAIN = {
+    **({"__annotations__": {}} if sys.version_info < (3, 14) else {}),
+    **({"__cached__": None} if sys.version_info < (3, 15) else {}),
+}
+"""What else an interpreter gives its ``__main__``."""
+
+
+def run_module(module: str, argv: Sequence[str]) -> None:
+    """Run a module as ``python -m module …`` would in the working directory."""
+    sys.argv = list(argv)
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(module, dict(_MAIN), run_name="__main__", alter_sys=True)
+
+
 def run_script(source: str, path: str, argv: Sequence[str], names: dict[str, Any]) -> None:
-    """Run a script's text in ``names`` as ``python path args`` would; the file itself need not be on this node."""
-    sys.argv = [path, *argv]
+    """Run a script's text in ``names`` as ``python argv[0] …`` would; the file itself need not be on this node.
+
+    ``path`` is absolute, ``argv`` as it was typed.
+    """
+    sys.argv = list(argv) or [path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    names["__file__"] = path
+    names.update(__file__=path, __loader__=SourceFileLoader("__main__", path), **_MAIN)
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     exec(compile(source, path, "exec", dont_inherit=True), names)

@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..protocol.errors import TorchDistError
 from ..protocol.events import ErrorRecord
@@ -49,6 +50,22 @@ def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
         text = text[: _TEXT // 2] + "\n  … (shortened) …\n" + text[-_TEXT // 2 :]
     kind = type(error)
     return ErrorRecord(kind.__qualname__, kind.__module__, _message(error), text, frames, t)
+
+
+def exit_code(error: SystemExit) -> int:
+    """With which a program ends that ``sys.exit(…)`` ended."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def of_a_program(error: BaseException) -> tuple[ErrorRecord, int]:
+    """What is said of the end of a script, and its exit code. For ``sys.exit(…)`` Python prints no traceback."""
+    found = record(error)
+    if not isinstance(error, SystemExit):
+        return found, 1
+    said = "" if error.code is None or isinstance(error.code, int) else f"{_message(error)}\n"
+    return replace(found, text=said, frames=()), exit_code(error)
 
 
 def _drop_our_causes(described: traceback.TracebackException) -> None:

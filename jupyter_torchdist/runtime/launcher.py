@@ -207,11 +207,12 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
     plan = assignment.the_plan()
     names = [node.name for node in plan.nodes]
     return StaticRendezvous(
-        run_id=f"{assignment.job}.{assignment.attempt}",
+        run_id=plan.run_id or f"{assignment.job}.{assignment.attempt}",
         node_rank=names.index(assignment.node),
         nodes=len(names),
         address=assignment.node_plan().address,
         endpoint=assignment.rendezvous,
+        port=plan.port,
         announce=lambda address, port: events.write("launcher.rendezvous", address=address, port=port),
     )
 
@@ -244,6 +245,7 @@ def launch_config(plan: Plan, node: NodePlan, run_id: str) -> LaunchConfig:
         "max_nodes": len(plan.nodes),
         "nproc_per_node": len(node.ranks),
         "run_id": run_id,
+        "role": plan.role,
         "rdzv_backend": rendezvous.BACKEND,
         "rdzv_endpoint": "",
         "max_restarts": 0,
@@ -317,6 +319,7 @@ def torchrun_words(plan: Plan, node: NodePlan, run_id: str) -> list[str]:
         f"--nnodes={len(plan.nodes)}",
         f"--nproc-per-node={len(node.ranks)}",
         f"--rdzv-id={run_id}",
+        f"--role={plan.role}",
         f"--rdzv-backend={rendezvous.BACKEND}",
         "--rdzv-endpoint=",
         f"--local-addr={node.address}",

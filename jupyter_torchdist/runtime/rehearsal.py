@@ -132,6 +132,8 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
                 execution.run_cell(code, names)
             elif spec.kind == "function":
                 execution.run_call(names)
+            elif spec.kind == "module":
+                execution.run_module(spec.source, spec.argv)
             else:
                 execution.run_script(spec.source, spec.label, spec.argv, names)
         except fakes.Reached:

@@ -1,7 +1,8 @@
 """A static rendezvous whose store listens on the one address the plan chose, never on all.
 
 Registered with torch elastic as the backend ``torchdist``. The first node binds a port of the system's choice
-and hands the descriptor to ``TCPStore`` (``master_listen_fd``); the other nodes are told where it is.
+(or of the user's, ``--master-port``) and hands the descriptor to ``TCPStore`` (``master_listen_fd``); the other nodes
+are told where it is.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _FORKED = "torchdist-forked"
 
 
 class StaticRendezvous(RendezvousHandler):
-    """``endpoint`` is None on the first node. ``announce(address, port)`` is called once the store listens.
+    """``endpoint`` is None on the first node, which listens on ``port`` (0: one that is free).
+
+    ``announce(address, port)`` is called once the store listens.
 
     The store has a thread in the first node's launcher, which asks the C library for the name of whoever connects, and
     holds a lock of it meanwhile. A rank that was forked just then has that lock for good, and hangs at its own first
@@ -47,12 +50,14 @@ class StaticRendezvous(RendezvousHandler):
         address: str,
         endpoint: tuple[str, int] | None,
         announce: Callable[[str, int], None],
+        port: int = 0,
     ) -> None:
         self._run_id = run_id
         self._node_rank = node_rank
         self._nodes = nodes
         self._address = address
         self._endpoint = endpoint
+        self._port = port
         self._announce = announce
         self._store: Store | None = None
         self.listen_fd = -1
@@ -98,7 +103,8 @@ class StaticRendezvous(RendezvousHandler):
     def _listen(self) -> Store:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.bind((self._address, 0))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(self._port > 0))
+            listener.bind((self._address, self._port))
             listener.listen(1024)
             port = int(listener.getsockname()[1])
             # The store closes the descriptor it is given, so it gets one of its own.

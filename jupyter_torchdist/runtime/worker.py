@@ -1,7 +1,8 @@
 """One rank: from the environment torchrun set up to the values or the exception it leaves behind.
 
 The rank reports by files alone. It never raises into torch elastic (which swallows ``KeyboardInterrupt`` and
-pickles exceptions): it returns when it succeeded or was interrupted, and exits with code 1 when it failed.
+pickles exceptions): it returns when it succeeded or was interrupted, and exits with code 1 when it failed, a script
+with that of its ``sys.exit``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
-from ..protocol.spec import JobSpec
+from ..protocol.spec import PROGRAMS, JobSpec
 from . import api, bootstrap, children, execution, failures, group, part, shell
 from .alone import Alone
 from .attributes import Attributes
@@ -54,7 +55,7 @@ _LAST_SECONDS = 3.0
 
 
 def main(job_root: str, blobs: str, node: str, *, may_connect: Callable[[], None] = lambda: None) -> None:
-    """Be the rank that the environment names. Returns on success and after an interrupt, else exits with code 1.
+    """Be the rank that the environment names. Returns on success and after an interrupt, else exits with a code.
 
     ``may_connect`` returns when the launcher has forked the others.
     """
@@ -97,6 +98,8 @@ class Rank:
         self.display = Display(files.display(self.number))
         self.main = bootstrap.new_main()
         self.flags = 0
+        self.program = False
+        """Whether user code is a whole program, a script or a module, which ends as one."""
         self.results: Results | None = None
         self.will: LastWill | None = None
         self.part: part.Part | None = None
@@ -132,6 +135,7 @@ class Rank:
         plan = Plan.from_json(codec.loads(self.paths.plan.read_bytes()))
         manifest = Manifest.from_json(codec.loads(self.paths.manifest.read_bytes()))
         self.flags = manifest.flags
+        self.program = spec.kind in PROGRAMS
         bootstrap.forget_the_parent()
         bootstrap.plain_drawing()
         bootstrap.use_threads()
@@ -185,6 +189,9 @@ class Rank:
             self.leave_alone(*called)
             self.look_for_others(spec, *called)
             execution.run_call(names)
+        elif spec.kind == "module":
+            self.look_for_others(spec, None, {})
+            execution.run_module(spec.source, spec.argv)
         else:
             script = execution.script_code(spec.source, spec.label)
             self.leave_alone(script, {})
@@ -269,8 +276,9 @@ class Rank:
 
     def fail(self, error: BaseException) -> NoReturn:
         """Report first, as the notebook waits for it; then leave what can be left, and end."""
+        code = 1
         try:
-            record = failures.record(error)
+            record, code = failures.of_a_program(error) if self.program else (failures.record(error), 1)
             self.events.write("rank.failed", error=record.to_json())
             self.say(record)
             self.flush()
@@ -282,7 +290,7 @@ class Rank:
         finally:
             with contextlib.suppress(BaseException):
                 self.clean_up()
-            os._exit(1)
+            os._exit(code)
 
     def clean_up(self) -> None:
         """What user code registered for the end, but within seconds; its child processes go at once."""
@@ -339,7 +347,7 @@ class Rank:
 
 def _ended_well(error: BaseException) -> bool:
     """``sys.exit()`` and ``sys.exit(0)`` are ends like any other."""
-    return isinstance(error, SystemExit) and error.code in (None, 0)
+    return isinstance(error, SystemExit) and failures.exit_code(error) == 0
 
 
 def _finish_saving() -> None:

@@ -78,7 +78,7 @@ def parser(program: str) -> Parser:
     made["rm"].add_argument("jobs", metavar="JOB", nargs="*", help="jobs that have ended")
     made["rm"].add_argument("--older", type=_age, metavar="TIME", help="all that ended longer ago: 12h, 7d")
     made["rm"].add_argument("--keep-bytes", type=_bytes, metavar="SIZE", help="the oldest until 500M, 10G are left")
-    made["plan"].add_argument("options", nargs="*", help="options of %%%%distribute")
+    made["plan"].add_argument("options", nargs="*", help="options of a run")
     return top
 
 

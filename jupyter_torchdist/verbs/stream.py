@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TextIO
 
 from .. import views
@@ -86,11 +86,15 @@ class Console:
         *,
         keep: int | None = None,
         limit: int | None = None,
+        only: Collection[int] | None = None,
     ) -> None:
-        """``limit`` (characters): where to stop printing, for a notebook that stores what it is shown."""
+        """``only``: ranks whose output is printed.
+
+        ``limit`` (characters): where to stop printing, for a notebook that stores what it is shown.
+        """
         self._lines = Lines(paths, keep)
         self._out, self._err = out or sys.stdout, err or sys.stderr
-        self._left = limit
+        self._left, self._only = limit, only
         self._job = paths.job
         self._notes = 0
 
@@ -111,6 +115,8 @@ class Console:
             self._err.flush()
 
     def _print(self, file: LogFile, text: str) -> None:
+        if self._only is not None and file.rank not in self._only:
+            return
         if self._left is not None:
             if self._left <= 0:
                 return

@@ -153,6 +153,6 @@ def test_a_script_is_main_on_every_rank(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(program)
     (tmp_path / "beside.py").write_text("name = 'beside'\n")
-    job = submit(Request(program, str(script), 1, Options(ranks=2), kind="script", argv=("--lr", "1")))
+    job = submit(Request(program, str(script), 1, Options(ranks=2), kind="script", argv=("train.py", "--lr", "1")))
     assert job.wait(PATIENCE).state == "succeeded", job.exception()
     assert job.logs(0, "out") == job.logs(1, "out") == f"beside ['--lr', '1'] {script}\n"

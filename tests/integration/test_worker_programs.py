@@ -133,7 +133,13 @@ def test_a_script(warm: Warm, tmp_path: Path) -> None:
         "    dist.destroy_process_group()\n"
     )
     job = RankJob(
-        warm, tmp_path, script.read_text(), kind="script", argv=("--lr", "1"), out=("none",), label=str(script)
+        warm,
+        tmp_path,
+        script.read_text(),
+        kind="script",
+        argv=("train.py", "--lr", "1"),
+        out=("none",),
+        label=str(script),
     ).run()
     assert job.codes == {0: 0, 1: 0}, job.err(0)
     assert job.out_text(1) == "['--lr', '1'] 1 train.py\n"

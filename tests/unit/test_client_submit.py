@@ -218,7 +218,7 @@ def test_a_script_runs_as_main_with_its_arguments(home: Path, pool: DriverPool, 
     program = "import sys\nfrom beside import name\nif __name__ == '__main__':\n    print(name, sys.argv[1:])\n"
     script.write_text(program)
     (tmp_path / "beside.py").write_text("name = 'beside'\n")
-    job = submit(Request(program, str(script), 1, Options(ranks=1), kind="script", argv=("--lr", "1")))
+    job = submit(Request(program, str(script), 1, Options(ranks=1), kind="script", argv=("train.py", "--lr", "1")))
     assert job.wait(60).state == "succeeded", job.exception()
     assert job.logs() == "beside ['--lr', '1']\n"
 

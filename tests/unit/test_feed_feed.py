@@ -370,7 +370,7 @@ def test_sixty_four_ranks_in_bounded_time(tmp_path: Path) -> None:
     ("options", "argv", "words"),
     [
         ("--ranks 2", (), "--ranks 2 FILE"),
-        ("--gpus 4 --timeout 90 --fresh", ("--lr", "1"), "--gpus 4 --timeout 90 --fresh FILE -- --lr 1"),
+        ("--gpus 4 --timeout 90 --fresh", ("train.py", "--lr", "1"), "--gpus 4 --timeout 90 --fresh FILE -- --lr 1"),
         ("--env A=1 --env B --name 'my job' --plan", (), "--name 'my job' --env A --env B FILE"),
         ("--ranks 1 --out a,b --background", (), "--ranks 1 --out a,b FILE"),
         ("--ranks 1 --out none", (), "--ranks 1 FILE"),
@@ -380,6 +380,11 @@ def test_the_command_of_a_script(options: str, argv: tuple[str, ...], words: str
     chosen = Options.from_json(parse_options(options).to_json())
     spec = a_spec(kind="script", label="/home/a b/train.py", options=chosen, argv=argv)
     assert command(spec) == "torchdist run " + words.replace("FILE", "'/home/a b/train.py'")
+
+
+def test_the_command_of_a_module() -> None:
+    spec = a_spec(kind="module", source="pkg.train", label="-m pkg.train", argv=("-m", "--lr", "1"))
+    assert command(spec) == "torchdist run --ranks 2 -m pkg.train -- --lr 1"
 
 
 def test_who_may_only_look_cannot_cancel(job: FakeJob) -> None:

@@ -90,6 +90,6 @@ def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "import sys, beside_the_script_tdx\nargs = sys.argv\nname = __name__\nvalue = beside_the_script_tdx.VALUE\n"
     )
     names: dict[str, Any] = {"__name__": "__main__"}
-    execution.run_script(script.read_text(), str(script), ("--lr", "1"), names)
-    assert (names["args"], names["name"], names["value"]) == ([str(script), "--lr", "1"], "__main__", 5)
+    execution.run_script(script.read_text(), str(script), ("train.py", "--lr", "1"), names)
+    assert (names["args"], names["name"], names["value"]) == (["train.py", "--lr", "1"], "__main__", 5)
     monkeypatch.delitem(sys.modules, "beside_the_script_tdx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -48,13 +49,13 @@ def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def presser(times: int) -> object:
-    """A tick that presses ■ on its first calls."""
+def presser(times: int, number: signal.Signals = signal.SIGINT) -> Callable[[JobState], None]:
+    """A tick that presses ■, or sends another signal, on its first calls."""
     calls = iter(range(times))
 
     def tick(_state: JobState) -> None:
         if next(calls, None) is not None:
-            press()
+            os.kill(os.getpid(), number)
 
     return tick
 
@@ -75,7 +76,7 @@ def test_the_first_interrupt_asks_and_the_second_kills(presses: int, obeys: str,
     job = Asked(obeys)
     with Interrupts() as interrupts:
         interrupts.hold()
-        state = wait(job, interrupts, presser(presses))  # type: ignore[arg-type]
+        state = wait(job, interrupts, presser(presses))
     assert state.final
     assert job.requests == ["interrupt", "kill"][:asked]
 
@@ -84,7 +85,7 @@ def test_the_third_interrupt_gives_the_cell_back() -> None:
     job = Asked("never")
     with Interrupts() as interrupts:
         interrupts.hold()
-        state = wait(job, interrupts, presser(3))  # type: ignore[arg-type]
+        state = wait(job, interrupts, presser(3))
     assert state.state == "running"
     assert job.requests == ["interrupt", "kill"]
 
@@ -93,7 +94,7 @@ def test_whoever_only_looks_asks_nothing() -> None:
     job = Asked("never")
     with Interrupts() as interrupts:
         interrupts.hold()
-        assert wait(job, interrupts, presser(1), detach=True).state == "running"  # type: ignore[arg-type]
+        assert wait(job, interrupts, presser(1), detach=True).state == "running"
     assert job.requests == []
 
 
@@ -114,10 +115,9 @@ def test_interrupts_raise_until_they_are_held_and_after_they_are_released() -> N
 def test_a_signal_to_end_terminates_and_what_follows_at_once_is_the_same_one(number: signal.Signals) -> None:
     """``timeout`` signals its child, and then the group that its child is in."""
     job = Asked("terminate", polls=5)
-    calls = iter(range(3))
     with Interrupts(ENDING) as interrupts:
         interrupts.hold()
-        state = wait(job, interrupts, lambda _state: next(calls, None) is None or os.kill(os.getpid(), number))
+        state = wait(job, interrupts, presser(3, number))
     assert state.final
     assert (job.requests, interrupts.ended_by) == (["terminate"], number)
     assert signal.getsignal(number) is signal.SIG_DFL
@@ -126,10 +126,9 @@ def test_a_signal_to_end_terminates_and_what_follows_at_once_is_the_same_one(num
 def test_a_second_signal_to_end_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "ECHO", 0.0)
     job = Asked("kill")
-    calls = iter(range(2))
     with Interrupts(ENDING) as interrupts:
         interrupts.hold()
-        wait(job, interrupts, lambda _state: next(calls, None) is None or os.kill(os.getpid(), signal.SIGTERM))
+        wait(job, interrupts, presser(2, signal.SIGTERM))
     assert job.requests == ["terminate", "kill"]
 
 
@@ -190,7 +189,7 @@ def test_an_interrupt_that_begins_a_shut_down_leaves_the_job_alone() -> None:
     looks = iter([False, False, True])
     with Interrupts() as interrupts:
         interrupts.hold()
-        state = wait(job, interrupts, presser(1), closing=lambda: next(looks))  # type: ignore[arg-type]
+        state = wait(job, interrupts, presser(1), closing=lambda: next(looks))
     assert state.state == "running"
     assert job.requests == []
 
@@ -200,6 +199,6 @@ def test_other_interrupts_are_a_persons(presses: int, asked: list[str]) -> None:
     job = Asked(asked[-1])
     with Interrupts() as interrupts:
         interrupts.hold()
-        state = wait(job, interrupts, presser(presses), closing=lambda: False)  # type: ignore[arg-type]
+        state = wait(job, interrupts, presser(presses), closing=lambda: False)
     assert state.state == "cancelled"
     assert job.requests == asked

@@ -98,7 +98,7 @@ def run_call(namespace: dict[str, Any]) -> None:
     namespace[VALUE] = asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
-_MAIN = {
+_MAIN: dict[str, Any] = {
     **({"__annotations__": {}} if sys.version_info < (3, 14) else {}),
     **({"__cached__": None} if sys.version_info < (3, 15) else {}),
 }

@@ -373,11 +373,11 @@ def _become(tensor: Deferred, value: Tensor) -> bool:
 def install(patches: Patches) -> None:
     """What does not ask ``__torch_function__`` knows of deferred tensors for the time of the patches."""
     patches.around(torch.autograd, "backward", backward)
-    apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    own: Any = vars(torch.autograd.Function)["apply"]  # a method of C's from 2.15 on
 
     def applied(cls: type, *args: Any, **kwargs: Any) -> Any:
         """What a custom function does with its arguments is below Python's sight."""
         args, kwargs = settled((args, kwargs), cls.__name__)
-        return apply(cls, *args, **kwargs)
+        return own.__get__(None, cls)(*args, **kwargs)
 
     patches.put(torch.autograd.Function, "apply", classmethod(applied))

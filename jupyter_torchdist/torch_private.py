@@ -325,7 +325,8 @@ def fsdp_begin(root: Any) -> None:
     """Make ``root`` the root of its units now, and not at its first forward."""
     root._get_fsdp_state()._lazy_init()
     if release() < (2, 9):  # Gloo sums where it is asked for a mean
-        root.set_force_sum_reduction_for_comms(root._get_fsdp_state()._device.type == "cpu")
+        for group in (group for state in fsdp_states(root) for group in fsdp_groups(state)):
+            group.force_sum_reduction_for_comms = group.device.type == "cpu"  # type: ignore[attr-defined]
 
 
 def fsdp_is_root(unit: Any) -> bool:

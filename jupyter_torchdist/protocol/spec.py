@@ -300,8 +300,7 @@ class JobSpec:
 
     job: str
     kind: str
-    """``cell`` (the source runs in ``__main__``), ``function`` (the captured call runs), ``script`` (a file's text) or
-    ``module`` (the source is its name)."""
+    """``cell`` (the source runs in ``__main__``), ``function``, ``script`` (a file's text) or ``module`` (its name)."""
     source: str
     label: str
     """The file name in tracebacks, such as ``Cell In[12]`` or a script's path."""

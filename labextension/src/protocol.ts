@@ -148,12 +148,18 @@ export interface Options {
   replace: boolean;
   plan: boolean;
   watch: string;
+  /** What torchrun's options of the shell say (`verbs/torchrun.py`), as are the next two: the ranks' ROLE_NAME. */
+  role: string;
+  /** TORCHELASTIC_RUN_ID; else the job's id. */
+  run_id: string;
+  /** MASTER_PORT; else one that is free. */
+  port: number;
 }
 
 /** One job, as asked for. `source` is the cell without the magic's line. */
 export interface JobSpec {
   job: string;
-  /** `cell` (the source runs in `__main__`), `function` (the captured call runs) or `script` (a file). */
+  /** `cell` (the source runs in `__main__`), `function`, `script` (a file's text) or `module` (its name). */
   kind: string;
   source: string;
   /** The file name in tracebacks, such as `Cell In[12]` or a script's path. */
@@ -163,6 +169,7 @@ export interface JobSpec {
   options: Options;
   /** Seconds since the epoch. */
   created: number;
+  /** `sys.argv` of a program: the script as it was typed, or `-m`, and its arguments. */
   argv: string[];
   /** Where it was asked for: the notebook's path or the kernel's, for the panel and `%dist`. */
   notebook: string;
@@ -217,6 +224,11 @@ export interface Plan {
   out: string[];
   env_names: string[];
   strategy: StrategyPlan;
+  role: string;
+  /** What ranks know the job by; empty: by its id and attempt. */
+  run_id: string;
+  /** On which the store listens; 0: one that is free. */
+  port: number;
 }
 
 /** One line of the receipt: a name, what it is, how large (bytes), and which line needs it. */

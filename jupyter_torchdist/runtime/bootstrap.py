@@ -34,6 +34,11 @@ class Interrupts:
         flusher.add(self)
         signal.signal(signal.SIGINT, self._on_signal)
 
+    @property
+    def heard(self) -> bool:
+        """Whether user code got the exception, or is over; one that must wait for the end of a write may come too late."""
+        return self.received is not None and not self._armed
+
     def disarm(self) -> None:
         """User code has ended: a signal is noted and changes nothing."""
         self._armed = False

@@ -156,7 +156,7 @@ class Rank:
         own = self.number, plan, manifest, loaded, self.paths, self.events
         self.results = Results(*own, self.apart, attributes.now)
         if self.results.wanted:
-            self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
+            self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.heard)
         return spec
 
     def take_part(self, plan: Plan, device: torch.device) -> part.Part:

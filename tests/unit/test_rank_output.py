@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from jupyter_torchdist.runtime.bootstrap import Interrupts
+from jupyter_torchdist.runtime.output import UNINTERRUPTIBLE
 
 SET_UP = """
 import os, sys, time, threading, signal, io
@@ -209,6 +214,26 @@ def test_a_forked_child_flushes_its_lines_and_repeats_none(tmp_path: Path) -> No
 
 def test_stdin_is_empty(tmp_path: Path) -> None:
     run(tmp_path, "assert sys.stdin.read() == ''")
+
+
+def test_an_interrupt_in_the_middle_of_a_write_is_heard_when_it_is_sent_again() -> None:
+    """Until then the main thread may begin to wait in a collective, where it hears nothing."""
+
+    class Sources:
+        def add(self, source: object) -> None: ...
+
+        def wake(self) -> None: ...
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        interrupts = Interrupts(Sources())  # type: ignore[arg-type]
+        interrupts._on_signal(signal.SIGINT, SimpleNamespace(f_code=UNINTERRUPTIBLE))  # type: ignore[arg-type]
+        assert interrupts.received is not None and not interrupts.heard
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.flush()
+        assert interrupts.heard
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_in_the_middle_of_a_write_repeats_nothing(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Attributes:
         self._own = facts(source)
         self._waiting = [*self._by_cells(), *self._by_modules(self._cells.imports)]
         self._read: set[str] = set()
+        self._began = False
         self._shared = {id(value) for value in self._changed_values()}
         for touch in self._own.touches:
             self._watch(touch)
@@ -56,12 +57,16 @@ class Attributes:
     def along_with(self, modules: Iterable[str]) -> dict[str, Any]:
         """All that goes along when ``modules``, and what these import, do."""
         self._local.add(modules)
-        new = [name for name in self._in_scope() if name not in self._read]
+        scope = self._in_scope()
+        new = [name for name in scope if name not in self._read]
+        if self._began and not new:
+            return self.values
+        self._began = True
         self._read.update(new)
         self._waiting += self._by_modules(new)
         for owned in self._waiting:
             self._take(*owned)
-        for name in self._in_scope():
+        for name in scope if self._shared else ():
             for attribute, value in vars(sys.modules[name]).items():
                 if id(value) in self._shared and _is_data(value):
                     self.values.setdefault(attributes.name_of(name, (attribute,)), value)
@@ -207,3 +212,8 @@ class _History:
 
 
 _history = _History()
+
+
+def note(namespace: Mapping[str, Any]) -> None:
+    """Read the cells that are new, so that the next capture need not."""
+    _history.of(namespace)

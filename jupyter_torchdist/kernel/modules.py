@@ -1,4 +1,4 @@
-"""What the notebook's cells leave in modules: noted after each of them, as files change and kernels do not."""
+"""What the notebook's cells do to modules: noted after each of them, as files change, and for the next capture."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_SOURCES = "jupyter_torchdist.capture.sources"
+_ROOM = "jupyter_torchdist.capture"
 
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
     """Note after every cell; what is returned ends that."""
 
     def after_cell(_result: Any = None) -> None:
-        if _SOURCES in sys.modules:  # until ``warm`` has imported it, nothing is late
+        if _ROOM in sys.modules:  # until ``warm`` has imported it, nothing is late
             note(ip)
 
     ip.events.register("post_run_cell", after_cell)
@@ -25,8 +25,9 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
 
 
 def note(ip: InteractiveShell) -> None:
-    """The sources of modules that were imported or reloaded."""
-    importlib.import_module(_SOURCES).note(_reloads(ip))
+    """The sources of modules that were imported or reloaded, and what the cells have set."""
+    importlib.import_module(f"{_ROOM}.sources").note(_reloads(ip))
+    importlib.import_module(f"{_ROOM}.attributes").note(ip.user_ns)
 
 
 def _reloads(ip: InteractiveShell) -> dict[str, float]:

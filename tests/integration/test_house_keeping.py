@@ -258,7 +258,7 @@ def test_the_command(torchdist: Callable[..., subprocess.CompletedProcess[str]],
         ("fine", "succeeded"),
     ]
     shown = json.loads(torchdist("show", "fine", "--json").stdout)
-    assert shown["state"]["ranks"]["0"]["state"] == "done" and shown["spec"]["argv"] == ["--lr", "1"]
+    assert shown["state"]["ranks"]["0"]["state"] == "done" and shown["spec"]["argv"] == ["ok.py", "--lr", "1"]
     assert torchdist("logs", "fine", "--rank", "0").stdout == "rank 0 ['--lr', '1']\n"
     assert "has ended already" in torchdist("cancel", "fine").stdout
     for words, code, said in [

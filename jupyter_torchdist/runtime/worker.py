@@ -278,6 +278,7 @@ class Rank:
         """Report first, as the notebook waits for it; then leave what can be left, and end."""
         code = 1
         try:
+            self.settle()  # another rank's failure may end this one now; what it reports, it must also leave
             record, code = failures.of_a_program(error) if self.program else (failures.record(error), 1)
             self.events.write("rank.failed", error=record.to_json())
             self.say(record)
@@ -324,9 +325,13 @@ class Rank:
             self.display.publish(value, "result")
         self.display.figures()
 
-    def publish(self) -> None:
+    def settle(self) -> None:
+        """From here on this thread leaves what is to be left."""
         if self.will is not None:
             self.will.settle()
+
+    def publish(self) -> None:
+        self.settle()
         if self.results is not None:
             self.results.publish(vars(self.main))
 

@@ -1,15 +1,18 @@
 # Two commands on a fresh machine with Python and make: `make demo` and `make test`. Both use one environment, .venv.
 
 PYTHON ?= python3
-BIN := .venv/bin
+# `make test-torch` has an environment beside it for each release of PyTorch and of Python.
+VENV := .venv
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+BIN := $(VENV)/bin
 # Half of pip's time goes into compiling modules of which most are never imported; Python does it at the first import.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
-READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile --constraint $(VENV)/constraints.txt
+READY := $(VENV)/.ready
 # The front end is built where there is node; without, everything else works.
-FRONT := .venv/.front
+FRONT := $(VENV)/.front
 FRONT_SOURCES := $(wildcard $(addprefix labextension/, *.json *.mjs src/*.ts src/view/*.ts style/* schema/*))
 NODE_MODULES := labextension/node_modules/.package-lock.json
-DEEPSPEED := .venv/deepspeed
+DEEPSPEED := $(VENV)/deepspeed
 NPM := cd labextension && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 HAVE_NPM := command -v npm >/dev/null
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
@@ -19,7 +22,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -61,7 +64,24 @@ test-browser: $(READY)
 test-front: $(NODE_MODULES)
 	$(call told,front,if $(HAVE_NPM); then $(NPM) test; fi)
 
-soak: $(READY) front browser
+# With another release of PyTorch, and of Python: `make test-torch V=2.11.0 PYTHON=python3.12`. `SUITES` may name more
+# suites of scripts/releases.py. What was seen goes into README.md.
+V ?= $(TORCH)
+SUITES ?= unit cells quickstart
+test-torch:
+	@$(MAKE) --no-print-directory VENV=.venv-py$(basename $(lastword $(shell $(PYTHON) --version)))-torch$(V) TORCH=$(V) seen
+
+.PHONY: seen
+seen: $(READY)
+	$(BIN)/python -m scripts.releases $(SUITES)
+
+# The oldest, one in the middle, and the newest that is supported.
+test-releases:
+	@$(MAKE) --no-print-directory test-torch V=2.8.0
+	@$(MAKE) --no-print-directory test-torch V=2.11.0
+	@$(MAKE) --no-print-directory test-torch V=2.15.0
+
+soak: $(READY) front browser test-releases
 	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/strategies tests/browser
 
 lint: $(READY) $(NODE_MODULES)
@@ -103,15 +123,17 @@ wheel: $(READY) $(NODE_MODULES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m hatchling build
 
 clean:
-	rm -rf .venv out dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
+	rm -rf .venv .venv-* out dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
 	  labextension/lib labextension/node_modules jupyter_torchdist/labextension jupyter_torchdist/static
 
 # torch is a step of its own: with it in place, no later step of pip looks for another build.
 $(READY): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
-	  { rm -rf .venv; echo 'Python cannot make a virtual environment here. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
-	@echo 'Setting up .venv (once; a few minutes)'
-	@$(PIP) torch==2.13.0
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo 'Python cannot make a virtual environment here. On Debian and Ubuntu: apt-get install python3-venv' >&2; exit 1; }
+	@echo 'Setting up $(VENV) (once; a few minutes)'
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
+	@$(PIP) torch==$(TORCH) || { echo 'Once more, without the settings of pip on this machine'; \
+	  PIP_CONFIG_FILE=/dev/null $(PIP) torch==$(TORCH); }
 	@SKIP_JUPYTER_BUILDER=1 $(PIP) --editable '.[demo,dev]'
 	@rm -f $(FRONT)
 	@touch $@
@@ -129,7 +151,7 @@ $(NODE_MODULES): labextension/package-lock.json
 	@if $(HAVE_NPM); then $(NPM) ci --silent && touch node_modules/.package-lock.json; fi
 
 # JupyterLab looks into the environment; a copy, because pip may delete there what it finds.
-EXTENSION := .venv/share/jupyter/labextensions/jupyter-torchdist
+EXTENSION := $(VENV)/share/jupyter/labextensions/jupyter-torchdist
 $(FRONT): $(FRONT_SOURCES) $(NODE_MODULES)
 	@echo 'Building the front end'
 	@$(NPM) run --silent build

@@ -1,0 +1,68 @@
+"""README claims the releases of PyTorch and Python that were seen to pass, and no other."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.protocol.releases import OLDEST
+from scripts import releases
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+REPORT = """<?xml version="1.0"?><testsuites><testsuite name="pytest" errors="1" failures="2" skipped="3" tests="10">
+<testcase/></testsuite></testsuites>"""
+
+
+def test_the_table_is_current() -> None:
+    assert releases.in_readme(README) == README, "run python -m scripts.releases"
+
+
+def test_every_release_that_is_claimed_was_seen_to_pass() -> None:
+    claimed = re.search(r"PyTorch (\d+)\.(\d+) to (\d+)\.(\d+) are supported", README)
+    assert claimed is not None
+    major, first, same, last = map(int, claimed.groups())
+    assert (major, first) == OLDEST and same == major and f"torch>={major}.{first}" in PROJECT["dependencies"]
+    seen = {
+        releases.minor(torch)
+        for torch, pythons in releases.read().items()
+        if any(map(releases.green, pythons.values()))
+    }
+    assert {f"{major}.{minor}" for minor in range(first, last + 1)} <= seen
+
+
+def test_every_python_that_is_claimed_was_seen_to_pass() -> None:
+    claimed = {name.rpartition(" ")[2] for name in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", name)}
+    seen = {
+        python for pythons in releases.read().values() for python, suites in pythons.items() if releases.green(suites)
+    }
+    assert claimed <= seen
+    assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or newer" in README
+
+
+def test_counts_of_a_report() -> None:
+    assert releases.counts(REPORT) == {"passed": 4, "failed": 3, "skipped": 3}
+
+
+def test_what_failed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases, "SEEN", tmp_path / "releases.json")
+    releases.note("unit", {"passed": 4, "failed": 1, "skipped": 0})
+    assert "**1 of the unit tests failed**" in releases.table()
+    for name in releases.SUITES:
+        releases.note(name, {"passed": 4, "failed": 0, "skipped": 0})
+    assert releases.table().endswith("| all tests |\n")
+
+
+def test_an_unknown_suite_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert releases.main(["units"]) == 2
+    assert "There is no suite 'units'; there are unit, cells" in capsys.readouterr().err

@@ -326,7 +326,7 @@ def fsdp_begin(root: Any) -> None:
     root._get_fsdp_state()._lazy_init()
     if release() < (2, 9):  # Gloo sums where it is asked for a mean
         for group in (group for state in fsdp_states(root) for group in fsdp_groups(state)):
-            group.force_sum_reduction_for_comms = group.device.type == "cpu"  # type: ignore[attr-defined]
+            group.force_sum_reduction_for_comms = group.device.type == "cpu"
 
 
 def fsdp_is_root(unit: Any) -> bool:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
 _NAME = re.compile(r"([\w.]+):([\w.]+)")
+
+
+CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict, Counter)
+"""Exact types whose content can be put into another object of the type."""
 
 
 class Absent:
@@ -77,7 +82,20 @@ def write_back(values: dict[str, Any]) -> tuple[str, ...]:
     for name, value in values.items():
         if module_of(name) in sys.modules and read(name) is not value:
             try:
-                write(name, value)
+                _put(name, value)
             except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
                 notes.append(f"{shown(name)} could not be set in the notebook: {type(error).__name__}: {error}")
     return tuple(notes)
+
+
+def _put(name: str, value: Any) -> None:
+    """A container stays the object that it is, as others may have it."""
+    there = read(name)
+    if type(there) is not type(value) or type(value) not in CONTAINERS:
+        write(name, value)
+    elif isinstance(there, (list, deque)):
+        there.clear()
+        there.extend(value)
+    else:
+        there.clear()
+        there.update(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -23,6 +24,8 @@ class Attributes:
         self._sent = attributes.take(names)
         self._before: dict[str, Any] = {}
         """What user code has found; only those whose module is there."""
+        self._content: dict[str, Any] = {}
+        """What was in containers that were not sent."""
         modules: dict[str, list[str]] = {}
         for name in dict.fromkeys([*self._sent, *filter(attributes.is_attribute, bound)]):
             modules.setdefault(attributes.module_of(name), []).append(name)
@@ -34,7 +37,9 @@ class Attributes:
             try:
                 if name in self._sent:
                     self._set(name, self._sent[name])
-                self._before[name] = attributes.read(name)
+                self._before[name] = found = attributes.read(name)
+                if name not in self._sent and type(found) in attributes.CONTAINERS:
+                    self._content[name] = copy.deepcopy(found)
             except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
                 why = str(error) if isinstance(error, StrategyError) else f"{type(error).__name__}: {error}"
                 self._say(f"{attributes.shown(name)} is not as in the notebook: {why}")
@@ -46,9 +51,17 @@ class Attributes:
             attributes.write(name, value)
 
     def now(self) -> dict[str, Any]:
-        """What was sent as it is now, and what else was set."""
+        """What was sent as it is now, and what else was set or changed."""
         found = {name: attributes.read(name) for name in self._before}
-        return {name: value for name, value in found.items() if name in self._sent or value is not self._before[name]}
+        return {name: value for name, value in found.items() if name in self._sent or self._is_new(name, value)}
+
+    def _is_new(self, name: str, value: Any) -> bool:
+        if value is not self._before[name] or name not in self._content:
+            return value is not self._before[name]
+        try:
+            return bool(value != self._content[name])
+        except Exception:  # noqa: BLE001  # the user's own __eq__, or an array's
+            return True
 
 
 def _is_patched(name: str) -> bool:

@@ -36,7 +36,7 @@ class Interrupts:
 
     @property
     def heard(self) -> bool:
-        """Whether user code got the exception, or is over; one that must wait for the end of a write may come too late."""
+        """Whether user code got the exception, or is over. One that waits for the end of a write may come too late."""
         return self.received is not None and not self._armed
 
     def disarm(self) -> None:

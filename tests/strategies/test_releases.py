@@ -47,9 +47,9 @@ def alone() -> Callable[[str], Trace]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
-    "cell", [pytest.param(name, marks=[] if name == FIRST else [pytest.mark.soak]) for name in CELLS]
+    "task", [pytest.param(name, marks=[] if name == FIRST else [pytest.mark.soak]) for name in CELLS]
 )
-def test_cell(cell: str, strategy: str, alone: Callable[[str], Trace]) -> None:
-    outcome = run_cell(CELLS[cell], STRATEGIES[strategy])
+def test_task(task: str, strategy: str, alone: Callable[[str], Trace]) -> None:
+    outcome = run_cell(CELLS[task], STRATEGIES[strategy])
     assert outcome.error is None, f"{outcome.error!r}\n{outcome.printed}\n{outcome.errors}"
-    check_equal(outcome, alone(cell), SAME)
+    check_equal(outcome, alone(task), SAME)

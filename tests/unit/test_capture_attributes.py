@@ -7,6 +7,7 @@ import importlib
 import math
 import sys
 import timeit
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ def batches(n):
     return n // BATCH
 def lr(): return CONFIG["lr"]
 """
+LOGS = """
+from collections import defaultdict
+LINES = []
+RATES: dict = {"lr": 0.1}
+BY_NAME = defaultdict(list)
+def log(line, write=LINES.append): write(line)
+def rate(key, value, table=RATES): table[key] = value
+def count(name): BY_NAME[name].append(1)
+def shown(): return [*LINES], dict(RATES), dict(BY_NAME), LINES.copy() and RATES.get("lr")
+"""
 TOUCHED = (torch, torch.nn.functional, torch.nn.Linear, math, builtins, sys)
 USER = """
 import td_settings
@@ -58,6 +69,7 @@ def kernel(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A notebook with a history, and two modules of its own. What its cells do to torch is taken back."""
     (tmp_path / "td_settings.py").write_text(SETTINGS)
     (tmp_path / "td_user.py").write_text(USER)
+    (tmp_path / "td_logs.py").write_text(LOGS)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = [(owner, dict(vars(owner))) for owner in TOUCHED]
     notebook.names["In"] = [""]
@@ -67,7 +79,7 @@ def kernel(notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             delattr(owner, name)
         for name in [name for name in names if vars(owner)[name] is not names[name]]:
             setattr(owner, name, names[name])
-    for name in ("td_settings", "td_user"):
+    for name in ("td_settings", "td_user", "td_logs"):
         sys.modules.pop(name, None)
     importlib.invalidate_caches()
 
@@ -189,7 +201,6 @@ def test_the_receipt_names_them_and_no_others(kernel: Notebook) -> None:
     assert receipt(kernel) == {
         "td_settings": "td_settings as import",
         "td_settings.BATCH": "int 64",
-        "td_settings.HISTORY": "list of 0",
         "td_settings.COUNT": "int 0",
         "td_settings.CACHE": "NoneType None",
         "math.tau2": "int 12",
@@ -204,6 +215,41 @@ def test_an_attribute_is_the_object_that_a_name_is(kernel: Notebook) -> None:
     assert kernel.names["same"]
     assert kernel.names["td_settings"].MODEL is kernel.names["model"]
     assert kernel.names["td_settings"].MODEL.weight.item() == 5
+
+
+def test_containers_as_the_import_makes_them_stay_those_that_their_module_gave_away(kernel: Notebook) -> None:
+    """As default arguments, on the ranks and in the notebook."""
+    after(kernel, "import td_logs")
+    kernel.run("td_logs.log('a')\ntd_logs.rate('b', 2)\ntd_logs.count('c')\nshown = td_logs.shown()")
+    assert kernel.names["shown"] == (["a"], {"lr": 0.1, "b": 2}, {"c": [1]}, 0.1)
+    logs = kernel.names["td_logs"]
+    assert "td_logs.LINES" not in receipt(kernel)
+    logs.log("d")
+    logs.rate("lr", 1)
+    assert logs.shown() == (["a", "d"], {"lr": 1, "b": 2}, {"c": [1]}, 1)
+    kernel.run("shown = td_logs.shown()")
+    assert kernel.names["shown"] == logs.shown()
+
+
+def test_a_container_that_the_notebook_has_too_is_one_object(kernel: Notebook) -> None:
+    after(kernel, "import td_logs\nfrom td_logs import LINES")
+    kernel.run("LINES.append(1)\nshown = td_logs.LINES is LINES, td_logs.shown()[0]")
+    assert kernel.names["shown"] == (True, [1])
+    assert kernel.names["td_logs"].LINES is kernel.names["LINES"]
+
+
+@pytest.mark.parametrize(
+    ("text", "initial"),
+    [
+        ("a = []\nb: dict = {'x': [1]}\nc = set()\nd = deque()", {"a": [], "b": {"x": [1]}, "c": set(), "d": deque()}),
+        ("a = defaultdict(list)\nb = dict(x=1)\nc = list('ab')", {"a": {}}),
+        ("a = []\na.append(1)\nb = {}\nb['x'] = 1\nc = []\nc += [1]\nd = []\nd = [1]", {}),
+        ("a = [f()]\nb = [*x]\nc: list\nd = e = []", {}),
+        ("a = []\ndef f(): a.append(1)", {"a": []}),
+    ],
+)
+def test_containers_that_a_text_makes_and_leaves_alone(text: str, initial: dict[str, Any]) -> None:
+    assert facts(text).initial == initial
 
 
 def test_what_cannot_be_pickled_stays_with_a_note(kernel: Notebook) -> None:

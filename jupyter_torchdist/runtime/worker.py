@@ -12,6 +12,7 @@ import contextlib
 import faulthandler
 import multiprocessing.util
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -278,7 +279,7 @@ class Rank:
         """Report first, as the notebook waits for it; then leave what can be left, and end."""
         code = 1
         try:
-            self.settle()  # another rank's failure may end this one now; what it reports, it must also leave
+            self.outlive_sigterm()  # another rank's failure may end this one now; what it reports, it must also leave
             record, code = failures.of_a_program(error) if self.program else (failures.record(error), 1)
             self.events.write("rank.failed", error=record.to_json())
             self.say(record)
@@ -292,6 +293,13 @@ class Rank:
             with contextlib.suppress(BaseException):
                 self.clean_up()
             os._exit(code)
+
+    def outlive_sigterm(self) -> None:
+        """Until this thread has left what is to be left; SIGKILL follows after the grace."""
+        if self.will is None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        else:
+            self.will.settle()
 
     def clean_up(self) -> None:
         """What user code registered for the end, but within seconds; its child processes go at once."""
@@ -325,13 +333,9 @@ class Rank:
             self.display.publish(value, "result")
         self.display.figures()
 
-    def settle(self) -> None:
-        """From here on this thread leaves what is to be left."""
+    def publish(self) -> None:
         if self.will is not None:
             self.will.settle()
-
-    def publish(self) -> None:
-        self.settle()
         if self.results is not None:
             self.results.publish(vars(self.main))
 

@@ -135,7 +135,8 @@ class Attributes:
         for name in names:
             for attribute, initial in facts(sources.text_of(name)).initial.items():
                 value = vars(sys.modules[name]).get(attribute)
-                if type(value) in attributes.CONTAINERS and id(value) not in named and _is_alike(value, initial):
+                is_free = type(value) in attributes.CONTAINERS and id(value) not in named
+                if is_free and attributes.is_alike(value, initial):
                     yield value
 
     def _watch(self, touch: Touch) -> None:
@@ -190,13 +191,6 @@ def _is_data(value: Any) -> bool:
     """Whether it is something that can be changed in place, and may leave the process."""
     kind = type(value)
     return not issubclass(kind, (*_CODE, *_FIXED)) and kind.__module__ not in _OF_ONE_PROCESS
-
-
-def _is_alike(value: Any, initial: Any) -> bool:
-    try:
-        return len(value) == len(initial) and bool(value == initial)
-    except Exception:  # noqa: BLE001  # the user's own __eq__, or an array's
-        return False
 
 
 def _is_original(module: str, attribute: str, value: Any) -> bool:

@@ -70,10 +70,6 @@ def facts(text: str | bytes) -> Facts:
     )
 
 
-_DICTS = ("dict", "defaultdict", "OrderedDict", "Counter")
-_EMPTY: Mapping[str, Any] = {"list": [], "set": set(), "deque": deque(), **{kind: {} for kind in _DICTS}}
-
-
 def _initial(tree: ast.AST, outside: list[ast.AST]) -> dict[str, Any]:
     """``outside`` are the nodes that are in no function."""
     made = [*_containers(tree)]
@@ -100,16 +96,20 @@ def _containers(tree: ast.AST) -> Iterator[tuple[str, Any]]:
 
 def _container(made: ast.expr) -> Any:
     """Raises ``ValueError`` where it is none, or one that the text alone does not tell."""
-    called = made.func.id if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else ""
-    if (
-        called in _EMPTY
-        and isinstance(made, ast.Call)
-        and [len(made.args), len(made.keywords)] == [called == "defaultdict", 0]
-    ):
-        return _EMPTY[called]
-    if not isinstance(made, (ast.List, ast.Dict, ast.Set)):
-        raise ValueError("not a container")
-    return ast.literal_eval(made)
+    match made:
+        case ast.List() | ast.Dict() | ast.Set():
+            return ast.literal_eval(made)
+        case ast.Call(ast.Name("list"), [], []):
+            return []
+        case ast.Call(ast.Name("set"), [], []):
+            return set()
+        case ast.Call(ast.Name("deque"), [], []):
+            return deque()
+        case ast.Call(ast.Name("dict" | "OrderedDict" | "Counter"), [], []) | ast.Call(
+            ast.Name("defaultdict"), [_], []
+        ):
+            return {}
+    raise ValueError("not a container")
 
 
 def _trees(text: str | bytes) -> Iterator[ast.AST]:

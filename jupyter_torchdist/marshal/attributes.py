@@ -19,6 +19,14 @@ CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict, Counter)
 """Exact types whose content can be put into another object of the type."""
 
 
+def is_alike(container: Any, other: Any) -> bool:
+    """Whether their content is equal. What cannot be compared is not."""
+    try:
+        return len(container) == len(other) and bool(container == other)
+    except Exception:  # noqa: BLE001  # the user's own __eq__, or an array's
+        return False
+
+
 class Absent:
     """The class itself is the value of an attribute that is not there."""
 

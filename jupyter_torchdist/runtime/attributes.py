@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterable
@@ -39,7 +40,8 @@ class Attributes:
                     self._set(name, self._sent[name])
                 self._before[name] = found = attributes.read(name)
                 if name not in self._sent and type(found) in attributes.CONTAINERS:
-                    self._content[name] = copy.deepcopy(found)
+                    with contextlib.suppress(Exception):  # what cannot be copied is new only where it is set anew
+                        self._content[name] = copy.deepcopy(found)
             except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
                 why = str(error) if isinstance(error, StrategyError) else f"{type(error).__name__}: {error}"
                 self._say(f"{attributes.shown(name)} is not as in the notebook: {why}")
@@ -58,10 +60,7 @@ class Attributes:
     def _is_new(self, name: str, value: Any) -> bool:
         if value is not self._before[name] or name not in self._content:
             return value is not self._before[name]
-        try:
-            return bool(value != self._content[name])
-        except Exception:  # noqa: BLE001  # the user's own __eq__, or an array's
-            return True
+        return not attributes.is_alike(value, self._content[name])
 
 
 def _is_patched(name: str) -> bool:

@@ -43,7 +43,9 @@ def batches(n):
 def lr(): return CONFIG["lr"]
 """
 LOGS = """
+import threading
 from collections import defaultdict
+LOCKS = [threading.Lock()]
 LINES = []
 RATES: dict = {"lr": 0.1}
 BY_NAME = defaultdict(list)
@@ -229,6 +231,13 @@ def test_containers_as_the_import_makes_them_stay_those_that_their_module_gave_a
     assert logs.shown() == (["a", "d"], {"lr": 1, "b": 2}, {"c": [1]}, 1)
     kernel.run("shown = td_logs.shown()")
     assert kernel.names["shown"] == logs.shown()
+
+
+def test_a_container_that_cannot_be_copied_is_set_all_the_same(kernel: Notebook) -> None:
+    after(kernel, "import td_logs")
+    kernel.run("a = len(td_logs.LOCKS)\ntd_logs.LOCKS = [1, 2]")
+    assert kernel.answer["notes"] == []
+    assert (kernel.names["a"], kernel.names["td_logs"].LOCKS) == (1, [1, 2])
 
 
 def test_a_container_that_the_notebook_has_too_is_one_object(kernel: Notebook) -> None:

@@ -22,7 +22,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -71,7 +71,6 @@ SUITES ?= unit cells quickstart
 test-torch:
 	@$(MAKE) --no-print-directory VENV=.venv-py$(basename $(lastword $(shell $(PYTHON) --version)))-torch$(V) TORCH=$(V) seen
 
-.PHONY: seen
 seen: $(READY)
 	$(BIN)/python -m scripts.releases $(SUITES)
 

@@ -15,23 +15,21 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+
+from jupyter_torchdist.protocol.releases import release_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEN = ROOT / "tests" / "releases.json"
 README = ROOT / "README.md"
 MARKS = ("<!-- seen: written by scripts/releases.py -->\n", "<!-- seen: end -->\n")
 
-SHORT = {
+SUITES = {
     "unit": ("unit tests", ("tests/unit",)),
     "cells": ("three cells under each strategy", ("-m", "soak or not soak", "tests/strategies/test_releases.py")),
     "quickstart": ("the quickstart", ("tests/integration/test_notebooks.py",)),
-}
-LONG = {
     "integration": ("integration tests", ("-m", "not soak and not strategies", "tests/integration")),
     "strategies": ("strategy tests", ("-m", "strategies and not soak", "tests/integration", "tests/strategies")),
 }
-SUITES = {**SHORT, **LONG}
 """Of each suite: how README calls it, and what pytest is asked to run."""
 
 Counts = Mapping[str, int]
@@ -70,48 +68,33 @@ def counts(report: str) -> Counts:
 def note(name: str, seen: Counts) -> int:
     """Put a suite's counts beside those of other suites and other environments; gives how many failed."""
     every = read()
-    torch, python = metadata.version("torch").partition("+")[0], platform.python_version()
-    kept = every.setdefault(torch, {}).setdefault(minor(python), {})
-    kept |= {"python": python, name: dict(seen)}
+    torch, python = metadata.version("torch").partition("+")[0], ".".join(platform.python_version_tuple()[:2])
+    every.setdefault(torch, {}).setdefault(python, {})[name] = dict(seen)
     SEEN.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return seen["failed"]
 
 
-def read() -> dict[str, dict[str, dict[str, Any]]]:
+def read() -> dict[str, dict[str, dict[str, Counts]]]:
     """By PyTorch's release and by Python's minor release: the suites that ran, and their counts."""
-    found: dict[str, dict[str, dict[str, Any]]] = json.loads(SEEN.read_text(encoding="utf-8")) if SEEN.exists() else {}
+    found: dict[str, dict[str, dict[str, Counts]]] = (
+        json.loads(SEEN.read_text(encoding="utf-8")) if SEEN.exists() else {}
+    )
     return found
-
-
-def minor(release: str) -> str:
-    return ".".join(release.split(".")[:2])
-
-
-def green(suites: Mapping[str, Any]) -> bool:
-    """Whether all that belongs to a release ran, and nothing failed."""
-    ran = [suites[name] for name in SUITES if name in suites]
-    return all(name in suites for name in SHORT) and not any(seen["failed"] for seen in ran)
 
 
 def table() -> str:
     lines = ["| PyTorch | Python | seen to pass |\n", "|---|---|---|\n"]
-    for torch, pythons in sorted(read().items(), key=lambda item: _number(item[0])):
-        for python, suites in sorted(pythons.items(), key=lambda item: _number(item[0])):
+    for torch, pythons in sorted(read().items(), key=lambda item: release_of(item[0])):
+        for python, suites in sorted(pythons.items(), key=lambda item: release_of(item[0])):
             lines.append(f"| {torch} | {python} | {_words(suites)} |\n")
     return "".join(lines)
 
 
-def _number(release: str) -> tuple[int, ...]:
-    return tuple(map(int, release.split(".")))
-
-
-def _words(suites: Mapping[str, Any]) -> str:
+def _words(suites: Mapping[str, Counts]) -> str:
     ran = [name for name in SUITES if name in suites]
-    if ran == list(SUITES) and green(suites):
-        return "all tests"
     good = [SUITES[name][0] for name in ran if not suites[name]["failed"]]
     bad = [f"**{suites[name]['failed']} of the {SUITES[name][0]} failed**" for name in ran if suites[name]["failed"]]
-    return "; ".join([", ".join(good), *bad]) if good else "; ".join(bad)
+    return "all tests" if len(good) == len(SUITES) else "; ".join(filter(None, [", ".join(good), *bad]))
 
 
 def in_readme(text: str) -> str:

@@ -302,7 +302,10 @@ def test_exceptions_keep_their_class_and_what_is_in_them(kernel: Notebook) -> No
     assert kernel.value("sys.last_value.extra['tensor'].tolist()") == [0, 1, 2]
 
     error = failure(
-        kernel, on_ranks("class Own(ValueError):\n    pass\nif td.rank == 1:\n    raise Own('cell')\ntd.barrier()")
+        kernel,
+        on_ranks(
+            "class Own(ValueError):\n    pass\ntd.barrier()\nif td.rank == 1:\n    raise Own('cell')\ntd.barrier()"
+        ),
     )
     assert error.name == "Own"
     assert kernel.value("type(sys.last_value) is Own"), "the class that came back is the exception's"

@@ -122,7 +122,10 @@ export const PLAN: Plan = {
     checkpoint: null,
     resume: false,
     notes: []
-  }
+  },
+  role: 'default',
+  run_id: '',
+  port: 0
 };
 
 export function hello(state: JobState, more: Record<string, unknown> = {}): Record<string, unknown> {

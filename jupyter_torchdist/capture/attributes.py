@@ -50,7 +50,6 @@ class Attributes:
         self._waiting = [*self._by_cells(), *self._by_modules(self._cells.imports)]
         self._read: set[str] = set()
         self._began = False
-        self._left: set[int] = set()
         self._shared = {id(value) for value in self._changed_values()}
         for touch in self._own.touches:
             self._watch(touch)
@@ -64,7 +63,6 @@ class Attributes:
             return self.values
         self._began = True
         self._read.update(new)
-        self._left |= {id(value) for value in self._as_made(new)}
         self._waiting += self._by_modules(new)
         for owned in self._waiting:
             self._take(*owned)
@@ -115,9 +113,7 @@ class Attributes:
         if is_local and module.partition(".")[0] not in self._local.tops:
             return
         value = vars(owner).get(attribute, Absent)
-        if is_local and id(value) in self._left:
-            self.watched[name] = None
-        elif kind in (Kind.CHANGED, Kind.CALLED):
+        if kind in (Kind.CHANGED, Kind.CALLED):
             if is_local and _is_data(value) and not (kind is Kind.CALLED and hasattr(type(value), "__array__")):
                 self.values[name] = value
                 self._shared.add(id(value))
@@ -127,17 +123,6 @@ class Attributes:
             self.watched[name] = None
         else:
             self.values[name] = value
-
-    def _as_made(self, names: Iterable[str]) -> Iterator[Any]:
-        """Containers that the import of these modules makes on the ranks, too. They are left to the import then, which
-        may give them to others: as a default argument, to an object. Not those that the notebook has under a name."""
-        named = {id(value) for value in self._namespace.values()}
-        for name in names:
-            for attribute, initial in facts(sources.text_of(name)).initial.items():
-                value = vars(sys.modules[name]).get(attribute)
-                is_free = type(value) in attributes.CONTAINERS and id(value) not in named
-                if is_free and attributes.is_alike(value, initial):
-                    yield value
 
     def _watch(self, touch: Touch) -> None:
         if touch.kind not in (Kind.SET, Kind.DELETED):

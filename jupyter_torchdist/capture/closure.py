@@ -174,7 +174,7 @@ def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, s
     while new := {name: value for name, value in wanted.reach(pickler.modules).items() if name not in own}:
         own.update(new)
         wanted.own = {**wanted.own, **new}
-        for name, value in new.items():
+        for name, value in attributes.with_contents(new, pickler.memo.copy):
             place = attributes.shown(name)
             if not wanted.exclude & {name, place}:
                 try:

@@ -6,14 +6,11 @@ Read from the text alone: whether a line ran, and what its names stand for, is f
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import textwrap
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 
 class Kind(Enum):
@@ -36,14 +33,12 @@ class Touch:
 
 @dataclass(frozen=True)
 class Facts:
-    """``own`` is what functions of the text set and change, of its global names, too; ``initial`` are the containers
-    that its own lines make and leave alone, by name."""
+    """``own`` is what functions of the text set and change, of its global names, too."""
 
     imports: frozenset[str] = frozenset()
     """Absolute imports, with their dots: ``torch.nn``, and ``torch.nn.functional`` of a ``from``."""
     touches: frozenset[Touch] = frozenset()
     own: frozenset[Touch] = frozenset()
-    initial: Mapping[str, Any] = field(default_factory=dict)
 
 
 _CODE_MAGICS = ("distribute", "time", "timeit", "capture", "prun")
@@ -66,50 +61,7 @@ def facts(text: str | bytes) -> Facts:
         frozenset(name for node in nodes for name in _imported(node)),
         frozenset(touch for node in nodes for touch in _touches(node, imports)),
         frozenset(touch for node in inner.values() for touch in (*_touches(node, imports), *_globals(node))),
-        _initial(trees[0], [node for node in nodes if id(node) not in inner]),
     )
-
-
-def _initial(tree: ast.AST, outside: list[ast.AST]) -> dict[str, Any]:
-    """``outside`` are the nodes that are in no function."""
-    made = [*_containers(tree)]
-    if not made:
-        return {}
-    bound = Counter(node.id for node in outside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    changed = {path[0] for node in outside for path, _ in _paths(node) if path}
-    return {name: value for name, value in made if bound[name] == 1 and name not in changed}
-
-
-def _containers(tree: ast.AST) -> Iterator[tuple[str, Any]]:
-    """(name, value) of lines such as ``SEEN = []``, ``RATES: dict = {"lr": 0.1}``, ``BY_NAME = defaultdict(list)``."""
-    for line in tree.body if isinstance(tree, ast.Module) else ():
-        if isinstance(line, ast.Assign):
-            targets, made = line.targets, line.value
-        elif isinstance(line, ast.AnnAssign) and line.value is not None:
-            targets, made = [line.target], line.value
-        else:
-            continue
-        if len(targets) == 1 and isinstance(name := targets[0], ast.Name):
-            with contextlib.suppress(ValueError, TypeError):
-                yield name.id, _container(made)
-
-
-def _container(made: ast.expr) -> Any:
-    """Raises ``ValueError`` where it is none, or one that the text alone does not tell."""
-    match made:
-        case ast.List() | ast.Dict() | ast.Set():
-            return ast.literal_eval(made)
-        case ast.Call(ast.Name("list"), [], []):
-            return []
-        case ast.Call(ast.Name("set"), [], []):
-            return set()
-        case ast.Call(ast.Name("deque"), [], []):
-            return deque()
-        case ast.Call(ast.Name("dict" | "OrderedDict" | "Counter"), [], []) | ast.Call(
-            ast.Name("defaultdict"), [_], []
-        ):
-            return {}
-    raise ValueError("not a container")
 
 
 def _trees(text: str | bytes) -> Iterator[ast.AST]:

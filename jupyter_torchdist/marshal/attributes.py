@@ -6,10 +6,11 @@ their values keep their identity with these.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 _NAME = re.compile(r"([\w.]+):([\w.]+)")
@@ -19,12 +20,24 @@ CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict, Counter)
 """Exact types whose content can be put into another object of the type."""
 
 
-def is_alike(container: Any, other: Any) -> bool:
-    """Whether their content is equal. What cannot be compared is not."""
-    try:
-        return len(container) == len(other) and bool(container == other)
-    except Exception:  # noqa: BLE001  # the user's own __eq__, or an array's
-        return False
+class Content:
+    """A container that an attribute alone has. On a rank its content goes into the container that the import made,
+    which may have been given to others: as a default argument, to an object."""
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+
+    def is_in(self, other: Any) -> bool:
+        """Whether ``other`` has these very items, in this order."""
+        if type(other) is not type(self.container) or len(other) != len(self.container):
+            return False
+        if isinstance(other, set):
+            return bool(other == self.container)
+        return all(one is another for one, another in zip(_items(other), _items(self.container), strict=True))
+
+
+def _items(container: Any) -> Iterator[Any]:
+    return itertools.chain(container, container.values()) if isinstance(container, dict) else iter(container)
 
 
 class Absent:
@@ -76,6 +89,16 @@ def read(name: str) -> Any:
         return Absent
 
 
+def with_contents(values: Mapping[str, Any], sent: Callable[[], Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
+    """``values`` in the order in which to send them. A container becomes ``Content`` unless other data that is sent
+    has it, too, by then; ``sent`` gives that, by ``id``."""
+    last = {name: value for name, value in values.items() if type(value) in CONTAINERS}
+    yield from ((name, value) for name, value in values.items() if name not in last)
+    there = sent() if last else {}
+    made = {id(value): value if id(value) in there else Content(value) for value in last.values()}
+    yield from ((name, made[id(value)]) for name, value in last.items())
+
+
 def write(name: str, value: Any) -> None:
     """Set or delete it. Raises ``LookupError``, and what the owner raises."""
     if value is not Absent:
@@ -88,15 +111,17 @@ def write_back(values: dict[str, Any]) -> tuple[str, ...]:
     """Set what a rank had set, in the modules that are loaded here. Notes say what could not be."""
     notes = []
     for name, value in values.items():
+        if isinstance(value, Content):
+            continue  # what changed in its items is in these already
         if module_of(name) in sys.modules and read(name) is not value:
             try:
-                _put(name, value)
+                put(name, value)
             except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
                 notes.append(f"{shown(name)} could not be set in the notebook: {type(error).__name__}: {error}")
     return tuple(notes)
 
 
-def _put(name: str, value: Any) -> None:
+def put(name: str, value: Any) -> None:
     """A container stays the object that it is, as others may have it."""
     there = read(name)
     if type(there) is not type(value) or type(value) not in CONTAINERS:

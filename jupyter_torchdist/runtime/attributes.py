@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -25,8 +23,6 @@ class Attributes:
         self._sent = attributes.take(names)
         self._before: dict[str, Any] = {}
         """What user code has found; only those whose module is there."""
-        self._content: dict[str, Any] = {}
-        """What was in containers that were not sent."""
         modules: dict[str, list[str]] = {}
         for name in dict.fromkeys([*self._sent, *filter(attributes.is_attribute, bound)]):
             modules.setdefault(attributes.module_of(name), []).append(name)
@@ -38,29 +34,28 @@ class Attributes:
             try:
                 if name in self._sent:
                     self._set(name, self._sent[name])
-                self._before[name] = found = attributes.read(name)
-                if name not in self._sent and type(found) in attributes.CONTAINERS:
-                    with contextlib.suppress(Exception):  # what cannot be copied is new only where it is set anew
-                        self._content[name] = copy.deepcopy(found)
+                self._before[name] = attributes.read(name)
             except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
                 why = str(error) if isinstance(error, StrategyError) else f"{type(error).__name__}: {error}"
                 self._say(f"{attributes.shown(name)} is not as in the notebook: {why}")
 
     def _set(self, name: str, value: Any) -> None:
-        if value is not attributes.read(name):
+        if isinstance(value, attributes.Content):
+            attributes.put(name, value.container)
+        elif value is not attributes.read(name):
             if _is_patched(name):
                 raise StrategyError("the strategy has its own there")
             attributes.write(name, value)
 
     def now(self) -> dict[str, Any]:
-        """What was sent as it is now, and what else was set or changed."""
-        found = {name: attributes.read(name) for name in self._before}
-        return {name: value for name, value in found.items() if name in self._sent or self._is_new(name, value)}
+        """What was sent as it is now, and what else was set."""
+        found = {name: self._of(name) for name in self._before}
+        return {name: value for name, value in found.items() if name in self._sent or value is not self._before[name]}
 
-    def _is_new(self, name: str, value: Any) -> bool:
-        if value is not self._before[name] or name not in self._content:
-            return value is not self._before[name]
-        return not attributes.is_alike(value, self._content[name])
+    def _of(self, name: str) -> Any:
+        """A ``Content`` that is as it was sent stands for itself, so that only its items are looked at."""
+        value, sent = attributes.read(name), self._sent.get(name)
+        return sent if isinstance(sent, attributes.Content) and sent.is_in(value) else value
 
 
 def _is_patched(name: str) -> bool:

@@ -7,7 +7,6 @@ import importlib
 import math
 import sys
 import timeit
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +202,7 @@ def test_the_receipt_names_them_and_no_others(kernel: Notebook) -> None:
     assert receipt(kernel) == {
         "td_settings": "td_settings as import",
         "td_settings.BATCH": "int 64",
+        "td_settings.HISTORY": "list of 0",
         "td_settings.COUNT": "int 0",
         "td_settings.CACHE": "NoneType None",
         "math.tau2": "int 12",
@@ -219,18 +219,35 @@ def test_an_attribute_is_the_object_that_a_name_is(kernel: Notebook) -> None:
     assert kernel.names["td_settings"].MODEL.weight.item() == 5
 
 
-def test_containers_as_the_import_makes_them_stay_those_that_their_module_gave_away(kernel: Notebook) -> None:
-    """As default arguments, on the ranks and in the notebook."""
+def test_containers_stay_those_that_their_module_gave_away(kernel: Notebook) -> None:
+    """As default arguments, on the ranks and in the notebook; also when they are not as the import made them."""
     after(kernel, "import td_logs")
-    kernel.run("td_logs.log('a')\ntd_logs.rate('b', 2)\ntd_logs.count('c')\nshown = td_logs.shown()")
-    assert kernel.names["shown"] == (["a"], {"lr": 0.1, "b": 2}, {"c": [1]}, 0.1)
-    logs = kernel.names["td_logs"]
-    assert "td_logs.LINES" not in receipt(kernel)
-    logs.log("d")
-    logs.rate("lr", 1)
-    assert logs.shown() == (["a", "d"], {"lr": 1, "b": 2}, {"c": [1]}, 1)
-    kernel.run("shown = td_logs.shown()")
-    assert kernel.names["shown"] == logs.shown()
+    logs = sys.modules["td_logs"]
+    under = "td_logs.log('{0}')\ntd_logs.rate('{0}', 2)\ntd_logs.count('{0}')\nshown = td_logs.shown()"
+    for name in "ab":
+        kernel.run(under.format(name))
+        logs.log(name.upper())
+        logs.rate("lr", name)
+    assert kernel.names["shown"] == (["a", "A", "b"], {"lr": "a", "a": 2, "b": 2}, {"a": [1], "b": [1]}, "a")
+    assert logs.shown() == (["a", "A", "b", "B"], {"lr": "b", "a": 2, "b": 2}, {"a": [1], "b": [1]}, "b")
+
+
+def test_what_is_in_a_container_comes_back_as_the_object_that_it_is(kernel: Notebook) -> None:
+    after(kernel, "import td_logs\ntd_logs.count('a')\nones = td_logs.BY_NAME['a']")
+    before = kernel.names["td_logs"].BY_NAME
+    kernel.run("td_logs.BY_NAME['a'].append(2)")
+    assert kernel.names["td_logs"].BY_NAME is before and before["a"] is kernel.names["ones"] == [1, 2]
+    kernel.run("same = td_logs.BY_NAME['a'] is ones")
+    assert kernel.names["same"]
+
+
+def test_a_container_that_an_object_has_too_is_one_object(kernel: Notebook) -> None:
+    after(kernel, "import td_logs\nclass Box: pass\nbox = Box()\nbox.lines = td_logs.LINES")
+    after(kernel, "td_logs.HOLDER = Box()\ntd_logs.HOLDER.rates = td_logs.RATES")
+    kernel.run("same = box.lines is td_logs.LINES, td_logs.HOLDER.rates is td_logs.RATES\ntd_logs.LINES.append(3)")
+    assert kernel.names["same"] == (True, True)
+    assert kernel.names["box"].lines is kernel.names["td_logs"].LINES
+    assert kernel.names["box"].lines == [3]
 
 
 def test_a_container_that_cannot_be_copied_is_set_all_the_same(kernel: Notebook) -> None:
@@ -245,20 +262,6 @@ def test_a_container_that_the_notebook_has_too_is_one_object(kernel: Notebook) -
     kernel.run("LINES.append(1)\nshown = td_logs.LINES is LINES, td_logs.shown()[0]")
     assert kernel.names["shown"] == (True, [1])
     assert kernel.names["td_logs"].LINES is kernel.names["LINES"]
-
-
-@pytest.mark.parametrize(
-    ("text", "initial"),
-    [
-        ("a = []\nb: dict = {'x': [1]}\nc = set()\nd = deque()", {"a": [], "b": {"x": [1]}, "c": set(), "d": deque()}),
-        ("a = defaultdict(list)\nb = dict(x=1)\nc = list('ab')", {"a": {}}),
-        ("a = []\na.append(1)\nb = {}\nb['x'] = 1\nc = []\nc += [1]\nd = []\nd = [1]", {}),
-        ("a = [f()]\nb = [*x]\nc: list\nd = e = []", {}),
-        ("a = []\ndef f(): a.append(1)", {"a": []}),
-    ],
-)
-def test_containers_that_a_text_makes_and_leaves_alone(text: str, initial: dict[str, Any]) -> None:
-    assert facts(text).initial == initial
 
 
 def test_what_cannot_be_pickled_stays_with_a_note(kernel: Notebook) -> None:

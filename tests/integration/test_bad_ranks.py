@@ -348,9 +348,9 @@ def test_an_exception_is_whole_although_its_rank_is_stopped_while_it_writes_it(k
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt('mine')", "SystemExit(4)", "GeneratorExit()"])
 def test_exceptions_that_would_end_the_kernel(kernel: Notebook, raised: str) -> None:
     name = raised.partition("(")[0]
-    error = failure(kernel, on_ranks(f"value = 1\nraise {raised}"))
+    error = failure(kernel, on_ranks(f"value = 1\ntd.barrier()\nraise {raised}"))
     assert error.name == "RankFailed" and error.value.startswith(name)
-    assert f"----> 5 raise {raised}" in error.traceback
+    assert f"----> 6 raise {raised}" in error.traceback
     assert kernel.value("value") == 1 and catalog.jobs()[0].state == "failed"
 
 

@@ -33,7 +33,10 @@ PYTHON = (3, 12)
 """That of the GPU machine; the wheels are for it alone."""
 GLIBC = ("2_5", "2_12", "2_17", "2_24", "2_26", "2_27", "2_28")
 """Every tag that such a machine takes: pip compares them by name."""
-PLATFORMS = [*(f"manylinux_{tag}_x86_64" for tag in GLIBC), *(f"manylinux{tag}_x86_64" for tag in ("1", "2010", "2014"))]
+PLATFORMS = [
+    *(f"manylinux_{tag}_x86_64" for tag in GLIBC),
+    *(f"manylinux{tag}_x86_64" for tag in ("1", "2010", "2014")),
+]
 IN_THE_IMAGE = ("torch",)
 """What is there, with its CUDA libraries, and far too large to travel."""
 FOR_THE_TESTS = ("jupyter-client", "psutil", "pytest", "pytest-timeout")
@@ -111,7 +114,11 @@ class Page:
         yield ""
         if self.dry:
             yield from ("A dry run: every step on CPU ranks, without a GPU. It says nothing of GPUs.", "")
-        yield from ("| machine | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in self.facts.items()))
+        yield from (
+            "| machine | |",
+            "|---|---|",
+            *(f"| {name} | {_cell(value)} |" for name, value in self.facts.items()),
+        )
         yield from ("", "| step | result | seconds | numbers |", "|---|---|---|---|")
         yield from map(self._row, self.steps)
         for step in self.steps:
@@ -226,9 +233,13 @@ def read_report(code: int, report: Path, log: Path, seconds: float) -> Result:
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
     passed = len(cases) - failed - skipped
-    said = ", ".join(f"{count} {word}" for count, word in ((failed, "FAILED"), (passed, "passed"), (skipped, "skipped")) if count)
+    said = ", ".join(
+        f"{count} {word}" for count, word in ((failed, "FAILED"), (passed, "passed"), (skipped, "skipped")) if count
+    )
     words = "\n\n".join("\n".join((fault.text or "").splitlines()[-LINES:]) for fault in faults)
-    return Result(said or "no test ran", code == 0 and passed > 0, seconds, numbers, words or ("" if code == 0 else tail_of(log)))
+    return Result(
+        said or "no test ran", code == 0 and passed > 0, seconds, numbers, words or ("" if code == 0 else tail_of(log))
+    )
 
 
 def take_all(page: Page, python: str, seconds: float, place: Path) -> None:

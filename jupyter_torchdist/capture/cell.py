@@ -8,13 +8,13 @@ import linecache
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..protocol.bundle import Captured
 from ..protocol.errors import UndefinedName
-from . import modules
+from . import carried, modules
 from .closure import PROVIDED, Closure, Wanted, close, refused_magic
 from .describe import human
 from .flow import Names
@@ -62,8 +62,9 @@ def capture_cell(
     flags: int = 0,
     cwd: Path,
     labels: Mapping[str, str] | None = None,
+    stateless: bool = False,
 ) -> Capture:
-    """What the cell needs from ``namespace``, and nothing else.
+    """What the cell needs from ``namespace``, and the state of this process, unless the cell is ``stateless``.
 
     ``namespace`` is the very dictionary that functions of the notebook have as their globals: only those are rebuilt
     over the rank's. ``hidden`` are names in it that are the shell's own; the cell cannot have them.
@@ -88,7 +89,7 @@ def capture_cell(
         imports=tuple(names.imports),
     )
     bound = tuple(dict.fromkeys([*names.binds, *_star_names(names.stars)]))
-    return _capture(wanted, notes, names.imports, cwd, bound, names.flags | flags)
+    return _capture(wanted, notes, names.imports, cwd, bound, names.flags | flags, stateless)
 
 
 def capture_call(
@@ -110,15 +111,22 @@ def capture_call(
 
 
 def _capture(
-    wanted: Wanted, notes: list[str], imports: Iterable[str], cwd: Path, bound: tuple[str, ...], flags: int
+    wanted: Wanted,
+    notes: list[str],
+    imports: Iterable[str],
+    cwd: Path,
+    bound: tuple[str, ...],
+    flags: int,
+    stateless: bool = False,
 ) -> Capture:
-    closure, more = close(wanted)
+    state = carried.found(wanted.namespace, stateless)
+    closure, more = close(replace(wanted, states=state.values))
     sources, module_notes = modules.local_sources((*closure.modules, *imports), cwd)
     return Capture(
         names=tuple(item.name for item in closure.receipt),
-        receipt=tuple(closure.receipt),
+        receipt=(*closure.receipt, *carried.receipt(state, closure.sizes)),
         bound=bound,
-        notes=(*notes, *more, *module_notes, *_notes(closure)),
+        notes=(*notes, *more, *module_notes, *_notes(closure), *state.notes),
         memo=closure.memo,
         stream=closure.stream,
         buffers=closure.buffers,

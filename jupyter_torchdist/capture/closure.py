@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..marshal import byvalue, codes
-from ..marshal.bundle import keep_shared
+from ..marshal.bundle import STATES, keep_shared
 from ..marshal.culprit import explain, without_frames
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
 from ..protocol.bundle import Captured
@@ -42,6 +42,8 @@ class Closure:
     moved: set[str]
     missing: dict[str, str]
     """Names that captured functions use and nobody defines → where."""
+    sizes: dict[str, int]
+    """Bytes of each name in the stream."""
 
 
 class NamespacePickler(Pickler):
@@ -110,6 +112,8 @@ class Wanted:
     imports: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
     """Values that are no names of the notebook but travel as names."""
+    states: Mapping[str, Any] = field(default_factory=dict)
+    """The state of this process, by names that no code can have; what of it cannot travel stays behind."""
 
     def value(self, name: str) -> Any:
         return self.own[name] if name in self.own else self.namespace[name]
@@ -161,6 +165,18 @@ def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
         raise
     except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
         return _give_up(pickler, wanted, without_frames(error))
+    return _write_states(pickler, wanted)
+
+
+def _write_states(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
+    """The states, or the first that cannot travel, and why."""
+    pickler.dump({"": STATES})
+    for name, value in wanted.states.items():
+        if name not in wanted.exclude:
+            try:
+                pickler.top(name, "", value)
+            except Exception as error:  # noqa: BLE001  # as above; no state is worth a refusal
+                return name, f"{name} stays in the notebook ({explain(value, name, without_frames(error)).sentence})"
     return None
 
 
@@ -190,6 +206,8 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
 def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Closure:
     receipt = []
     for name, user in pickler.found.items():
+        if name in wanted.states:
+            continue
         kind, what = describe(wanted.value(name))
         receipt.append(Captured(name, kind, what, pickler.sizes.get(name, 0), user))
     memo = dict(pickler.memo.copy().values())
@@ -197,9 +215,8 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
     places = set(memo)
     shared = keep_shared(memo)
     passing = array("Q", sorted(places - shared.keys()))
-    content = stream.getvalue() + pickle.dumps({"": passing.tobytes()})
     return Closure(
-        content,
+        _without_memo({"": passing.tobytes()}) + stream.getvalue(),
         pickler.buffers,
         receipt,
         shared,
@@ -207,7 +224,16 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
         dict(pickler.modules),
         pickler.storages.moved,
         {name: place for name, place in pickler.missing.items() if name not in pickler.stored},
+        pickler.sizes,
     )
+
+
+def _without_memo(value: Any) -> bytes:
+    """A pickle that takes no place: those of the stream behind it stay as they are."""
+    pickler = pickle.Pickler(file := io.BytesIO(), protocol=5)
+    pickler.fast = True
+    pickler.dump(value)
+    return file.getvalue()
 
 
 def refused_magic(magic: str, where: str) -> CaptureError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -123,4 +124,6 @@ def run(job: Job) -> list[Any]:
             raise
         raise
     job.raise_for_state()
+    for note in job.bring_state():
+        warnings.warn(note, stacklevel=3)
     return job.values() if job.plan.collect == "all" else [job.value]

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import marshal
+from .. import marshal, states
 from ..protocol.bundle import Captured, Manifest
 from ..protocol.errors import JobLost, UserError
 from ..protocol.events import Event
@@ -79,6 +79,9 @@ class Job:
         self._asked = journal.asked_for(paths)
         self._seen = (self._asked, 0)
         self._results: dict[int, marshal.Values] = {}
+        self._states: dict[str, states.State] = {}
+        """What the cell changed of its process's state."""
+        self._took_over = False
         self._checked = 0.0
         self._takeovers = 0
         self._error: BaseException | None = None
@@ -228,7 +231,8 @@ class Job:
                 raise self._without_result(rank)
             # The notebook's objects can hold the values of one rank only: other ranks' go into copies.
             memo = self.memo if rank == 0 else None
-            self._results[rank] = marshal.load_results(self.paths, rank, memo, _main())
+            self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main())
+            self._states = states.take(values) or self._states
             self._release()
         return self._results[rank]
 
@@ -250,7 +254,7 @@ class Job:
         return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
 
     def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
-        """Assign what came back to names of ``namespace`` (by default ``__main__``'s).
+        """Assign what came back to names of ``namespace`` (by default ``__main__``'s), with the state of the process.
 
         Rank 0's values, or under ``--collect all`` lists by rank.
 
@@ -263,8 +267,21 @@ class Job:
             ranks = [self.result(rank) for rank in range(self.plan.world_size)]
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
+        notes = (*result.notes, *self.bring_state(namespace))
         told = self.state.ranks.get(0)  # in the results' file stands only what was tried and could not be written
-        return Brought(tuple(values), told.left if told and told.left else result.left, result.notes)
+        return Brought(tuple(values), told.left if told and told.left else result.left, notes)
+
+    def bring_state(self, namespace: dict[str, Any] | None = None) -> tuple[str, ...]:
+        """Make what the cell changed of its process's state (random numbers, default dtype, logging levels…) this
+        process's, once. Notes say what could not be. ``bring``, and a function that is waited for, do it.
+
+        Raises what ``result`` raises.
+        """
+        self.result(0)
+        if self._took_over:
+            return ()
+        self._took_over = True
+        return states.write_back(self._states, states.Place.notebook(_main() if namespace is None else namespace))
 
     # ---- failure
 
@@ -293,6 +310,7 @@ class Job:
         """Keep nothing of what came back, as whoever brought it has it. Asked again, it is read from the files."""
         self.memo = self._error = None
         self._results.clear()
+        self._states.clear()
 
 
 def _main() -> dict[str, Any]:

@@ -24,7 +24,9 @@ from ..protocol.bundle import Manifest
 from ..protocol.memory import Rehearsed
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
+from ..states import Place
 from . import bootstrap, execution
+from .carried import Carried
 
 SECONDS = 60
 """The longest a rehearsal of one strategy may take."""
@@ -107,6 +109,7 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
     module = bootstrap.new_main()
     names = vars(module)
     marshal.load_bundle(manifest, Path(order.blobs), module, source_dir=Path(order.sources))
+    Carried(names, Place(rank=1), lambda _text: None)  # not rank 0: nothing is written to files
     code = None
     if spec.kind == "cell":
         code = execution.compile_cell(spec.source, spec.label, spec.first_line, manifest.flags)

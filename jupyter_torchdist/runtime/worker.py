@@ -27,9 +27,11 @@ from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
+from ..states import Place
 from . import api, bootstrap, children, execution, failures, group, part, shell
 from .alone import Alone
 from .autolog import Autolog
+from .carried import Carried
 from .collectives import CollectiveWatch, Marks
 from .display import Display
 from .eventfile import EventFile
@@ -143,9 +145,12 @@ class Rank:
         execution.remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
+        place = Place((spec.source,), self.number, str(device))
+        carried = Carried(vars(self.main), place, self.note, loaded.unread)
         if mine.automatic is not None:
             mine.automatic.note_captured()
-        self.results = Results(self.number, plan, manifest, loaded, self.paths, self.events, self.apart)
+        own = self.number, plan, manifest, loaded, self.paths, self.events
+        self.results = Results(*own, self.apart, carried.changes)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.received is not None)
         return spec

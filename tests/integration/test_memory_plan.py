@@ -25,6 +25,7 @@ pytestmark = pytest.mark.strategies
 LAYERS = 2
 PARAMETERS = 500 * 128 * 2 + LAYERS * (2 * 128 + 3 * 128 * 129 + 4 * 128 * 129 + 128 * 513)
 
+
 def test_strategies_and_worlds(tmp_path: Path) -> None:
     ddp, fsdp = StrategyPlan("ddp", {"dp_replicate": 2}), StrategyPlan("fsdp", {"dp_shard": 2})
     with Cell(gpt(layers=LAYERS), tmp_path) as rehearse:

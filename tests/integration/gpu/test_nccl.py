@@ -20,9 +20,7 @@ if td.device.type == "cpu":
 """
 
 
-def test_the_log_of_nccl_reaches_the_ranks_output(
-    most: Place, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_log_of_nccl_reaches_the_ranks_output(most: Place, record_property: Callable[[str, object], None]) -> None:
     printed = most.run(SPEAKS, env=("NCCL_DEBUG=INFO",)).printed
     assert "NCCL INFO" in printed
     if version := re.search(r"NCCL version (\S+)", printed):

@@ -125,6 +125,25 @@ def release() -> tuple[int, int]:
     return releases.release_of(torch.__version__)
 
 
+# ------------------------------------------------------------------------------------------ what torch is set to
+
+
+def seed_for_gpus() -> Any:
+    """The seed, as an object, that waits until this process begins to use a GPU; None where none waits."""
+    return torch.cuda._lazy_seed_tracker.manual_seed_all_cb
+
+
+def default_device() -> torch.device | None:
+    """What ``set_default_device`` was given. ``get_default_device`` makes a tensor there, and begins to use a GPU."""
+    device: torch.device | None = import_module("torch.utils._device").CURRENT_DEVICE
+    return device
+
+
+def print_options() -> Any:
+    """What ``set_printoptions`` sets: precision, threshold, edgeitems, linewidth, sci_mode."""
+    return import_module("torch._tensor_str").PRINT_OPTS
+
+
 # ------------------------------------------------------------------------------------- autograd and functions
 
 _current_graph_task = torch._C._current_graph_task_id

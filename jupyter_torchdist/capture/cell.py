@@ -14,7 +14,7 @@ from typing import Any
 
 from ..protocol.bundle import Captured
 from ..protocol.errors import UndefinedName
-from . import modules
+from . import carried, modules
 from .attributes import Attributes
 from .closure import PROVIDED, Closure, Wanted, close, refused_magic
 from .describe import human
@@ -63,8 +63,9 @@ def capture_cell(
     flags: int = 0,
     cwd: Path,
     labels: Mapping[str, str] | None = None,
+    stateless: bool = False,
 ) -> Capture:
-    """What the cell needs from ``namespace``, and nothing else.
+    """What the cell needs from ``namespace``, and the state of this process, unless the cell is ``stateless``.
 
     ``namespace`` is the very dictionary that functions of the notebook have as their globals: only those are rebuilt
     over the rank's. ``hidden`` are names in it that are the shell's own; the cell cannot have them.
@@ -89,7 +90,7 @@ def capture_cell(
         imports=tuple(names.imports),
     )
     bound = tuple(dict.fromkeys([*names.binds, *_star_names(names.stars)]))
-    return _capture(wanted, notes, source, names.imports, cwd, bound, names.flags | flags)
+    return _capture(wanted, notes, source, names.imports, cwd, bound, names.flags | flags, stateless)
 
 
 def capture_call(
@@ -111,17 +112,25 @@ def capture_call(
 
 
 def _capture(
-    wanted: Wanted, notes: list[str], source: str, imports: Iterable[str], cwd: Path, bound: tuple[str, ...], flags: int
+    wanted: Wanted,
+    notes: list[str],
+    source: str,
+    imports: Iterable[str],
+    cwd: Path,
+    bound: tuple[str, ...],
+    flags: int,
+    stateless: bool = False,
 ) -> Capture:
     local = modules.LocalSources(cwd)
     local.add(imports)
     attributes = Attributes(wanted.namespace, source, local)
-    closure, more = close(replace(wanted, reach=attributes.along_with))
+    state = carried.found(wanted.namespace, stateless)
+    closure, more = close(replace(wanted, reach=attributes.along_with, states=state.values))
     return Capture(
         names=closure.names,
-        receipt=tuple(closure.receipt),
+        receipt=(*closure.receipt, *carried.receipt(state, closure.sizes)),
         bound=(*bound, *attributes.watched),
-        notes=(*notes, *more, *local.notes, *_notes(closure)),
+        notes=(*notes, *more, *local.notes, *_notes(closure), *state.notes),
         memo=closure.memo,
         stream=closure.stream,
         buffers=closure.buffers,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..marshal import attributes, byvalue, codes
-from ..marshal.bundle import keep_shared
+from ..marshal.bundle import STATES, keep_shared
 from ..marshal.culprit import explain, without_frames
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
 from ..protocol.bundle import Captured
@@ -43,7 +43,9 @@ class Closure:
     missing: dict[str, str]
     """Names that captured functions use and nobody defines → where."""
     names: tuple[str, ...]
-    """Of all that is in the stream."""
+    """Of all that is in the stream but the state of this process."""
+    sizes: dict[str, int]
+    """Bytes of each name in the stream."""
 
 
 class NamespacePickler(Pickler):
@@ -114,6 +116,8 @@ class Wanted:
     """Values that are no names of the notebook but travel as names."""
     reach: Callable[[Iterable[str]], Mapping[str, Any]] = lambda modules: {}
     """Modules that travel → attributes of modules that travel with them; what of these cannot, stays behind."""
+    states: Mapping[str, Any] = field(default_factory=dict)
+    """The state of this process, by names that no code can have; what of it cannot travel stays behind."""
 
     def value(self, name: str) -> Any:
         return self.own[name] if name in self.own else self.namespace[name]
@@ -165,7 +169,7 @@ def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
         raise
     except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
         return _give_up(pickler, wanted, without_frames(error))
-    return _write_attributes(pickler, wanted)
+    return _write_attributes(pickler, wanted) or _write_states(pickler, wanted)
 
 
 def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
@@ -181,6 +185,18 @@ def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, s
                     pickler.top(name, f"module {attributes.module_of(name)}", value)
                 except Exception as error:  # noqa: BLE001  # as above
                     return name, f"{explain(value, place, error).sentence}; on the ranks it is what its module makes it"
+    return None
+
+
+def _write_states(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
+    """The states, or the first that cannot travel, and why."""
+    pickler.dump({"": STATES})
+    for name, value in wanted.states.items():
+        if name not in wanted.exclude:
+            try:
+                pickler.top(name, "", value)
+            except Exception as error:  # noqa: BLE001  # as above; no state is worth a refusal
+                return name, f"{name} stays in the notebook ({explain(value, name, without_frames(error)).sentence})"
     return None
 
 
@@ -210,6 +226,8 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
 def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Closure:
     receipt = []
     for name, user in pickler.found.items():
+        if name in wanted.states:
+            continue
         kind, what = describe(wanted.value(name))
         receipt.append(Captured(attributes.shown(name), kind, what, pickler.sizes.get(name, 0), user))
     memo = dict(pickler.memo.copy().values())
@@ -217,9 +235,8 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
     places = set(memo)
     shared = keep_shared(memo)
     passing = array("Q", sorted(places - shared.keys()))
-    content = stream.getvalue() + pickle.dumps({"": passing.tobytes()})
     return Closure(
-        content,
+        _without_memo({"": passing.tobytes()}) + stream.getvalue(),
         pickler.buffers,
         receipt,
         shared,
@@ -227,8 +244,17 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
         dict(pickler.modules),
         pickler.storages.moved,
         {name: place for name, place in pickler.missing.items() if name not in pickler.stored},
-        tuple(pickler.found),
+        tuple(name for name in pickler.found if name not in wanted.states),
+        pickler.sizes,
     )
+
+
+def _without_memo(value: Any) -> bytes:
+    """A pickle that takes no place: those of the stream behind it stay as they are."""
+    pickler = pickle.Pickler(file := io.BytesIO(), protocol=5)
+    pickler.fast = True
+    pickler.dump(value)
+    return file.getvalue()
 
 
 def refused_magic(magic: str, where: str) -> CaptureError:

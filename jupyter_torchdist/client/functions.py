@@ -124,6 +124,6 @@ def run(job: Job) -> list[Any]:
             raise
         raise
     job.raise_for_state()
-    for note in job.bring_attributes():
+    for note in job.bring_state():
         warnings.warn(note, stacklevel=3)
     return job.values() if job.plan.collect == "all" else [job.value]

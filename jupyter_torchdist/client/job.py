@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from .. import marshal
+from .. import marshal, states
 from ..protocol.bundle import Captured, Manifest
 from ..protocol.errors import JobLost, UserError
 from ..protocol.events import Event
@@ -80,7 +80,10 @@ class Job:
         self._seen = (self._asked, 0)
         self._results: dict[int, marshal.Values] = {}
         self._attributes: dict[str, Any] = {}
-        """What the cell has set on modules, until it is set on this process's."""
+        """What the cell has set on modules."""
+        self._states: dict[str, states.State] = {}
+        """What the cell changed of its process's state."""
+        self._took_over = False
         self._checked = 0.0
         self._takeovers = 0
         self._error: BaseException | None = None
@@ -236,6 +239,7 @@ class Job:
             memo = self.memo if rank == 0 else None
             self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main())
             self._attributes |= marshal.attributes.take(values)
+            self._states = states.take(values) or self._states
             self._release()
         return self._results[rank]
 
@@ -257,7 +261,7 @@ class Job:
         return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
 
     def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
-        """Assign what came back to names of ``namespace`` (by default ``__main__``'s), and to attributes of modules.
+        """Assign what came back to names of ``namespace`` (by default ``__main__``'s), with the state of the process.
 
         Rank 0's values, or under ``--collect all`` lists by rank.
 
@@ -270,16 +274,23 @@ class Job:
             ranks = [self.result(rank) for rank in range(self.plan.world_size)]
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
+        notes = (*result.notes, *self.bring_state(namespace))
         told = self.state.ranks.get(0)  # in the results' file stands only what was tried and could not be written
-        notes = (*result.notes, *self.bring_attributes())
         return Brought(tuple(values), told.left if told and told.left else result.left, notes)
 
-    def bring_attributes(self) -> tuple[str, ...]:
-        """Set on modules what the cell has set there, once. Notes say what could not be. ``bring``, and a function
-        that is waited for, do it. Raises what ``result`` raises."""
+    def bring_state(self, namespace: dict[str, Any] | None = None) -> tuple[str, ...]:
+        """Make what the cell set on modules, and changed of its process's state (random numbers, default dtype,
+        logging levels…), this process's, once. Notes say what could not be. ``bring``, and a function that is waited
+        for, do it.
+
+        Raises what ``result`` raises.
+        """
         self.result(0)
-        taken, self._attributes = self._attributes, {}
-        return marshal.attributes.write_back(taken)
+        if self._took_over:
+            return ()
+        self._took_over = True
+        place = states.Place.notebook(_main() if namespace is None else namespace)
+        return (*marshal.attributes.write_back(self._attributes), *states.write_back(self._states, place))
 
     # ---- failure
 
@@ -309,6 +320,7 @@ class Job:
         self.memo = self._error = None
         self._results.clear()
         self._attributes.clear()
+        self._states.clear()
 
 
 def _main() -> dict[str, Any]:

@@ -219,6 +219,7 @@ def _capture(request: Request, cwd: Path) -> Capture:
         flags=request.flags,
         cwd=cwd,
         labels=request.labels,
+        stateless=script,
     )
 
 

@@ -27,6 +27,10 @@ _ATOMS: frozenset[type] = frozenset(
     {str, bytes, int, float, bool, complex, tuple, frozenset, type(None), range, slice, types.CodeType, types.CellType}
 )
 
+STATES = b"states"
+"""Stands in a stream before the state of the notebook (``states``): it comes last, so that what cannot be read of it
+costs nothing else."""
+
 
 @dataclass
 class Loaded:
@@ -39,6 +43,8 @@ class Loaded:
     main: dict[str, Any]
     ranges: list[tuple[int, int]] = field(default_factory=list)
     """Memory (start, end) of the mapped buffers."""
+    unread: str = ""
+    """Why some of the notebook's state could not be rebuilt."""
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -95,16 +101,29 @@ def read_stream(
     ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
     with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve):
         unpickler = pickle.Unpickler(file, buffers=iter(buffers))
-        passing: bytes = b""
-        for names in _loads(unpickler, file):
-            extra = names.pop("", None)
-            passing = extra if isinstance(extra, bytes) else passing
+        parts = _loads(unpickler, file)
+        names = next(parts)
+        passing, unread = names.get("", b""), ""
+        for names in parts:
+            if names.pop("", None) == STATES:
+                unread = _load_states(unpickler, file, main)
+                break
             main.update(names)
     memo: dict[int, Any] = unpickler.memo.copy()
-    del unpickler, names, extra
+    del unpickler, parts, names
     for place in array("Q", passing):
         memo.pop(place, None)
-    return Loaded(manifest.names, keep_shared(memo), manifest, blob_dir, main, ranges)
+    return Loaded(manifest.names, keep_shared(memo), manifest, blob_dir, main, ranges, unread)
+
+
+def _load_states(unpickler: pickle.Unpickler, file: Any, main: dict[str, Any]) -> str:
+    """The last part of the stream: what cannot be rebuilt there, and why; the job goes on without it."""
+    try:
+        for state in _loads(unpickler, file):
+            main.update(state)
+    except CaptureError as error:
+        return str(error.__cause__)
+    return ""
 
 
 def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:

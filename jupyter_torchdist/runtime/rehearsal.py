@@ -24,8 +24,10 @@ from ..protocol.bundle import Manifest
 from ..protocol.memory import Rehearsed
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
+from ..states import Place
 from . import bootstrap, execution
 from .attributes import Attributes
+from .carried import Carried
 
 SECONDS = 60
 """The longest a rehearsal of one strategy may take."""
@@ -109,6 +111,7 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
     names = vars(module)
     marshal.load_bundle(manifest, Path(order.blobs), module, source_dir=Path(order.sources))
     Attributes(names, (), lambda _text: None)
+    Carried(names, Place(rank=1), lambda _text: None)  # not rank 0: nothing is written to files
     code = None
     if spec.kind == "cell":
         code = execution.compile_cell(spec.source, spec.label, spec.first_line, manifest.flags)

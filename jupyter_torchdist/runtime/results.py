@@ -13,6 +13,7 @@ from ..marshal.attributes import shown
 from ..protocol.bundle import Manifest
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
+from ..states import adapter_of
 from .eventfile import EventFile
 from .execution import CALL, VALUE
 
@@ -36,10 +37,12 @@ class Results:
         events: EventFile,
         apart: Callable[[], marshal.Stays | None],
         attributes: Callable[[], dict[str, Any]] = dict,
+        state: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Asked at each publishing: ``apart`` for what stays behind because the rank has only a part of it,
-        ``attributes`` for those of modules that were captured, or set."""
-        self._apart, self._attributes = apart, attributes
+        ``attributes`` for those of modules that were captured, or set, ``state`` for what user code has changed of the
+        process's (``states``)."""
+        self._apart, self._attributes, self._state = apart, attributes, state
         self._rank, self._plan, self._manifest = rank, plan, manifest
         self._loaded, self._paths, self._events = loaded, paths, events
 
@@ -48,18 +51,21 @@ class Results:
         """Whether this rank's values go to the notebook."""
         return self._rank == 0 or self._plan.collect == "all"
 
-    def publish(self, names: dict[str, Any]) -> None:
-        """Write the values that are asked for out of ``names``, and tell which came and which stay.
+    def publish(self, namespace: dict[str, Any]) -> None:
+        """Write the values that are asked for out of ``namespace``, and tell which came and which stay.
 
         Raises ``StoreError`` when the disk does not take them.
         """
         if not self.wanted:
             return
         vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
-        chosen, left = self._choose(names)
+        chosen, left = self._choose(namespace)
+        if self._rank == 0 and self._plan.out != ("none",):
+            chosen |= self._state()
         dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._apart())
         left += [[shown(name), why] for name, why in dumped.left]
-        self._events.write("rank.result", names=[*map(shown, dumped.names)], left=left, size=dumped.size)
+        told = [shown(name) for name in dumped.names if not adapter_of(name)]
+        self._events.write("rank.result", names=told, left=left, size=dumped.size)
 
     def _choose(self, names: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
         """The values to send, and [name, reason] of what is not even tried."""

@@ -29,10 +29,12 @@ from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from ..protocol.spec import PROGRAMS, JobSpec
+from ..states import Place
 from . import api, bootstrap, children, execution, failures, group, part, shell
 from .alone import Alone
 from .attributes import Attributes
 from .autolog import Autolog
+from .carried import Carried
 from .collectives import CollectiveWatch, Marks
 from .display import Display
 from .eventfile import EventFile
@@ -152,10 +154,12 @@ class Rank:
         self.part = mine = self.take_part(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
         attributes = Attributes(vars(self.main), manifest.bound, self.note)
+        place = Place((spec.source,), self.number, str(device))
+        carried = Carried(vars(self.main), place, self.note, loaded.unread)
         if mine.automatic is not None:
             mine.automatic.note_captured()
         own = self.number, plan, manifest, loaded, self.paths, self.events
-        self.results = Results(*own, self.apart, attributes.now)
+        self.results = Results(*own, self.apart, attributes.now, carried.changes)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.heard)
         return spec

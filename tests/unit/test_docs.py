@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+from jupyter_torchdist import states
 from jupyter_torchdist.planning.accelerate_config import SECTIONS
 from jupyter_torchdist.planning.accelerate_keys import DYNAMO, FSDP, TOP
 from jupyter_torchdist.protocol.strategy_options import STRATEGY_OPTIONS
@@ -19,6 +20,11 @@ def test_every_option_of_a_strategy_has_its_test() -> None:
     rows = [line.split("|") for line in (DOCS / "options.md").read_text(encoding="utf-8").splitlines()]
     tested = {name for row in rows if len(row) == 4 and "::" in row[2] for name in re.findall(r"`(\w+)`", row[1])}
     assert [option.name for option in STRATEGY_OPTIONS if option.name not in tested] == []
+
+
+def test_every_state_of_the_notebook_is_told() -> None:
+    text = (DOCS / "notebook-state.md").read_text(encoding="utf-8")
+    assert [adapter.name for adapter in states.TABLE if f"| `{adapter.name}` |" not in text] == []
 
 
 def test_the_tests_that_are_named_exist() -> None:

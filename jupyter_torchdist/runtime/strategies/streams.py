@@ -23,9 +23,10 @@ GOLDEN = 0x9E3779B97F4A7C15
 def begin_alike(seed: int | None = None) -> int:
     """One seed, random where none is given, for every generator of every rank; gives it.
 
-    Seeds that user code sets afterwards hold as they are.
+    Seeds that user code sets afterwards hold as they are. A random one is as long as those that torch takes by itself:
+    nobody seeded (``states.randoms``).
     """
-    chosen = [secrets.randbits(31) if seed is None else seed]
+    chosen = [1 << 52 | secrets.randbits(52) if seed is None else seed]
     dist.broadcast_object_list(chosen, src=0)
     torch.manual_seed(chosen[0])  # the GPUs', too
     randomness.seed(chosen[0])

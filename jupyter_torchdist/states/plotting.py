@@ -1,0 +1,31 @@
+"""matplotlib's rcParams, but for the backend: ranks draw without a screen, and the notebook shows what they drew."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .base import Adapter, Place, State, Usual, each
+
+_OF_THE_PROCESS = frozenset({"backend", "backend_fallback", "interactive", "toolbar"})
+
+
+def _matplotlib() -> Any:
+    return sys.modules["matplotlib"]
+
+
+def _fresh(key: str) -> Any:
+    """As the user's ``matplotlibrc`` has it, which ranks read, too."""
+    return dict.get(_matplotlib().rcParamsOrig, key)
+
+
+def read(place: Place) -> State:
+    # As a dict: asked in its own way the backend is looked for, and old names give warnings.
+    return {key: value for key, value in dict.items(_matplotlib().rcParams) if key not in _OF_THE_PROCESS}
+
+
+def write(state: State, place: Place) -> None:
+    each(state, _matplotlib().rcParams.__setitem__)
+
+
+ADAPTER = Adapter("matplotlib settings", "matplotlib", read, write, Usual({}, _fresh))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 import os
 import re
 import sys
 import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from . import positions
 from .afterimport import after_import
 from .failures import is_ours
 from .metrics import Recorder
@@ -109,7 +108,8 @@ class Autolog:
             return None
         key = (frame.f_code, frame.f_lasti)
         if key not in self._sites:
-            name = loss_name(frame.f_code.co_filename, frame.f_lineno, _columns(frame), direct=frame is caller)
+            span = positions.running(frame)
+            name = loss_name(frame.f_code.co_filename, frame.f_lineno, span, direct=frame is caller)
             self._names[name] += 1
             self._sites[key] = Site(name if self._names[name] == 1 else f"{name} (line {frame.f_lineno})")
         return self._sites[key]
@@ -122,25 +122,14 @@ def is_users(filename: str) -> bool:
     return not library and not is_ours(filename)
 
 
-def _columns(frame: FrameType) -> tuple[int, int] | None:
-    """Line and column where the running call ends (Python 3.11 on)."""
-    positions: Callable[[], Iterator[Any]] | None = getattr(frame.f_code, "co_positions", None)
-    if positions is None:
-        return None
-    for index, (_, end_line, _, end_column) in enumerate(positions()):
-        if index == frame.f_lasti // 2:
-            return None if end_line is None or end_column is None else (end_line, end_column)
-    return None
-
-
-def loss_name(filename: str, line: int, end: tuple[int, int] | None = None, *, direct: bool = True) -> str:
+def loss_name(filename: str, line: int, span: positions.Span | None = None, *, direct: bool = True) -> str:
     """What the source calls the tensor: ``d_loss`` in ``d_loss.backward()`` and in ``fabric.backward(d_loss)``.
 
-    ``end`` is where the call ends, where that is known; ``direct`` false means that a library called
+    ``span`` is the call's, where that is known; ``direct`` false means that a library called
     ``backward``, so that only an argument can be the loss. ``loss`` when the source does not tell.
     """
     calls = [call for call in _backward_calls(filename) if call.lineno <= line <= (call.end_lineno or call.lineno)]
-    exact = [call for call in calls if end == (call.end_lineno, call.end_col_offset)]
+    exact = [call for call in calls if span and span.end == positions.span_of(call).end]
     for call in exact or calls:
         assert isinstance(call.func, ast.Attribute)
         if direct:
@@ -151,16 +140,9 @@ def loss_name(filename: str, line: int, end: tuple[int, int] | None = None, *, d
 
 
 def _backward_calls(filename: str) -> list[ast.Call]:
-    source = "".join(linecache.getlines(filename))
-    if filename.startswith("Cell In[") or source.startswith("%%"):
-        source = re.sub(r"\A%%[^\n]*", "", source)
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return []
     return [
         node
-        for node in ast.walk(tree)
+        for node in ast.walk(positions.tree_of(filename) or ast.Module([], []))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.protocol.process import JOB_TOKEN
-from tests.leaks import Snapshot
+from tests.leaks import Snapshot, command_of, wait_until
 
 
 @pytest.fixture
@@ -27,6 +27,11 @@ def found(before: Snapshot, runtime: Path) -> str:
     return "\n".join(Snapshot.take(runtime).left_since(before))
 
 
+def _sleeps(pid: int) -> bool:
+    """A process has no command line for a moment while it starts a program."""
+    return wait_until(lambda: command_of(pid) == "sleep 100", 30)
+
+
 def test_nothing_is_found_where_nothing_is_left(tmp_path: Path) -> None:
     assert found(Snapshot.take(tmp_path), tmp_path) == ""
 
@@ -35,6 +40,7 @@ def test_child(tmp_path: Path, later: ExitStack) -> None:
     before = Snapshot.take(tmp_path)
     child = later.enter_context(subprocess.Popen(["sleep", "100"]))
     later.callback(child.kill)
+    assert _sleeps(child.pid)
     assert f"process {child.pid}: sleep 100" in found(before, tmp_path)
 
 
@@ -47,6 +53,7 @@ def test_process_that_left_the_family(tmp_path: Path, later: ExitStack) -> None:
     )
     orphan = int(done.stdout)
     later.callback(os.kill, orphan, 9)
+    assert _sleeps(orphan)
     assert f"process {orphan}: sleep 100 a-job" in found(before, tmp_path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -91,7 +90,6 @@ def test_one_curve_a_call_site(kept: Kept) -> None:
     assert kept.found == [("a", 6.0, 1), ("b", 3.0, 1), ("a", 6.0, 2), ("b", 3.0, 2)]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="columns are known from Python 3.11 on")
 def test_two_calls_on_a_line(kept: Kept) -> None:
     run("a, b = w.sum(), w.prod()\na.backward(); b.backward()\n")
     assert [name for name, _, _ in kept.found] == ["a", "b"]

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
+from .. import positions
+
 FAR = 16
 """Frames that an argument is followed through."""
 
@@ -23,26 +25,24 @@ Source = tuple[ast.AST, FrameType]
 
 
 def running(frame: FrameType) -> ast.AST | None:
-    """The expression or statement that ``frame`` is at; the whole line before Python 3.11."""
+    """The expression or statement that ``frame`` is at; the whole line where its columns are not known."""
     lines = linecache.getlines(frame.f_code.co_filename)
     if not 0 < frame.f_lineno <= len(lines):
         return None
     text = lines[frame.f_lineno - 1]
-    if hasattr(frame.f_code, "co_positions"):
-        span = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-        if None not in span:
-            text = _cut(lines, *span)  # none of them is None
+    span = positions.running(frame)
+    if span is not None:
+        text = _cut(lines, span)
     try:
         return ast.parse(textwrap.dedent(text).strip())
     except SyntaxError:
         return None
 
 
-def _cut(lines: list[str], first: int, last: int, start: int, end: int) -> str:
-    """Lines from the byte ``start`` of the first to the byte ``end`` of the last."""
-    chosen = [line.encode() for line in lines[first - 1 : last]]
-    chosen[-1] = chosen[-1][:end]
-    chosen[0] = chosen[0][start:]
+def _cut(lines: list[str], span: positions.Span) -> str:
+    chosen = [line.encode() for line in lines[span.line - 1 : span.end_line]]
+    chosen[-1] = chosen[-1][: span.end_column]
+    chosen[0] = chosen[0][span.column :]
     joined = b"".join(chosen).decode(errors="replace")
     return f"({joined})" if len(chosen) > 1 and not re.search(r"^\s*\w[^=]*[^=!<>]=", joined) else joined
 
@@ -179,16 +179,8 @@ def _functions(tree: ast.AST) -> list[Function]:
     return [node for node in ast.walk(tree) if isinstance(node, Function)]
 
 
-@functools.lru_cache(maxsize=64)
-def _parsed(source: str) -> ast.AST:
-    try:
-        return ast.parse(re.sub(r"\A%%[^\n]*", "", source))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])
-
-
-def _tree(filename: str) -> ast.AST:
-    return _parsed("".join(linecache.getlines(filename)))
+def _tree(filename: str) -> ast.Module:
+    return positions.tree_of(filename) or ast.Module([], [])
 
 
 def chooses(frame: FrameType) -> bool:

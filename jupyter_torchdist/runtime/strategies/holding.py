@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterator
 from types import CodeType
 from typing import cast
 
+from ..positions import tree_of
 from .linesrun import LinesRun
-from .usercode import Block, Function, Key, Scopes, called_name, functions_of, names_bound_at, names_in, tree_of
+from .usercode import Block, Function, Key, Scopes, called_name, functions_of, names_bound_at, names_in
 
 _STORES = frozenset({
     "add", "append", "appendleft", "extend", "extendleft", "feed", "insert", "log", "push", "put", "put_nowait",

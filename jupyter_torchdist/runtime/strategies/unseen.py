@@ -13,6 +13,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from ..autolog import is_users
+from ..positions import tree_of
 from .arms import arms, deletes_names, not_run, not_run_of
 from .holding import Holding
 from .linesrun import LinesRun
@@ -28,7 +29,6 @@ from .usercode import (
     loop_at,
     name_of,
     names_in,
-    tree_of,
 )
 
 _READS = frozenset({"item", "tolist", "numpy", "size", "shape", "float", "int", "len", "print", "bool", "numel"})

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any
+
+from .. import positions
 
 _TAKES = frozenset({
     "apply", "filter", "map", "max", "min", "register_buffer", "register_forward_hook", "register_full_backward_hook",
@@ -21,19 +19,6 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Block = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Key = tuple[int, str]
 """A variable: whose (of a function by its node's id; 0: global), and its name; ``.name`` of an attribute."""
-
-
-def tree_of(filename: str) -> ast.Module | None:
-    return _parsed("".join(linecache.getlines(filename)))
-
-
-@functools.lru_cache(maxsize=64)  # asked for each function that a loop runs, and at each loop
-def _parsed(source: str) -> ast.Module | None:
-    source = re.sub(r"\A\s*%%[^\n]*", lambda magic: "\n" * magic.group().count("\n"), source)
-    try:
-        return ast.parse(source) if source.strip() else None
-    except (SyntaxError, ValueError):
-        return None
 
 
 def loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:
@@ -58,23 +43,14 @@ def _begins(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _lambda_of(tree: ast.Module, code: CodeType) -> list[Function]:
-    """Of several in a line that whose columns these are (Python 3.11 on), or none: then none of them has run."""
+    """Of several in a line that whose columns these are, or none: then none of them has run."""
     found: list[Function] = [
         node for node in ast.walk(tree) if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
     ]
-    positions: Callable[[], Iterator[Any]] | None = getattr(code, "co_positions", None)
-    if len(found) > 1 and positions is not None:
-        known = [one for one in positions() if None not in one and one[3]]
-        begin, end = (
-            min(((a, c) for a, _, c, _ in known), default=None),
-            max(((b, d) for _, b, _, d in known), default=None),
-        )
-        found = [one for one in found if (begin, end) == _extent(one.body)]
+    if len(found) > 1:
+        extent = positions.extent(code)
+        found = [one for one in found if isinstance(one, ast.Lambda) and positions.span_of(one.body) == extent]
     return found if len(found) == 1 else []
-
-
-def _extent(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
 def arguments_of(function: Function) -> set[str]:

@@ -260,6 +260,23 @@ def gathering() -> tuple[Any, str]:
     return module, "all_gather_single" if hasattr(module, "all_gather_single") else "all_gather_tensor"
 
 
+def checkpointing() -> tuple[Any, str]:
+    """(module, name) of the function that runs what ``torch.utils.checkpoint`` is given, where it is not reentrant."""
+    module = import_module("torch.utils.checkpoint")
+    name = "_checkpoint_without_reentrant_generator"
+    return module, f"{name}_impl" if hasattr(module, f"{name}_impl") else name  # since 2.15
+
+
+def coordinates() -> tuple[Any, str]:
+    """(class, name) of the method by which a device mesh finds out where this rank is."""
+    return import_module("torch.distributed.device_mesh").DeviceMesh, "_compute_coordinate_on_dim"
+
+
+UNSCALING = torch.amp.GradScaler, "_unscale_grads_"
+SCALED_STEP = torch.amp.GradScaler, "_maybe_opt_step"
+"""(class, name) of what a gradient scaler does to the gradients, and before the optimizer's step."""
+
+
 def ranks_of_groups() -> list[tuple[Any, dict[int, int]]]:
     """(process group, {rank of the job: rank in the group}) of every group of this process."""
     from torch.distributed import distributed_c10d

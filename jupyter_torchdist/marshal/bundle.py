@@ -102,15 +102,15 @@ def read_stream(
     with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve):
         unpickler = pickle.Unpickler(file, buffers=iter(buffers))
         parts = _loads(unpickler, file)
-        names = next(parts)
-        passing, unread = names.get("", b""), ""
+        passing, unread = b"", ""
         for names in parts:
-            if names.pop("", None) == STATES:
+            if (extra := names.pop("", None)) == STATES:
                 unread = _load_states(unpickler, file, main)
                 break
+            passing = extra if isinstance(extra, bytes) else passing
             main.update(names)
     memo: dict[int, Any] = unpickler.memo.copy()
-    del unpickler, parts, names
+    del unpickler, parts, names, extra
     for place in array("Q", passing):
         memo.pop(place, None)
     return Loaded(manifest.names, keep_shared(memo), manifest, blob_dir, main, ranges, unread)

@@ -7,7 +7,6 @@ import re
 import time
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from jupyter_torchdist.protocol.spec import Options
@@ -81,10 +80,11 @@ def is_opened_in_each_theme(notebook: Notebook) -> None:
     for theme in THEMES:
         if theme != THEMES[0]:
             notebook.in_theme(theme)
-        view, area = tab.locator(".td-view").bounding_box(), tab.bounding_box()
-        assert view is not None
-        assert area is not None
-        assert view["height"] == pytest.approx(area["height"], abs=4)
+        # while a theme's sheet is loaded nothing has a place
+        page.wait_for_function(
+            """([tab, view]) => view.checkVisibility() && Math.abs(view.offsetHeight - tab.offsetHeight) <= 4""",
+            arg=[tab.element_handle(), tab.locator(".td-view").element_handle()],
+        )
         notebook.picture(theme.removeprefix("JupyterLab ").lower().replace(" ", "-"))
 
 

@@ -46,6 +46,15 @@ def names_of_torch(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (parts := dotted(node)) and parts[0] in known:
             yield ".".join((known[parts[0]], *parts[1:]))
+        elif isinstance(node, ast.Call):  # patches.around(torch.nn, "_name", …)
+            for place, name in zip(node.args, node.args[1:], strict=False):
+                if (
+                    (parts := dotted(place))
+                    and parts[0] in known
+                    and isinstance(name, ast.Constant)
+                    and isinstance(name.value, str)
+                ):
+                    yield ".".join((known[parts[0]], *parts[1:], name.value))
 
 
 def exists(name: str) -> bool:
@@ -74,12 +83,13 @@ def test_the_rule_finds_what_it_forbids() -> None:
     found = set(
         names_of_torch(
             ast.parse(
-                "import torch\nfrom torch.utils import _pytree as t\nt.tree_map\ntorch._C.x\nfrom torch import nn"
+                "import torch\nfrom torch.utils import _pytree as t\nt.tree_map\ntorch._C.x\nfrom torch import nn\n"
+                "around(nn.Module, '_load', 1)"
             )
         )
     )
     assert {name for name in found if is_private(name)} == {
-        "torch.utils._pytree", "torch.utils._pytree.tree_map", "torch._C.x", "torch._C",
+        "torch.utils._pytree", "torch.utils._pytree.tree_map", "torch._C.x", "torch._C", "torch.nn.Module._load",
     }  # fmt: skip
 
 
@@ -95,12 +105,14 @@ def test_another_name_is_none() -> None:
 
 ONLY_WHERE_ASKED = {"torch.numa.binding.AffinityMode", "torch.numa.binding.NumaOptions"}
 """Not in 2.8; ``releases.check_plan`` refuses what needs them."""
+GIVEN = {"torch.nn.Module.__deepcopy__"}
+"""In no release: a strategy gives it."""
 
 
 def test_public_names_are_in_this_release() -> None:
     """Run with the oldest and the newest release, it shows what is missing there (``make test-torch``)."""
     asked = {name for path in FILES for name in names_of_torch(ast.parse(path.read_text())) if not is_private(name)}
-    missing = sorted(name for name in asked - ONLY_WHERE_ASKED if not exists(name))
+    missing = sorted(name for name in asked - ONLY_WHERE_ASKED - GIVEN if not exists(name))
     assert not missing
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
-from ...torch_private import in_backward, in_functorch
+from ...torch_private import UNSCALING, in_backward, in_functorch
 from . import (
     accumulating,
     activations,
@@ -163,7 +163,7 @@ class Automatic:
             around(place, "clip_grad_norm_", self._clip)
             if self._sharded:
                 around(place, "clip_grad_value_", norms.clip_grad_value_)
-        around(torch.amp.GradScaler, "_unscale_grads_", self._unscale)
+        around(*UNSCALING, self._unscale)
         if self._engine is not None:
             self._engine.install(self._patches)
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
+from ... import torch_private
 from ...protocol.errors import StrategyError
 from . import blocks, loading
 from .base import Setting
@@ -243,7 +244,7 @@ def _computed_again_within(mode: _Ulysses) -> Iterator[None]:
         return original(within(function), *args, **kwargs)
 
     patches, reentrant = Patches(), checkpoint.CheckpointFunction
-    patches.around(checkpoint, "_checkpoint_without_reentrant_generator", given)
+    patches.around(*torch_private.checkpointing(), given)
     patches.give(reentrant, "apply", functools.partial(given, reentrant.apply))
     try:
         yield

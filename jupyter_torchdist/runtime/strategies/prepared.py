@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from ...torch_private import in_backward
+from ...torch_private import UNSCALING, in_backward
 from . import (
     activations,
     agreement,
@@ -100,7 +100,7 @@ class Prepared:
                 around(place, "clip_grad_norm_", _clip)
                 around(place, "clip_grad_value_", norms.clip_grad_value_)
             unscale = partial(precision.unscale, device=self._setting.device)
-            around(torch.amp.GradScaler, "_unscale_grads_", unscale)
+            around(*UNSCALING, unscale)
 
     # ------------------------------------------------------------------------------------------------- what is prepared
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from ... import torch_private
 from ...protocol.memory import ParameterSize, Rehearsed, elements
 from ...protocol.strategy import StrategyPlan
 from ...torch_private import FakeTensor, FakeTensorMode, disable_current_modes, fsdp_groups, fsdp_states, in_backward
@@ -112,7 +112,7 @@ class Rehearsal:
         around(nn.Module, "__call__", self._call)
         around(torch.autograd, "backward", self._backward)
         around(DataLoader, "__iter__", self._batches)
-        around(torch.amp.GradScaler, "_maybe_opt_step", fakes.stepped_always)
+        around(*torch_private.SCALED_STEP, fakes.stepped_always)
         around(torch, "compile", fakes.not_compiled)
         around(nn.Module, "compile", lambda *_: None)
         self._answer_for_the_others()
@@ -127,7 +127,7 @@ class Rehearsal:
         around(loading, "broadcast_states", lambda *_: None)
         around(loading, "someone_lacks_weights", lambda *_: False)
         around(gradients, "used_somewhere", lambda _original, ours, _group: [*map(gradients.state_of, ours)])
-        around(DeviceMesh, "_compute_coordinate_on_dim", fakes.with_real_numbers)
+        around(*torch_private.coordinates(), fakes.with_real_numbers)
 
     def undo(self) -> None:
         """torch is as it was."""

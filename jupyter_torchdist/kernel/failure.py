@@ -54,9 +54,14 @@ def attach(error: BaseException, lines: Sequence[str]) -> BaseException:
 
 
 def dress(ip: InteractiveShell, error: BaseException, lines: Sequence[str]) -> BaseException:
-    """``attach`` in the colours of this shell, which may be none."""
+    """``attach`` in the colours of this shell."""
+    return attach(error, in_colours_of(ip, lines))
+
+
+def in_colours_of(ip: InteractiveShell, lines: Sequence[str]) -> Sequence[str]:
+    """``lines`` without their colours, where the user wants none."""
     plain = str(getattr(ip, "colors", "")).lower() == "nocolor"
-    return attach(error, [ansi.drop_colours(line) for line in lines] if plain else lines)
+    return [ansi.drop_colours(line) for line in lines] if plain else lines
 
 
 def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequence[str]]) -> list[str]:

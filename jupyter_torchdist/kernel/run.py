@@ -75,6 +75,9 @@ def follow(ip: InteractiveShell, job: Job) -> JobState:
         state = wait(job, interrupts, watch.tick, detach=True)
         interrupts.release()
         watch.finish(state, () if state.final else (f"the job goes on: `%dist cancel {job.id}` ends it",))
+    # All that the ranks wrote has been printed there, their tracebacks among it.
+    if not isinstance(watch, show.Text) and (lines := _failure(ip, job, state)):
+        print("\n".join(failure.in_colours_of(ip, lines)))
     return state
 
 
@@ -121,13 +124,19 @@ def _error(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | N
         error = job.exception()
     if error is None:
         return None
-    first = state.ranks.get(state.first_failure) if state.first_failure is not None else None
-    first = first or next(iter(state.failures()), None)
-    if state.state == "failed" and first and first.error:
-        lines = failure.rank_failure(state, first, failure.sources_of(job.spec, cell.labels(ip)))
+    if lines := _failure(ip, job, state):
         return failure.dress(ip, error, [*lines, *failure.hint(error)])
     own = failure.refusal(error) if isinstance(error, TorchDistError) else failure.brief(error)
     return failure.dress(ip, error, own)
+
+
+def _failure(ip: InteractiveShell, job: Job, state: JobState) -> list[str]:
+    """The traceback of the rank whose exception ended the job; empty where none did."""
+    first = state.ranks.get(state.first_failure) if state.first_failure is not None else None
+    first = first or next(iter(state.failures()), None)
+    if state.state != "failed" or first is None or first.error is None:
+        return []
+    return failure.rank_failure(state, first, failure.sources_of(job.spec, cell.labels(ip)))
 
 
 def _value(job: Job, rich: RichOutput) -> Any:

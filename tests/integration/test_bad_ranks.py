@@ -469,6 +469,14 @@ def test_a_job_outlives_its_kernel(kernel: Notebook, how: str) -> None:
     assert kernel.value("td.last.logs(1)") == "".join(f"tick {number}\n" for number in range(15))
 
 
+def test_an_attached_job_shows_the_whole_failure(kernel: Notebook) -> None:
+    """Of a long traceback the picture shows only the last lines."""
+    kernel.run("%%distribute --ranks 2 --background --name broken\ndef f(n): f(n - 1) if n else 1 / 0\nf(20)")
+    text = kernel.run("%dist attach broken").text
+    assert "Traceback (most recent call last)" in text
+    assert "----> 3 f(20)" in text and "ZeroDivisionError: division by zero" in text
+
+
 def test_curves_progress_and_logs(kernel: Notebook) -> None:
     cell = kernel.run(
         on_ranks(

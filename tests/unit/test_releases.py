@@ -43,7 +43,7 @@ def test_counts_of_a_report() -> None:
 def test_what_failed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "SEEN", tmp_path / "releases.json")
     releases.note("unit", {"passed": 4, "failed": 1, "skipped": 0})
-    assert "**1 of the unit tests failed**" in releases.table()
+    assert "**unit tests: 1 failed**" in releases.table()
     for name in releases.SUITES:
         releases.note(name, {"passed": 4, "failed": 0, "skipped": 0})
     assert releases.table().endswith("| all tests |\n")

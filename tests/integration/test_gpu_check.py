@@ -32,7 +32,9 @@ import subprocess, time, pathlib
 
 def test_hangs():
     child = subprocess.Popen(["sleep", "987"], start_new_session=True)
-    pathlib.Path(__file__).with_name("child").write_text(str(child.pid))
+    written = pathlib.Path(__file__).with_name("child.new")
+    written.write_text(str(child.pid))
+    written.rename(written.with_suffix(""))
     time.sleep(987)
 """
 DIES = """
@@ -83,7 +85,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_step_that_hangs_is_ended_and_told_and_the_next_ones_run(tmp_path: Path) -> None:
-    steps = {"hangs": (HANGS, 6.0), "dies": (DIES, 60.0), "fails": (FAILS, 60.0), "quick": (QUICK, 60.0)}
+    steps = {"hangs": (HANGS, 3.0), "dies": (DIES, 60.0), "fails": (FAILS, 60.0), "quick": (QUICK, 60.0)}
     done = subprocess.run(
         driver(tmp_path, steps, asks=True), cwd=ROOT, env=environment(tmp_path / "out"), capture_output=True, text=True
     )

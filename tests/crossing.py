@@ -70,6 +70,8 @@ def rank(job, source, label, line, number, path):
     answer.update(changed=changed, names=dumped.names, left=dumped.left, size=dumped.size)
     return answer
 
+answers = os.dup(1)
+os.dup2(2, 1)  # some releases of torch print there
 for line in sys.stdin:
     request = json.loads(line)
     pid = os.fork()
@@ -78,7 +80,7 @@ for line in sys.stdin:
             answer = rank(**request)
         except BaseException:
             answer = {"crash": traceback.format_exc()}
-        os.write(1, (json.dumps(answer) + "\\n").encode())
+        os.write(answers, (json.dumps(answer) + "\\n").encode())
         os._exit(0)
     os.waitpid(pid, 0)
 """

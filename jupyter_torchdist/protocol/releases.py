@@ -42,6 +42,7 @@ def check_plan(version: str, strategy: StrategyPlan, *, binds: bool) -> None:
             "-O sharding_strategy=NO_SHARD",
             "use --strategy ddp",
         ),
+        (strategy.options.get("schedule") == "dualpipev", "-O schedule=dualpipev", "use -O schedule=zbv"),
         (binds, "--numa-binding", "leave it out"),
     ):
         if asked:

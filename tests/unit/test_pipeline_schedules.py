@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from jupyter_torchdist.protocol.errors import StrategyError
+from jupyter_torchdist.protocol.releases import release_of
 from jupyter_torchdist.protocol.strategy_options import BY_NAME
 from jupyter_torchdist.runtime.strategies.pipeline_schedules import (
     LOOPED,
@@ -20,7 +22,7 @@ from jupyter_torchdist.runtime.strategies.pipeline_schedules import (
     taken,
 )
 
-EACH = BY_NAME["schedule"].choices
+EACH = [one for one in BY_NAME["schedule"].choices if one != "dualpipev" or release_of(torch.__version__) >= (2, 9)]
 
 
 def layout(schedule: str, ranks: int) -> Layout:
@@ -121,7 +123,8 @@ def test_stages_go_round_or_down_and_up() -> None:
 
 
 def test_microbatches_that_a_schedule_cannot_take_are_refused() -> None:
-    with pytest.raises(StrategyError, match="dualpipev cannot take 2 microbatches on 2 ranks"):
-        layout("dualpipev", 2).inside(2)
+    if "dualpipev" in EACH:
+        with pytest.raises(StrategyError, match="dualpipev cannot take 2 microbatches on 2 ranks"):
+            layout("dualpipev", 2).inside(2)
     with pytest.raises(StrategyError, match="needs 4 stages, there are 6"):
         stages_a_rank("zbv", 2, (1,) * 6, 0)

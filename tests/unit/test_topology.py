@@ -166,6 +166,7 @@ def test_a_release_of_torch_that_is_too_old(version: str) -> None:
     [
         ({"ranks": 4, "strategy": "ddp+tp", "option": ("tp=2",)}, "--strategy ddp+tp"),
         ({"ranks": 2, "strategy": "fsdp", "option": ("sharding_strategy=NO_SHARD",)}, "-O sharding_strategy=NO_SHARD"),
+        ({"ranks": 2, "strategy": "pp", "option": ("schedule=dualpipev", "microbatches=4")}, "-O schedule=dualpipev"),
         ({"gpus": 2, "numa_binding": "node"}, "--numa-binding"),
     ],
 )

@@ -27,7 +27,7 @@ PAIRS = "pairs samples at random; each rank pairs those of its own slice"
 RANDOM = "draws at random, on each rank for itself"
 SYNCHRONISE = "batch normalisation takes its statistics over the batch: synchronise it"
 FOR_POSITIONS = {
-    *("select", "unbind", "squeeze", "split", "index", "index_select", "_to_copy", "detach", "alias"),
+    *("select", "slice", "unbind", "squeeze", "split", "index", "index_select", "_to_copy", "detach", "alias"),
     *("sort", "scatter", "scatter_"),
 }
 

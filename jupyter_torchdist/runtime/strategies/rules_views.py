@@ -125,7 +125,7 @@ def _unbind(call: Call) -> list[Kind]:
 def _slice(call: Call) -> Kind:
     kind = call.kind(call["self"])
     at = wrapped(call["dim"], call["self"].dim())
-    if not isinstance(kind, Rows) or at != kind.dim:
+    if not isinstance(kind, Rows | Positions) or at != kind.dim:
         others = [bound for bound in (call.get("start"), call.get("end")) if bound != _END]
         if isinstance(kind, Rows) and any(map(call.follower.is_read, others)):
             raise MixesError(BY_NUMBER)
@@ -136,7 +136,11 @@ def _slice(call: Call) -> Kind:
     if not bounds and step == 1:
         return kind
     # ``x[:32]`` where this rank has 32 samples: on one device it would take a part of them.
-    if step != 1 or any(call.follower.origin(bound) is not Origin.SIZE or bound > size for bound in bounds):
+    if (
+        isinstance(kind, Positions)
+        or step != 1
+        or any(call.follower.origin(bound) is not Origin.SIZE or bound > size for bound in bounds)
+    ):
         raise MixesError("takes samples by their position in the batch")
     vector = kind.owners.vector[slice(first, last, step)]
     return Rows(at, _part(kind.owners, vector, call.out.size(at)), kind.over)

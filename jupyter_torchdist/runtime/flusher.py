@@ -28,6 +28,7 @@ class Flusher:
         self._bell = threading.Lock()
         self._bell.acquire()
         self._pid = 0
+        self._flushing = threading.RLock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="torchdist-flusher", daemon=True)
 
@@ -57,6 +58,14 @@ class Flusher:
         for source in self._sources:
             source.flush()
 
+    def pause(self) -> None:
+        """Keep the thread from flushing until ``resume``: a fork meanwhile would leave the child a buffer's lock that
+        nobody releases."""
+        self._flushing.acquire()
+
+    def resume(self) -> None:
+        self._flushing.release()
+
     def _run(self) -> None:
         while not self._stopping:
             now = time.monotonic()
@@ -65,6 +74,7 @@ class Flusher:
             if wait > 0 and self._bell.acquire(timeout=wait):
                 continue
             now = time.monotonic()
-            for source in self._sources:
-                if not due or (source.deadline is not None and source.deadline <= now):
-                    source.flush()
+            with self._flushing:
+                for source in self._sources:
+                    if not due or (source.deadline is not None and source.deadline <= now):
+                        source.flush()

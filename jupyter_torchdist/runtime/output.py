@@ -23,6 +23,7 @@ PERIOD = 0.004
 """Seconds between two flushes while output keeps coming: a SIGKILL loses at most about that."""
 
 _BUFFER = 64 * 1024
+_NEVER_FULL = 1 << 24
 
 
 class LossyFile(io.FileIO):
@@ -143,6 +144,9 @@ def _text_over(raw: LossyFile) -> io.TextIOWrapper:
     text = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", newline="\n")
     buffer.__init__(raw, _BUFFER)  # type: ignore[misc]
     text.mode = "w"  # type: ignore[misc]  # as the interpreter does with its own streams
+    # A write that hands its text on by itself loses what other threads write meanwhile (CPython 3.12.4 and later
+    # do not, python/cpython#119506): the flusher empties it long before there is so much.
+    text._CHUNK_SIZE = _NEVER_FULL  # type: ignore[attr-defined]
     return text
 
 
@@ -166,7 +170,8 @@ class Output:
         sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
         sys.stdout = sys.__stdout__ = self.out.text  # type: ignore[misc]
         sys.stderr = sys.__stderr__ = self.err.text  # type: ignore[misc]
-        os.register_at_fork(before=self.flush, after_in_child=self._after_fork)
+        self._flusher = flusher
+        os.register_at_fork(before=self._before_fork, after_in_parent=flusher.resume, after_in_child=self._after_fork)
 
     def flush(self) -> None:
         """Flush Python's streams and C's."""
@@ -178,7 +183,12 @@ class Output:
         self.err.close()
         ctypes.CDLL(None).fflush(None)
 
+    def _before_fork(self) -> None:
+        self._flusher.pause()
+        self.flush()
+
     def _after_fork(self) -> None:
+        self._flusher.resume()
         self.out.after_fork()
         self.err.after_fork()
 

@@ -51,8 +51,11 @@ class Results:
         """Whether this rank's values go to the notebook."""
         return self._rank == 0 or self._plan.collect == "all"
 
-    def publish(self, namespace: dict[str, Any]) -> None:
+    def publish(self, namespace: dict[str, Any], *, midway: bool = False) -> None:
         """Write the values that are asked for out of ``namespace``, and tell which came and which stay.
+
+        ``midway``: user code has not ended. Then the process's state stays: it may be meant for some lines only, as
+        the grad mode in a ``with torch.no_grad()``.
 
         Raises ``StoreError`` when the disk does not take them.
         """
@@ -60,7 +63,7 @@ class Results:
             return
         vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
         chosen, left = self._choose(namespace)
-        if self._rank == 0 and self._plan.out != ("none",):
+        if self._rank == 0 and not midway and self._plan.out != ("none",):
             chosen |= self._state()
         dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._apart())
         left += [[shown(name), why] for name, why in dumped.left]

@@ -321,7 +321,7 @@ class Rank:
         """This rank is stopped, because another one failed or because an interrupt did not reach it."""
         with contextlib.suppress(Exception):
             if self.results is not None and group.answers():
-                self.results.publish(vars(self.main))
+                self.results.publish(vars(self.main), midway=True)
         with contextlib.suppress(Exception):
             self.flush()
 

@@ -93,7 +93,8 @@ def test_what_cells_set_on_modules(kernel: Notebook) -> None:
     assert kernel.value("td_conf.BATCH") == 18
     kernel.run("def g():\n    td_conf.BATCH += 1\n    return td_conf.BATCH\nr = td.launch(g, ranks=2)")
     assert kernel.value("(r, td_conf.BATCH)") == ([19, 19], 19)
-    cell = kernel.try_run("%%distribute --ranks 2\ntd_conf.BATCH = 20\n1 / 0")
+    both = "torch.distributed.barrier()"  # the first rank that fails stops the other
+    cell = kernel.try_run(f"%%distribute --ranks 2\ntd_conf.BATCH = 20\n{both}\n1 / 0")
     assert cell.error
     assert kernel.value("td_conf.BATCH") == 20
 

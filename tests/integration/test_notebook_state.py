@@ -90,6 +90,21 @@ def test_a_function_starts_from_the_notebooks_numbers(kernel: Notebook) -> None:
     assert kernel.value("[one, two, three]") == [kernel.value(f"plain[{number}]") for number in (0, 0, 1)]
 
 
+def test_a_rank_that_is_stopped_in_a_with_block_leaves_the_settings_as_they_were(kernel: Notebook) -> None:
+    kernel.run("import torch, torch.distributed as dist, time")
+    cell = kernel.try_run(
+        "%%distribute --ranks 2\n"
+        "with torch.no_grad():\n"
+        "    told = 'reached'\n"
+        "    dist.barrier()\n"
+        "    if dist.get_rank() == 1:\n"
+        "        raise ValueError('of rank 1')\n"
+        "    time.sleep(60)\n"
+    )
+    assert cell.error and cell.error.name == "ValueError"
+    assert kernel.value("[told, torch.is_grad_enabled()]") == ["reached", True]
+
+
 def test_out_none_leaves_the_notebook_as_it_is(kernel: Notebook) -> None:
     kernel.run("import torch\ntorch.manual_seed(5)")
     kernel.run("%%distribute --ranks 1 --out none\ntorch.rand(1)\ntorch.set_default_dtype(torch.float64)")

@@ -103,14 +103,16 @@ def test_threads_do_not_lose_lines(tmp_path: Path) -> None:
     out, _ = run(
         tmp_path,
         """
+        sys.setswitchinterval(1e-5)
         def work(n):
-            for i in range(500):
-                sys.stdout.write(f"{n}:{i}\\n")
+            for i in range(5000):
+                print(n, i)
         threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
         [t.start() for t in threads]; [t.join() for t in threads]
     """,
     )
-    assert sorted(out.split()) == sorted(f"{n}:{i}".encode() for n in range(4) for i in range(500))
+    # Lines may be mixed, as ``print`` writes the end of a line by itself; nothing of them is lost.
+    assert sorted(out) == sorted(b"".join(f"{n} {i}\n".encode() for n in range(4) for i in range(5000)))
 
 
 def test_sigkill_loses_only_the_last_milliseconds(tmp_path: Path) -> None:
@@ -210,6 +212,23 @@ def test_a_forked_child_flushes_its_lines_and_repeats_none(tmp_path: Path) -> No
     assert out.count(b"unfinished") == 1
     assert out.count(b"child\n") == 1
     assert out.count(b"parent") == 100
+
+
+def test_no_child_is_forked_in_the_middle_of_a_flush(tmp_path: Path) -> None:
+    out, _ = run(
+        tmp_path,
+        """
+        for i in range(200):
+            print("parent", i)
+            time.sleep(0.003 + i % 20 * 1e-4)
+            pid = os.fork()
+            if pid == 0:
+                print("child", i)
+                os._exit(0)
+            os.waitpid(pid, 0)
+    """,
+    )
+    assert out == b"".join(b"parent %d\nchild %d\n" % (i, i) for i in range(200))
 
 
 def test_stdin_is_empty(tmp_path: Path) -> None:

@@ -90,16 +90,21 @@ def load_bundle(
         unpack_sources(manifest, blob_dir, directory)
         if str(directory) not in sys.path:
             sys.path.insert(0, str(directory))
-    return read_stream(manifest, blob_dir, vars(main))
+    return read_stream(manifest, blob_dir, vars(main), registers=True)
 
 
 def read_stream(
-    manifest: Manifest, blob_dir: Path, main: dict[str, Any], resolve: rebuild.Resolve | None = None
+    manifest: Manifest,
+    blob_dir: Path,
+    main: dict[str, Any],
+    resolve: rebuild.Resolve | None = None,
+    *,
+    registers: bool = False,
 ) -> Loaded:
-    """The captured names in ``main``, from blobs already checked."""
+    """The captured names in ``main``, from blobs already checked. ``registers`` as in ``rebuild.Loading``."""
     buffers = [mapping.map_private(blob_dir / blob.digest, blob.size) for blob in manifest.buffers]
     ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
-    with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve):
+    with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve, registers=registers):
         unpickler = pickle.Unpickler(file, buffers=iter(buffers))
         parts = _loads(unpickler, file)
         passing, unread = b"", ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ class Loading:
 
     main: dict[str, Any]
     resolve: Resolve | None = None
+    registers: bool = True
+    """Whether operators of the stream take the place of those that this process has under their names."""
     kept: dict[int, Any] = field(default_factory=dict)
     made: dict[tuple[str, str], type] = field(default_factory=dict)
     """Classes made from the stream, by qualified name and digest."""
@@ -39,9 +42,9 @@ _LOADING: ContextVar[Loading] = ContextVar("loading")
 
 
 @contextlib.contextmanager
-def loading(main: dict[str, Any], resolve: Resolve | None = None) -> Iterator[Loading]:
+def loading(main: dict[str, Any], resolve: Resolve | None = None, *, registers: bool = True) -> Iterator[Loading]:
     """While this is open, functions of the notebook are rebuilt over ``main``."""
-    context = Loading(main, resolve)
+    context = Loading(main, resolve, registers)
     token = _LOADING.set(context)
     try:
         yield context
@@ -141,6 +144,32 @@ def lru_cache(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
 
 def set_attributes(target: Any, attributes: dict[str, Any]) -> None:
     target.__dict__.update(attributes)
+
+
+def operator(name: str, schema: str, kinds: list[str | None], tags: list[str]) -> Any:
+    """An operator of ``torch.library``, registered here; its functions come with ``set_operator``."""
+    from .. import torch_private
+
+    context = _LOADING.get()
+    if not context.registers and (found := torch_private.operators().get(name)) is not None:
+        context.kept[id(found)] = found
+        return found
+    return torch_private.make_operator(name, schema, kinds, tags)
+
+
+def set_operator(target: Any, functions: dict[str, Any]) -> None:
+    from .. import torch_private
+
+    if id(target) not in _LOADING.get().kept:
+        torch_private.set_operator_functions(target, functions)
+
+
+def operator_of(home: str, name: str) -> Any:
+    """The operator that the module ``home`` registers."""
+    from .. import torch_private
+
+    importlib.import_module(home)
+    return torch_private.operators()[name]
 
 
 def weak_reference(target: Any) -> Any:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from . import rebuild, refusals
+from . import byvalue, rebuild, refusals
 from .rebuild import Storage
 from .tensors import (
     is_optimizer,
@@ -48,6 +48,8 @@ def for_type(kind: type) -> Handler | None:
         return _optimizer
     if is_parametrized(kind):
         return _parametrized
+    if kind is getattr(sys.modules.get("torch.library"), "CustomOpDef", None):
+        return _operator
     if refusals.reason(kind) is not None:
         return _refuse
     if _cannot_be_asked(kind):
@@ -131,6 +133,21 @@ def _optimizer(pickler: Pickler, value: Any) -> Any:
 
 def _parametrized(pickler: Pickler, value: Any) -> Any:
     return reduce_parametrized(value)
+
+
+def _operator(pickler: Pickler, value: Any) -> Any:
+    """Of ``torch.library.custom_op``: by name where a module registers it, else with its functions."""
+    from .. import torch_private
+
+    home = torch_private.operator_home(value)
+    name, *rest = torch_private.operator_maker(value)
+    if home != "__main__" and not byvalue.exists_only_here(home):
+        return rebuild.operator_of, (home, name)
+    try:
+        functions = torch_private.operator_functions(value)
+    except ValueError as error:
+        raise pickle.PicklingError(f"{error}; register it in a module beside the notebook") from None
+    return rebuild.operator, (name, *rest), functions, None, None, rebuild.set_operator
 
 
 def _weak_keys(pickler: Pickler, value: Any) -> Any:

@@ -6,7 +6,7 @@ import io
 import sys
 from typing import Any
 
-_OPERATOR = "operators of torch.library are registered in one process; do it in a module beside the notebook"
+_LIBRARY = "its operators belong to this process; use custom_op, or register them in a module beside the notebook"
 
 _WORDS: tuple[tuple[str, str, str], ...] = (
     ("asyncio.events", "AbstractEventLoop", "a running event loop belongs to this process"),
@@ -21,8 +21,7 @@ _WORDS: tuple[tuple[str, str, str], ...] = (
     ("torch.cuda", "Stream", "a CUDA stream belongs to this process"),
     ("torch.cuda", "Event", "a CUDA event belongs to this process"),
     ("torch.distributed", "ProcessGroup", "a process group belongs to this process"),
-    ("torch.library", "CustomOpDef", _OPERATOR),
-    ("torch.library", "Library", _OPERATOR),
+    ("torch.library", "Library", _LIBRARY),
     ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "a DataLoader's iterator holds the workers of this process"),
     ("IPython.core.interactiveshell", "InteractiveShell", "the IPython shell stays in the notebook"),
     ("ipykernel.kernelbase", "Kernel", "the kernel stays in the notebook"),

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import logs, numpy_settings, plotting, python_settings, randoms, tables, torch_settings
+from . import logs, numpy_settings, operators, plotting, python_settings, randoms, tables, torch_settings
 from .base import Adapter, Place, State, Stays, said
 
 TABLE: tuple[Adapter, ...] = (
     randoms.ADAPTER,
     torch_settings.ADAPTER,
+    operators.ADAPTER,
     python_settings.ADAPTER,
     logs.ADAPTER,
     numpy_settings.ADAPTER,

@@ -189,3 +189,91 @@ def test_settings_of_python_and_libraries_act_in_ranks(kernel: Notebook) -> None
     told = "[decimal.getcontext().prec, np.geterr()['divide'], matplotlib.rcParams['lines.linewidth']]"
     assert kernel.value(told) == [6, "ignore", 5.0]
     assert kernel.value("[pd.get_option('display.max_rows'), pd.DataFrame.mine is Mine]") == [9, True]
+
+
+OPERATORS = """
+import numpy as np
+import torch, jupyter_torchdist as td
+from torch import Tensor
+factor = 1.0
+
+@torch.library.custom_op("td_mine::sine", mutates_args=())
+def sine(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.sin(x.detach().float().numpy())) * factor
+
+@torch.library.custom_op("td_mine::cosine", mutates_args=(), device_types="cpu")
+def cosine(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.cos(x.detach().numpy()))
+
+sine.register_autograd(
+    lambda ctx, grad: grad * torch.ops.td_mine.cosine(ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+cosine.register_autograd(
+    lambda ctx, grad: -grad * sine(ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+sine.register_fake(torch.empty_like)
+sine.register_vmap(lambda info, dims, x: (sine(x), dims[0]))
+torch.library.register_autocast("td_mine::sine", "cpu", torch.bfloat16)
+
+@torch.library.custom_op("td_mine::halve", mutates_args={"x"}, tags=[torch.Tag.needs_fixed_stride_order])
+def halve(x: Tensor, times: int = 1) -> None:
+    x.div_(2**times)
+"""
+USING = """
+x = torch.arange(3.0, requires_grad=True)
+(grad,) = torch.autograd.grad(torch.ops.td_mine.sine(x).sum(), x, create_graph=True)
+(second,) = torch.autograd.grad(grad.sum(), x)
+y = torch.ones(2)
+torch.ops.td_mine.halve(y, 2)
+found = [
+    sine(x).tolist(), grad.tolist(), second.tolist(), y.tolist(),
+    torch.vmap(sine)(torch.ones(2, 2)).tolist(), list(sine(torch.ones(2, device="meta")).shape),
+    str(torch.autocast("cpu") and torch.ops.td_mine.halve.default._schema),
+    sorted(tag.name for tag in torch.ops.td_mine.halve.default.tags),
+]
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    found.append(sine(torch.tensor([0.3])).tolist())
+"""
+
+
+def test_operators_of_the_notebook_act_in_ranks_and_come_back(kernel: Notebook) -> None:
+    kernel.run(OPERATORS)
+    kernel.run(USING)
+    plain = kernel.value("found")
+    cell = kernel.run(f"%%distribute --ranks 2\n{USING}\nfactor = 2.0")
+    assert kernel.value("found") == plain
+    assert kernel.value("round(sine(torch.ones(1)).item() / float(np.sin(1.0)), 4)") == 2.0
+    receipt = kernel.value("[item.what for item in td.last.receipt if item.name == 'torch operators']")
+    assert receipt == ["td_mine::sine, td_mine::cosine, td_mine::halve"], cell.text
+    kernel.run(
+        "%%distribute --ranks 2\n"
+        "@torch.library.custom_op('td_mine::triple', mutates_args=())\n"
+        "def triple(x: Tensor) -> Tensor:\n"
+        "    return x * 3 * factor\n"
+        "a = triple(torch.ones(1)).item()"
+    )
+    after = "[a, triple(torch.ones(1)).item(), torch.ops.td_mine.triple(torch.ones(1)).item()]"
+    assert kernel.value(after) == [6.0, 6.0, 6.0]
+    kernel.run("%%distribute --ranks 2 --strategy ddp\na = torch.ops.td_mine.triple(torch.ones(1)).item()")
+    assert kernel.value("a") == 6.0
+
+
+def test_an_operator_of_a_local_module_is_imported_on_the_ranks(kernel: Notebook) -> None:
+    (kernel.cwd / "td_operators.py").write_text(
+        "import torch\n@torch.library.custom_op('td_local::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+    )
+    kernel.run("import torch\nfrom td_operators import twice")
+    kernel.run(
+        "%%distribute --ranks 2\na = twice(torch.ones(1)).item(), torch.ops.td_local.twice(torch.ones(1)).item()"
+    )
+    assert kernel.value("a") == (2.0, 2.0)
+
+
+def test_a_library_of_operators_stays_with_a_reason(kernel: Notebook) -> None:
+    kernel.run("import torch\nlibrary = torch.library.Library('td_own', 'DEF')")
+    cell = kernel.try_run("%%distribute --ranks 2\nprint(library)")
+    assert cell.error and cell.error.name == "CaptureError"
+    assert "library: torch.library.Library: its operators belong to this process; use custom_op" in cell.text

@@ -22,6 +22,9 @@ from tests.kernels import ForkServer
 from tests.leaks import Snapshot, command_of, processes_of_runtime, wait_until
 from tests.notebook import Notebook
 
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_number, signal.SIG_DFL)  # ``nohup`` and a shell's background ignore them, and children inherit that
+
 FAILED = pytest.StashKey[bool]()
 """Whether a test has failed by itself, before any fixture looked at what it left."""
 

@@ -89,7 +89,8 @@ def test_a_rank_that_is_killed_says_so() -> None:
     job = submit(cell("import os, signal\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"))
     job.wait(PATIENCE)
     error = job.exception()
-    assert isinstance(error, RankFailed)
+    told = {path.name: path.read_text() for path in job.paths.root.rglob("*.events")}
+    assert isinstance(error, RankFailed), told
     assert "rank 1" in error.message
     assert "was killed (SIGKILL)" in error.message
 

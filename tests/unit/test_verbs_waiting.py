@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -113,12 +112,9 @@ def test_interrupts_raise_until_they_are_held_and_after_they_are_released() -> N
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_to_end_terminates_and_what_follows_at_once_is_the_same_one(
-    number: signal.Signals, request: pytest.FixtureRequest
-) -> None:
+def test_a_signal_to_end_terminates_and_what_follows_at_once_is_the_same_one(number: signal.Signals) -> None:
     """``timeout`` signals its child, and then the group that its child is in."""
     job = Asked("terminate", polls=5)
-    request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))  # ``nohup`` ignores it
     with Interrupts(ENDING) as interrupts:
         interrupts.hold()
         state = wait(job, interrupts, presser(3, number))

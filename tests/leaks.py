@@ -141,6 +141,10 @@ def listening(sockets: set[str]) -> set[str]:
     return listeners & sockets
 
 
+_COME_AND_STAY = ("PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+"""Variables of pytest, and those that scikit-learn sets when a library imports it."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What is there at one moment."""
@@ -164,7 +168,7 @@ class Snapshot:
             processes=frozenset((pid, processes[pid].ticks) for pid in pids if processes[pid].ticks),
             threads=frozenset(thread.ident or 0 for thread in threading.enumerate() if not thread.daemon),
             sockets=frozenset(link[8:-1] for link in links if link.startswith("socket:")),
-            environ=tuple(sorted((k, v) for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST")),
+            environ=tuple(sorted((k, v) for k, v in os.environ.items() if k not in _COME_AND_STAY)),
         )
 
     def left_since(self, before: Snapshot) -> list[str]:

@@ -112,7 +112,7 @@ line = 'x' * 1000
 while os.statvfs({home!r}).f_bavail:
     print(line)
 for number in range(500):
-    print(line)
+    print(line, flush=number == 499)
 open({mark!r} + os.environ['RANK'], 'w').close()
 wait_for({go!r})
 print('and on')

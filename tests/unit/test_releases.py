@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.protocol.releases import OLDEST
+from jupyter_torchdist.protocol.releases import OLDEST, release_of
 from scripts import releases
 
 if sys.version_info >= (3, 11):
@@ -34,6 +34,20 @@ def test_what_is_claimed_is_what_is_checked() -> None:
     assert tuple(map(int, claimed.groups()[:2])) == OLDEST
     assert "torch>={}.{}".format(*OLDEST) in PROJECT["dependencies"]
     assert f"Python {PROJECT['requires-python'].removeprefix('>=')} or newer" in README
+
+
+def test_what_is_claimed_was_run_and_passed() -> None:
+    """Every minor release of PyTorch on one Python, and every Python on one PyTorch; nothing that ran has failed."""
+    claimed = re.search(r"PyTorch (\d+)\.(\d+) to (\d+)\.(\d+) are supported", README)
+    assert claimed is not None
+    _, oldest, major, newest = map(int, claimed.groups())
+    seen = releases.read()
+    assert {release_of(torch)[:2] for torch in seen} == {(major, minor) for minor in range(oldest, newest + 1)}
+    pythons = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", one)}
+    assert {python for every in seen.values() for python in every} == pythons
+    runs = {(torch, python): suites for torch, every in seen.items() for python, suites in every.items()}
+    assert all({"unit", "cells", "quickstart"} <= set(suites) for suites in runs.values())
+    assert [(*run, name) for run, suites in runs.items() for name in suites if suites[name]["failed"]] == []
 
 
 def test_counts_of_a_report() -> None:

@@ -197,6 +197,10 @@ def _apply_job(state: JobState, event: Event) -> JobState:
 
 
 def _apply_rank(rank: RankState, event: Event) -> RankState:
+    """The same for every order in which the rank's own file and its agent's are read.
+
+    How a rank says that it ended stands above what was seen of its process.
+    """
     data = event.data
     if event.kind == "rank.started":
         process = data.get("process", {})
@@ -204,7 +208,7 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
             rank, node=event.node or "", host=process.get("host", ""), pid=process.get("pid", 0), started=event.t
         )
     if event.kind == "rank.ready":
-        return replace(rank, state="running", ready=event.t)
+        return replace(rank, state=rank.state if rank.state in RANK_ENDS else "running", ready=event.t)
     if event.kind == "rank.waiting":
         return replace(_counted(rank, event), waiting=Waiting.from_json(data))
     if event.kind == "rank.resumed":
@@ -212,29 +216,22 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
     if event.kind == "rank.entered":
         return _counted(rank, event)
     if event.kind == "rank.failed":
-        return replace(rank, state="failed", error=ErrorRecord.from_json(data["error"]), ended=event.t)
+        return replace(rank, state="failed", error=ErrorRecord.from_json(data["error"]), why="", ended=event.t)
     if event.kind == "rank.interrupted":
-        return replace(rank, state="interrupted", ended=event.t)
+        return replace(rank, state="interrupted", why="", ended=event.t)
     if event.kind == "rank.result":
         left = tuple((str(name), str(why)) for name, why in data.get("left", ()))
         return replace(rank, results=tuple(data.get("names", ())), left=left)
     if event.kind == "rank.dropped":
         return replace(rank, dropped=rank.dropped + int(data["lines"]))
     if event.kind == "rank.done":
-        return _done(rank, event)
+        return replace(rank, state="done", why="", ended=event.t)
     if event.kind == "rank.exited":
         if rank.state in RANK_ENDS:
             return replace(rank, code=data.get("code"))
         state = data.get("state", "killed")
         return replace(rank, state=state, code=data.get("code"), why=data.get("why", ""), ended=event.t)
     return rank
-
-
-def _done(rank: RankState, event: Event) -> RankState:
-    """What the launcher saw may be read before what the rank wrote: one that says this did not leave early."""
-    if rank.state == "done":
-        return replace(rank, why="")
-    return rank if rank.state in RANK_ENDS else replace(rank, state="done", ended=event.t)
 
 
 def _counted(rank: RankState, event: Event) -> RankState:

@@ -157,6 +157,10 @@ function applyJob(state: JobState, event: Event): JobState {
   }
 }
 
+/**
+ * The same for every order in which the rank's own file and its agent's are read. How a rank says that it ended
+ * stands above what was seen of its process.
+ */
 function applyRank(rank: RankState, event: Event): RankState {
   switch (event.kind) {
     case 'rank.started': {
@@ -165,7 +169,7 @@ function applyRank(rank: RankState, event: Event): RankState {
       return { ...rank, node: event.node ?? '', host, pid, started: event.t };
     }
     case 'rank.ready':
-      return { ...rank, state: 'running', ready: event.t };
+      return { ...rank, state: isOver(rank) ? rank.state : 'running', ready: event.t };
     case 'rank.waiting':
       return { ...counted(rank, event), waiting: waitingOf(event) };
     case 'rank.resumed':
@@ -173,28 +177,20 @@ function applyRank(rank: RankState, event: Event): RankState {
     case 'rank.entered':
       return counted(rank, event);
     case 'rank.failed':
-      return { ...rank, state: 'failed', error: errorRecord(event['error']), ended: event.t };
+      return { ...rank, state: 'failed', error: errorRecord(event['error']), why: '', ended: event.t };
     case 'rank.interrupted':
-      return { ...rank, state: 'interrupted', ended: event.t };
+      return { ...rank, state: 'interrupted', why: '', ended: event.t };
     case 'rank.result':
       return { ...rank, results: list(get<unknown>(event, 'names', [])) as string[], left: leftOf(event) };
     case 'rank.dropped':
       return { ...rank, dropped: rank.dropped + whole(event['lines']) };
     case 'rank.done':
-      return done(rank, event);
+      return { ...rank, state: 'done', why: '', ended: event.t };
     case 'rank.exited':
       return exited(rank, event);
     default:
       return rank;
   }
-}
-
-/** What the launcher saw may be read before what the rank wrote: one that says this did not leave early. */
-function done(rank: RankState, event: Event): RankState {
-  if (rank.state === 'done') {
-    return { ...rank, why: '' };
-  }
-  return isOver(rank) ? rank : { ...rank, state: 'done', ended: event.t };
 }
 
 function exited(rank: RankState, event: Event): RankState {

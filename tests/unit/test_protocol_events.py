@@ -133,6 +133,34 @@ def test_a_rank_that_has_ended_may_be_seen_before_it_has_said_so() -> None:
     assert a_fold(exited, ("rank.done", {}, 0)).ranks[0].state == "done"
 
 
+ERROR = ErrorRecord("ValueError", "builtins", "text", "text", t=3.0).to_json()
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "state"),
+    [
+        ([], {"code": -9, "state": "killed"}, "killed"),
+        ([], {"code": -15, "state": "stopped"}, "stopped"),
+        ([], {"code": 1, "state": "failed"}, "failed"),
+        ([("rank.failed", {"error": ERROR})], {"code": 1, "state": "failed"}, "failed"),
+        ([("rank.failed", {"error": ERROR})], {"code": -15, "state": "stopped"}, "failed"),
+        ([("rank.interrupted", {})], {"code": 1, "state": "failed"}, "interrupted"),
+        ([("rank.done", {})], {"code": 0, "state": "done"}, "done"),
+        ([("rank.done", {})], {"code": -9, "state": "killed"}, "done"),
+    ],
+)
+def test_the_order_in_which_a_rank_and_its_agent_are_read_makes_no_difference(
+    said: list[tuple[str, dict[str, Any]]], seen: dict[str, Any], state: str
+) -> None:
+    words = [("rank.started", {"process": {"host": "h", "pid": 8}}), ("rank.ready", {}), *said]
+    own = [Event(kind, 100.0 + number, "node0", 0, data=data) for number, (kind, data) in enumerate(words)]
+    exited = Event("rank.exited", 110.0, "node0", 0, data={**seen, "why": "ended"})
+    folded = [fold([*own[:place], exited, *own[place:]]) for place in range(len(own) + 1)]
+    assert folded[0].ranks[0].state == state
+    assert [replace(other, ranks={}) for other in folded[1:]] == [replace(folded[0], ranks={})] * len(own)
+    assert [other.ranks for other in folded[1:]] == [folded[0].ranks] * len(own)
+
+
 def test_a_collective_waits_for_those_that_are_behind_as_far_as_they_said_since_it_began() -> None:
     waiting = Waiting("all_reduce", "gloo:0", 17, since=103.5)
     state = a_fold(

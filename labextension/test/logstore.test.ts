@@ -1,4 +1,4 @@
-import { describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { CUT, GAP } from '../src/logrows';
 import { LogStore } from '../src/logstore';
 import { cutAfter, foldOpen, foldReturns, indexAt, plain } from '../src/logtext';
@@ -22,6 +22,11 @@ function shown(store: LogStore, view: LogView): string[] {
     return kind[row] === GAP ? `<${bytes[row]} at ${start[row]}>` : `${store.fileOf(row).name} ${store.text(row)}`;
   });
 }
+
+/** Time in which each look at the clock takes a second: no choice is made in one slice, however fast the machine is. */
+let seconds = 0;
+beforeEach(() => void vi.spyOn(performance, 'now').mockImplementation(() => 1000 * seconds++));
+afterEach(() => void vi.restoreAllMocks());
 
 /** When a choice among very many lines is shown. */
 function chosen(view: LogView): Promise<void> {

@@ -87,7 +87,7 @@ def test_an_interrupt(warm: Warm, tmp_path: Path) -> None:
     job = RankJob(
         warm,
         tmp_path,
-        "import time\ndone = []\nprint('here')\nwhile True:\n    done.append(1)\n    time.sleep(0.001)\n",
+        "import time\ndone = [1]\nprint('here')\nwhile True:\n    done.append(1)\n    time.sleep(0.001)\n",
         bound=("time", "done"),
     ).start()
     for rank in (0, 1):

@@ -62,6 +62,8 @@ class Flow(ast.NodeVisitor):
         self._bodies: dict[str, list[codes.References]] = {}
         self._class: set[str] | None = None
         """Names bound so far in the class body being walked."""
+        self._unsure_in_class: set[str] = set()
+        """Those of them that may not be bound: then the module's is meant."""
         self._class_name = ""
         self._parameters: frozenset[str] = frozenset()
         """Type parameters that hold where the walk is."""
@@ -70,6 +72,9 @@ class Flow(ast.NodeVisitor):
 
     def load(self, name: str, line: int) -> None:
         if self._class is not None and name in self._class:
+            if name in self._unsure_in_class:
+                self._require(name, line, certain=False)
+                self._expand(name)
             return
         if name in _DYNAMIC and name not in self.may:
             self.names.dynamic = True
@@ -95,6 +100,10 @@ class Flow(ast.NodeVisitor):
 
     def bind(self, name: str, line: int) -> None:
         if self._class is not None:
+            if not self._unsure:
+                self._unsure_in_class.discard(name)
+            elif name not in self._class:
+                self._unsure_in_class.add(name)
             self._class.add(name)
             return
         self.must.add(name)
@@ -104,7 +113,10 @@ class Flow(ast.NodeVisitor):
 
     def unbind(self, name: str) -> None:
         if self._class is not None:
-            self._class.discard(name)
+            if self._unsure:
+                self._unsure_in_class.add(name)
+            else:
+                self._class.discard(name)
             return
         self.must.discard(name)
         if not self._unsure:
@@ -124,11 +136,12 @@ class Flow(ast.NodeVisitor):
                 loads = {used: line for used, line in references.loads.items() if used not in self._parameters}
                 self._bodies.setdefault(name, []).append(replace(references, loads=loads))
                 continue
-            local = self._class or ()
+            local = (self._class or set()) - self._unsure_in_class
+            sure = not self._unsure and isinstance(node, _COMPREHENSIONS)
             for used, line in references.loads.items():
                 if used in local:
                     continue
-                self._require(used, line, certain=not self._unsure and isinstance(node, _COMPREHENSIONS))
+                self._require(used, line, certain=sure and used not in self._unsure_in_class)
                 self._expand(used)
 
     def _compiled(self, node: ast.AST) -> Iterator[codes.References]:
@@ -226,13 +239,15 @@ class Flow(ast.NodeVisitor):
         self.visit_With(node)
 
     def visit_Try(self, node: ast.Try) -> None:
-        before = set(self.must)
+        before, in_class = set(self.must), set(self._class or ())
         guarded = any(_catches_name_error(handler) for handler in node.handlers)
         with self._conditional() if guarded else contextlib.nullcontext():
             reached = self.block(node.body)
         with self._conditional():
             reached = reached and self.block(node.orelse)
         ends = [self.must] if reached else []
+        if self._class is not None and node.handlers:
+            self._unsure_in_class |= self._class - in_class
         for handler in node.handlers:
             self.must = set(before)
             with self._conditional():
@@ -361,13 +376,13 @@ class Flow(ast.NodeVisitor):
     def _class_statement(self, node: ast.ClassDef) -> None:
         for part in (*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)):
             self.visit(part)
-        outer = self._class
+        outer, unsure = self._class, self._unsure_in_class
         if outer is None:
             self._class_name = node.name
             self._bodies[node.name] = []
-        self._class = set()
+        self._class, self._unsure_in_class = set(), set()
         self.block(node.body)
-        self._class = outer
+        self._class, self._unsure_in_class = outer, unsure
         bodies = self._bodies.get(node.name, [])
         self.bind(node.name, node.lineno)
         if outer is None:

@@ -136,12 +136,10 @@ class Flow(ast.NodeVisitor):
                 loads = {used: line for used, line in references.loads.items() if used not in self._parameters}
                 self._bodies.setdefault(name, []).append(replace(references, loads=loads))
                 continue
-            local = (self._class or set()) - self._unsure_in_class
             sure = not self._unsure and isinstance(node, _COMPREHENSIONS)
             for used, line in references.loads.items():
-                if used in local:
-                    continue
-                self._require(used, line, certain=sure and used not in self._unsure_in_class)
+                # Only the first iterable of a comprehension sees names of a class body.
+                self._require(used, line, certain=sure and used not in (self._class or ()))
                 self._expand(used)
 
     def _compiled(self, node: ast.AST) -> Iterator[codes.References]:

@@ -44,6 +44,7 @@ def needs(source: str) -> set[str]:
         ("try:\n    f()\nfinally:\n    x = 1\nx", "f"),
         ("with f() as g, g.h() as (a, b):\n    x = a\nx, b", "f"),
         ("import contextlib\nwith contextlib.suppress(E):\n    x = f()\nx", "E f x"),
+        ("class K:\n    b = a\n    c = [b for _ in r]", "a b r"),
         ("class K:\n    try:\n        c = a\n    except E:\n        b = c", "a E c"),
         ("class K:\n    if t:\n        c = 1\n    else:\n        c = 2\n    b = c", "t c"),
         ("class K:\n    if t:\n        c = 1\n    b = [c for _ in r]\n    c = 2\n    d = c", "t c r"),

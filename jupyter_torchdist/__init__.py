@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from .client.functions import launch as launch
     from .client.job import Job as Job
     from .client.job import attach as attach
-    from .runtime.api import barrier as barrier
-    from .runtime.api import cp_rank as cp_rank
-    from .runtime.api import device as device
-    from .runtime.api import dp_rank as dp_rank
-    from .runtime.api import gather as gather
-    from .runtime.api import is_main as is_main
-    from .runtime.api import local_rank as local_rank
-    from .runtime.api import local_world_size as local_world_size
-    from .runtime.api import log as log
-    from .runtime.api import mesh as mesh
-    from .runtime.api import node_rank as node_rank
-    from .runtime.api import pp_rank as pp_rank
-    from .runtime.api import print as print
-    from .runtime.api import progress as progress
-    from .runtime.api import rank as rank
-    from .runtime.api import tp_rank as tp_rank
-    from .runtime.api import world_size as world_size
-    from .runtime.checkpoint.export import export as export
-    from .runtime.checkpoint.loading import load as load
-    from .runtime.checkpoint.position import follow as follow
-    from .runtime.checkpoint.saving import save as save
-    from .runtime.explicit import prepare as prepare
-    from .runtime.explicit import reduce_mean as reduce_mean
-    from .runtime.strategies.meta import meta as meta
-    from .runtime.strategies.stages import stage as stage
+    from .ranks.api import barrier as barrier
+    from .ranks.api import cp_rank as cp_rank
+    from .ranks.api import device as device
+    from .ranks.api import dp_rank as dp_rank
+    from .ranks.api import gather as gather
+    from .ranks.api import is_main as is_main
+    from .ranks.api import local_rank as local_rank
+    from .ranks.api import local_world_size as local_world_size
+    from .ranks.api import log as log
+    from .ranks.api import mesh as mesh
+    from .ranks.api import node_rank as node_rank
+    from .ranks.api import pp_rank as pp_rank
+    from .ranks.api import print as print
+    from .ranks.api import progress as progress
+    from .ranks.api import rank as rank
+    from .ranks.api import tp_rank as tp_rank
+    from .ranks.api import world_size as world_size
+    from .checkpoint.export import export as export
+    from .checkpoint.loading import load as load
+    from .checkpoint.position import follow as follow
+    from .checkpoint.saving import save as save
+    from .strategies.explicit import prepare as prepare
+    from .strategies.explicit import reduce_mean as reduce_mean
+    from .strategies.core.meta import meta as meta
+    from .strategies.core.stages import stage as stage
     from .store.catalog import jobs as jobs
 
     last: Job | None
@@ -52,16 +52,16 @@ _HOMES = {
     **dict.fromkeys(("Job", "attach"), ".client.job"),
     "jobs": ".store.catalog",
     "last": ".kernel.session",
-    **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".runtime.api"),
-    **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".runtime.api"),
-    **dict.fromkeys(("mesh", "dp_rank", "tp_rank", "cp_rank", "pp_rank"), ".runtime.api"),
-    **dict.fromkeys(("prepare", "reduce_mean"), ".runtime.explicit"),
-    "export": ".runtime.checkpoint.export",
-    "follow": ".runtime.checkpoint.position",
-    "load": ".runtime.checkpoint.loading",
-    "meta": ".runtime.strategies.meta",
-    "save": ".runtime.checkpoint.saving",
-    "stage": ".runtime.strategies.stages",
+    **dict.fromkeys(("rank", "local_rank", "world_size", "local_world_size", "node_rank"), ".ranks.api"),
+    **dict.fromkeys(("device", "is_main", "log", "progress", "print", "barrier", "gather"), ".ranks.api"),
+    **dict.fromkeys(("mesh", "dp_rank", "tp_rank", "cp_rank", "pp_rank"), ".ranks.api"),
+    **dict.fromkeys(("prepare", "reduce_mean"), ".strategies.explicit"),
+    "export": ".checkpoint.export",
+    "follow": ".checkpoint.position",
+    "load": ".checkpoint.loading",
+    "meta": ".strategies.core.meta",
+    "save": ".checkpoint.saving",
+    "stage": ".strategies.core.stages",
 }
 
 # Without ``print``: a star import must not replace Python's own.

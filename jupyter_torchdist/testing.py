@@ -26,7 +26,7 @@ from .protocol.paths import home as default_home
 from .protocol.plan import NodePlan, Plan
 from .protocol.process import ProcessId, exit_in_words
 from .protocol.spec import JobSpec, Options
-from .runtime import execution
+from .ranks import execution
 from .store import jobdir, journal, liveness
 from .store.blobs import BlobStore
 from .store.files import publish_json

@@ -35,7 +35,7 @@ from jupyter_torchdist.capture import CALL
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Manifest
 from jupyter_torchdist.protocol.paths import JobPaths
-from jupyter_torchdist.runtime.attributes import Attributes
+from jupyter_torchdist.ranks.module_attributes import Attributes
 
 def rank(job, source, label, line, number, path):
     sys.path[:0] = path

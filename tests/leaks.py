@@ -100,7 +100,7 @@ def _families(processes: dict[int, _Process], roots: Iterable[int]) -> set[int]:
 def is_warm(pid: int) -> bool:
     """Whether the process is one that stays for the next job: agent, zygotes."""
     command = command_of(pid)
-    ours = "jupyter_torchdist.runtime" in command or "jupyter_torchdist.driver --zygote" in command
+    ours = "jupyter_torchdist.node" in command or "jupyter_torchdist.driver --zygote" in command
     return ours and not job_token_of(pid) and not _drives(pid)
 
 

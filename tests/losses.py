@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jupyter_torchdist.runtime.strategies.batchwise import BatchwiseTracker
-from jupyter_torchdist.runtime.strategies.verdicts import Judgement, Verdict
+from jupyter_torchdist.strategies.analysis.batchwise import BatchwiseTracker
+from jupyter_torchdist.strategies.analysis.verdicts import Judgement, Verdict
 
 MEAN, SUM, RATIO = Judgement.MEAN, Judgement.SUM, Judgement.RATIO
 SAME, MIXED, AMBIGUOUS, UNKNOWN = Judgement.SAME, Judgement.MIXED, Judgement.AMBIGUOUS, Judgement.UNKNOWN

@@ -157,7 +157,7 @@ def main() -> None:
     """Fork a launcher for each line on stdin."""
     import torch.distributed  # noqa: F401
 
-    from jupyter_torchdist.runtime import worker  # noqa: F401
+    from jupyter_torchdist.ranks import worker  # noqa: F401
 
     for line in sys.stdin:
         with suppress(ChildProcessError):
@@ -200,7 +200,7 @@ def launch(job: str, blobs: str, world: int, fresh: bool, environ: dict[str, str
 def _forked_rank(job: str, blobs: str) -> Callable[[], int | None]:
     import multiprocessing
 
-    from jupyter_torchdist.runtime import worker
+    from jupyter_torchdist.ranks import worker
 
     process = multiprocessing.get_context("fork").Process(target=worker.main, args=(job, blobs, NODE))
     process.start()
@@ -213,7 +213,7 @@ def _forked_rank(job: str, blobs: str) -> Callable[[], int | None]:
 
 
 def _fresh_rank(job: str, blobs: str) -> Callable[[], int | None]:
-    return subprocess.Popen([sys.executable, "-m", "jupyter_torchdist.runtime.worker", job, blobs, NODE]).wait
+    return subprocess.Popen([sys.executable, "-m", "jupyter_torchdist.ranks.worker", job, blobs, NODE]).wait
 
 
 if __name__ == "__main__":

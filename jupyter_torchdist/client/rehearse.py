@@ -27,7 +27,7 @@ from ..store import jobdir
 from ..store.blobs import blob_store
 from .world import world_here
 
-COMMAND = ("-m", "jupyter_torchdist.runtime.rehearsal")
+COMMAND = ("-m", "jupyter_torchdist.rehearsal.memory")
 
 PATIENCE = 150.0
 """Seconds until an answer is given up: a rehearsal ends itself after 60, its start imports torch."""

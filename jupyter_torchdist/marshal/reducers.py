@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import byvalue, rebuild, refusals
 from .rebuild import Storage
-from .tensors import (
-    is_optimizer,
-    is_parametrized,
-    is_tensor,
-    reduce_optimizer,
-    reduce_parametrized,
-    reduce_storage,
-)
+from .tensors import is_optimizer, is_parametrized, is_tensor, reduce_optimizer, reduce_parametrized, reduce_storage
 
 if TYPE_CHECKING:
     from .pickler import Pickler

@@ -55,7 +55,7 @@ def _start(python: str, directory: Path) -> subprocess.Popen[bytes]:
         ) from error
     try:
         return subprocess.Popen(
-            [python, "-m", "jupyter_torchdist.runtime", "agent", str(directory)],
+            [python, "-m", "jupyter_torchdist.node", "agent", str(directory)],
             cwd="/",
             # Asked for from inside a rank, it must not end with that rank's job.
             env={name: value for name, value in os.environ.items() if name != JOB_TOKEN},

@@ -1,4 +1,4 @@
-"""What the ranks of a job take, as the agents of its nodes wrote it (``runtime/gauges``)."""
+"""What the ranks of a job take, as the agents of its nodes wrote it (``node/gauges``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves and progress of the ranks: JSON lines that each rank appends to its own file (``runtime/metrics``)."""
+"""Curves and progress of the ranks: JSON lines that each rank appends to its own file (``ranks/streams/metrics``)."""
 
 from __future__ import annotations
 

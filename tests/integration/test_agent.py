@@ -25,8 +25,8 @@ from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job, stat_fields
 from jupyter_torchdist.protocol.version import agent_directory, source_digest
 from jupyter_torchdist.protocol.world import World
-from jupyter_torchdist.runtime import replica
-from jupyter_torchdist.runtime.eventfile import EventFile
+from jupyter_torchdist.node import replica
+from jupyter_torchdist.ranks.eventfile import EventFile
 from tests.leaks import command_of, processes_of_runtime, wait_until
 
 
@@ -205,7 +205,7 @@ def test_another_state_of_the_sources_gets_another_agent(tmp_path: Path, monkeyp
     assert source_digest() == digest
     os.utime(package / "kernel" / "magic.py", (1, 1))  # runs in no agent
     assert source_digest() == digest
-    os.utime(package / "runtime" / "agent.py", (1, 1))
+    os.utime(package / "node" / "agent.py", (1, 1))
     assert source_digest() != digest
     assert agent_directory() != directory
     monkeypatch.setattr(sys, "executable", "/another/python")

@@ -354,7 +354,7 @@ class Victims:
 
 
 def is_zygote(pid: int) -> bool:
-    return b"runtime\0zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and not job_token_of(pid)
+    return b"node\0zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and not job_token_of(pid)
 
 
 @pytest.mark.timeout(240)

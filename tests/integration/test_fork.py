@@ -22,7 +22,7 @@ from tests.notebook import Notebook
 
 PROGRAM = """
 import json, os, signal, sys, traceback
-from jupyter_torchdist.runtime import zygote
+from jupyter_torchdist.node import zygote
 
 tasks, forks, abreast, limit = json.load(sys.stdin)
 done = zygote.preload(zygote.PRELOAD)
@@ -179,7 +179,7 @@ def test_a_library_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
     (tmp_path / "threaded.py").write_text(THREADED)
     (tmp_path / "broken.py").write_text("1 / 0\n")
     program = (
-        "from jupyter_torchdist.runtime import zygote as z\n"
+        "from jupyter_torchdist.node import zygote as z\n"
         "assert z.preload(('json', 'not_installed', 'broken')) == ['json']\n"
         "assert z.preload(('json', 'threaded'), ('threaded',)) == ['json']\n"
         "try: z.preload(('threaded',))\n"
@@ -201,7 +201,7 @@ def test_a_successor_dies_with_the_zygote_while_it_imports(tmp_path: Path) -> No
     )
     program = (
         "import os, socket, sys\n"
-        "from jupyter_torchdist.runtime import zygote\n"
+        "from jupyter_torchdist.node import zygote\n"
         "zygote.PRELOAD, zygote.PRELOAD_LATER = (), ('slow',)\n"
         "zygote.main(int(sys.argv[1]))\n"
     )

@@ -304,7 +304,7 @@ def test_stop_ends_the_warm_processes(own_runtime: Path, home: Path, new_noteboo
 def measure(kernel: Notebook, runtime: Path) -> tuple[int, int, int, int]:
     """Descriptors of the kernel and of the agent, threads of the kernel, processes of the runtime directory."""
     pids = processes_of_runtime(runtime)
-    agent = next(pid for pid in pids if b"runtime\0agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    agent = next(pid for pid in pids if b"node\0agent" in Path(f"/proc/{pid}/cmdline").read_bytes())
     descriptors = [len(os.listdir(f"/proc/{pid}/fd")) for pid in (kernel.pid, agent)]
     return descriptors[0], descriptors[1], len(os.listdir(f"/proc/{kernel.pid}/task")), len(pids)
 

@@ -99,7 +99,7 @@ class Scene:
 
 def _runs(pid: int, verb: str) -> bool:
     try:
-        return f"jupyter_torchdist.runtime\0{verb}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return f"jupyter_torchdist.node\0{verb}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

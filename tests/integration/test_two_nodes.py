@@ -53,7 +53,7 @@ class TwoNodes:
     def connect(self, node: NodePlan) -> Channel:
         self.connections += 1
         relay = subprocess.Popen(
-            [sys.executable, "-m", "jupyter_torchdist.runtime", "relay"],
+            [sys.executable, "-m", "jupyter_torchdist.node", "relay"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=self.environment(node.name),

@@ -110,7 +110,7 @@ def test_a_rank_leaves_the_group_when_all_have_joined(warm: Warm, tmp_path: Path
     """Gloo fails in a rank that still connects when another one is gone."""
     waited = (
         "import torch.distributed as dist\n"
-        "from jupyter_torchdist.runtime.group import Meeting\n"
+        "from jupyter_torchdist.ranks.group import Meeting\n"
         "def wait(meeting, original=Meeting.wait):\n"
         "    original(meeting)\n"
         "    print('all are here', dist.is_initialized(), flush=True)\n"
@@ -223,7 +223,7 @@ def test_display_is_there_without_an_import(warm: Warm, tmp_path: Path) -> None:
 
 def test_curves(warm: Warm, tmp_path: Path) -> None:
     source = """
-import torch, jupyter_torchdist.runtime.api as td
+import torch, jupyter_torchdist.ranks.api as td
 from torch.nn.functional import mse_loss
 w = torch.nn.Parameter(torch.ones(2))
 scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
-from jupyter_torchdist.runtime.strategies import replicate
-from jupyter_torchdist.runtime.strategies.base import Setting
-from jupyter_torchdist.runtime.strategies.layout import ALARMS, CARGO
+from jupyter_torchdist.strategies.parallel import replicate
+from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO
 
 from .averaging import sent
 from .models import Gpt, Mixture, Mlp, loss_of

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from jupyter_torchdist.runtime.strategies import tensor
+from jupyter_torchdist.strategies.parallel import tensor
 
 from .ranks import SAID, refusal, setting
 from .unchanged import WORLD, equal

@@ -13,18 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from jupyter_torchdist.runtime.strategies import (
-    activations,
-    agreement,
-    batchnorm,
-    compiling,
-    fsdp,
-    gradients,
-    plain,
-    precision,
-    replicate,
-)
-from jupyter_torchdist.runtime.strategies.dtensors import local, whole
+from jupyter_torchdist.strategies.parallel import activations, batchnorm, compiling, fsdp, restore, precision, replicate
+from jupyter_torchdist.strategies.core import agreement
+from jupyter_torchdist.strategies.step import gradients
+from jupyter_torchdist.strategies.core.dtensors import local, whole
 
 from . import models
 from .languages import LENGTH, WORDS, Language
@@ -180,7 +172,7 @@ def check_checkpointing_compiling_and_sharding_go_together() -> None:
             step(model, optimizer, mine(inputs), mine(targets), after=lambda: None)
     assert graphs
     assert_close(model.state_dict(), weights)
-    plain.restore(model)
+    restore.restore(model)
     assert hooks_of(model) == 0
     assert all(module._compiled_call_impl is None for module in model.modules())
 
@@ -267,7 +259,7 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
         models.loss_of(output, mine(targets)).backward()
         assert seen == [dtype] and output.dtype == torch.float32
         assert model[0].weight.grad is not None and model[0].weight.grad.dtype == torch.float32
-        plain.restore(model)
+        restore.restore(model)
         assert "forward" not in vars(model) and not [n for n in vars(model) if n.startswith("_torchdist")]
         model = Mlp()
         vars(model)["forward"] = before = model.forward  # on the object, as torch.compile does

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from jupyter_torchdist.runtime.strategies import context, plain
-from jupyter_torchdist.runtime.strategies.base import Setting
-from jupyter_torchdist.runtime.strategies.stack import Tokens
+from jupyter_torchdist.strategies.parallel import context_parallel, restore
+from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.parallel.sequences import Tokens
 
 from . import models
 from .languages import LENGTH, WIDTH, WORDS, Apart, Language
@@ -35,21 +35,21 @@ def check_languages_train_as_on_one_device() -> None:
         losses, weights = models.alone(which, STEPS)
         model = which.model()
         hooks = hooks_of(model)
-        context.check(model, cp())
-        context.apply(model, cp())
+        context_parallel.check(model, cp())
+        context_parallel.apply(model, cp())
         optimizer = adamw(list(model.parameters()))
         for number, (inputs, targets) in enumerate(which.batches(STEPS)):
             loss = mean(step(model, optimizer, inputs, targets, after=lambda: None))
             assert abs(loss - losses[number]) < CLOSE, (number, loss, losses[number])
         assert_close(model.state_dict(), weights)
-        plain.restore(model)
+        restore.restore(model)
         assert hooks_of(model) == hooks
         assert not [part for part in model.modules() if {"forward", "__deepcopy__"} & vars(part).keys()]
 
 
 def check_blocks_keep_a_part_of_the_tokens_and_exchange_them_twice_an_attention() -> None:
     model, shapes = Language(), []
-    context.apply(model, cp())
+    context_parallel.apply(model, cp())
     model.get_submodule("layers.0.mlp").register_forward_hook(lambda _m, inputs, _out: shapes.append(inputs[0].shape))
     with counted_calls("all_to_all_single") as calls:
         output = model(torch.randint(WORDS, (2, LENGTH)))
@@ -66,7 +66,7 @@ def check_lengths_that_do_not_divide_are_whole_where_no_gradient_is_wanted() -> 
     lengths = [1, 5, LENGTH, 3]
     with torch.no_grad():
         expected = [model(text[:, :length]) for length in lengths]
-    context.apply(model, cp())
+    context_parallel.apply(model, cp())
     with torch.no_grad():
         for one, length in zip(expected, lengths, strict=True):
             torch.testing.assert_close(model(text[:, :length]), one, atol=CLOSE, rtol=CLOSE)
@@ -166,12 +166,12 @@ def check_positions_that_a_block_finds_itself_are_refused() -> None:
 
 def ulysses() -> Any:
     group = cp().mesh["cp"].get_group()
-    return context._Ulysses(group, Tokens(group, "cp"))
+    return context_parallel._Ulysses(group, Tokens(group, "cp"))
 
 
 def check_what_cannot_be_divided_is_refused() -> None:
     def of(model: nn.Module) -> str:
-        return refusal(lambda: context.check(model, cp()))
+        return refusal(lambda: context_parallel.check(model, cp()))
 
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=False)
     assert "torch.nn.MultiheadAttention" in of(encoder)
@@ -179,7 +179,7 @@ def check_what_cannot_be_divided_is_refused() -> None:
     both = nn.ModuleDict({"encoder": Language().layers, "decoder": Language().layers})
     assert "has 2: decoder, encoder" in of(both)
     model = Language()
-    context.apply(model, cp())
+    context_parallel.apply(model, cp())
     assert "5 tokens over" in refusal(lambda: model(torch.randint(WORDS, (2, 5))))
     assert "copy.deepcopy of Language" in refusal(lambda: copy.deepcopy(model))
     x, attention = torch.randn(2, 4, 4, 4), F.scaled_dot_product_attention

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from jupyter_torchdist.runtime.strategies import mixing
+from jupyter_torchdist.strategies.sharded import mixing
 
 from .effects import STEPS, cell
 from .models import Mlp

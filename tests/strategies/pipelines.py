@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import jupyter_torchdist as td
-from jupyter_torchdist.runtime.strategies.auto import Automatic
-from jupyter_torchdist.runtime.strategies.pipeline_wires import Arriving, Wires
+from jupyter_torchdist.strategies.auto import Automatic
+from jupyter_torchdist.strategies.pipeline.wires import Arriving, Wires
 
 from . import models
 from .models import CASES, Case, adamw, sgd

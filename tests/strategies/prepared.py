@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
-from jupyter_torchdist.runtime import part
-from jupyter_torchdist.runtime.strategies.base import Setting
+from jupyter_torchdist.strategies.core import rank_context
+from jupyter_torchdist.strategies.core.context import Setting
 
 from .languages import LENGTH, WORDS, Language
 from .models import CASES, loss_of
@@ -37,13 +37,13 @@ def fsdp(**options: Any) -> Setting:
 
 
 @contextmanager
-def job(how: Setting) -> Iterator[part.Part]:
+def job(how: Setting) -> Iterator[rank_context.Part]:
     """As a rank of a job with this strategy; at its end everything is plain again."""
     words = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
     name = "+".join(words.get(one, one) for one in how.plan.degrees)
-    mine, outer = part.Part(replace(how.plan, name=name), how.device, how.say), part.current
+    mine, outer = rank_context.Part(replace(how.plan, name=name), how.device, how.say), rank_context.current
     vars(mine)["setting"] = replace(how, plan=replace(how.plan, name=name))
-    part.take(mine)
+    rank_context.take(mine)
     try:
         yield mine
         if mine.prepared is not None:
@@ -51,7 +51,7 @@ def job(how: Setting) -> Iterator[part.Part]:
     finally:
         if mine.prepared is not None:
             mine.prepared.abandon()
-        part.take(outer)
+        rank_context.take(outer)
 
 
 def joined(lists: Iterable[list[Any]]) -> list[Any]:
@@ -126,7 +126,7 @@ def equal(how: Setting, cell: Callable[[Prepare], Result], within: float = CLOSE
     if dist.get_rank() == 0:
         assert_close(model.state_dict(), expected.state_dict(), within)
         assert {id(p) for g in optimizer.param_groups for p in g["params"]} <= {id(p) for p in model.parameters()}
-    assert not [part for part in model.modules() if "forward" in vars(part)]
+    assert not [rank_context for part in model.modules() if "forward" in vars(rank_context)]
     return model, optimizer, losses
 
 

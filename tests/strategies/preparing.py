@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import jupyter_torchdist as td
 from jupyter_torchdist.protocol.errors import StrategyError
-from jupyter_torchdist.runtime import part
-from jupyter_torchdist.runtime.strategies.base import Setting
+from jupyter_torchdist.strategies.core import rank_context
+from jupyter_torchdist.strategies.core.context import Setting
 
 from .models import CASES, Gpt, loss_of
 from .prepared import Noted, Prepare, Result, alone, data, ddp, equal, fsdp, job, joined, sgd, train
@@ -154,7 +154,7 @@ def check_shuffled_alike_whatever_the_seeds() -> None:
             assert drawn[0] != drawn[1]
             for epoch, found in zip(epochs, drawn, strict=True):
                 assert sorted(joined(everyone(found))) == list(range(16))
-                noise = joined(everyone([float(v) for batch in epoch for part in batch[1:] for v in part]))
+                noise = joined(everyone([float(v) for batch in epoch for part in batch[1:] for v in rank_context]))
                 assert len(set(noise)) == len(noise)  # each rank's own
         torch.manual_seed(5)
         random.seed(5)
@@ -368,11 +368,11 @@ def check_built_without_memory() -> None:
             losses.append(loss.item())
         return nn.ModuleList([model, other]), optimizer, losses
 
-    outer = part.current
+    outer = rank_context.current
     for how in (ddp(), fsdp()):
-        part.take(None)
+        rank_context.take(None)
         expected, _, expected_losses = cell(alone)
-        part.take(outer)
+        rank_context.take(outer)
         with job(how):
             found, optimizer, losses = cell(td.prepare)
         assert max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)) < CLOSE
@@ -405,10 +405,10 @@ def check_built_without_memory_for_unchanged_cells() -> None:
             losses.append(loss.item())
         return model, optimizer, losses
 
-    outer = part.current
-    part.take(None)
+    outer = rank_context.current
+    rank_context.take(None)
     expected, _, expected_losses = cell()
-    part.take(outer)
+    rank_context.take(outer)
     for how in (ddp(trust_model=True), fsdp(trust_model=True)):
         model, optimizer, losses = under(how, cell)
         assert max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True)) < CLOSE

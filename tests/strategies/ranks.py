@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.strategy import StrategyPlan
-from jupyter_torchdist.runtime.strategies.base import Setting, make_setting
+from jupyter_torchdist.strategies.core.context import Setting, make_setting
 
 CLOSE = 1e-5
 SAID: list[str] = []

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from jupyter_torchdist.runtime import alone, flight
-from jupyter_torchdist.runtime.strategies import batchnorm, gradients, plain, replicate, zero1
-from jupyter_torchdist.runtime.strategies.base import Setting
+from jupyter_torchdist.ranks import alone, flight
+from jupyter_torchdist.strategies.parallel import batchnorm, restore, replicate, zero1
+from jupyter_torchdist.strategies.step import gradients
+from jupyter_torchdist.strategies.core.context import Setting
 
 from . import models
 from .models import CASES, Gpt, Mixture, Mlp, adamw, sgd, step
@@ -198,7 +199,7 @@ def check_restored_models_reduce_nothing() -> None:
     replicated(model, ddp(gradient_as_bucket_view=True))
     backward(model)
     originals = list(model.parameters())
-    plain.restore(model)
+    restore.restore(model)
     assert type(model) is Mlp and hooks_of(model) == hooks
     if dist.get_rank() == 0:
         assert all(one is two for one, two in zip(model.parameters(), originals, strict=True))
@@ -279,7 +280,7 @@ def check_zero1_keeps_a_share_of_the_state_in_the_users_object() -> None:
     assert len(optimizer.state) == len(held)
     optimizer.load_state_dict(state)
     assert len(optimizer.state) == len(held)
-    plain.restore_optimizer(optimizer)
+    restore.restore_optimizer(optimizer)
     assert len(optimizer.state) == len(list(model.parameters()))
     reference = case.model()
     other = adamw(list(reference.parameters()))

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from jupyter_torchdist.runtime.strategies import dtensors, fsdp, optimizers, plain
-from jupyter_torchdist.runtime.strategies.base import Setting
+from jupyter_torchdist.strategies.core import dtensors, optimizers
+from jupyter_torchdist.strategies.parallel import fsdp, restore
+from jupyter_torchdist.strategies.core.context import Setting
 
 from . import models
 from .models import CASES, Gpt, adamw, sgd, step
@@ -76,8 +77,8 @@ def check_restored_models_are_plain_whole_and_tied() -> None:
     optimizers.release(before)
     for inputs, targets in CASES["tied"].batches(STEPS):
         step(model, optimizer, mine(inputs), mine(targets), after=lambda: None)
-    plain.restore(model, before)
-    plain.restore_optimizer(optimizer, before)
+    restore.restore(model, before)
+    restore.restore_optimizer(optimizer, before)
     assert type(model) is Gpt and type(model.layers[0]) is models.Block
     assert hooks_of(model) == hooks and handle_ran
     assert model.head.weight is model.tokens.weight
@@ -113,7 +114,7 @@ def check_a_model_comes_back_one_parameter_at_a_time() -> None:
 
     dtensors.whole = noting
     try:
-        plain.restore(model)
+        restore.restore(model)
     finally:
         dtensors.whole = original
     assert len(alive) == len(list(model.parameters()))

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from jupyter_torchdist.runtime.strategies import fsdp, norms, optimizers, plain
+from jupyter_torchdist.strategies.parallel import fsdp, restore
+from jupyter_torchdist.strategies.sharded import norms
+from jupyter_torchdist.strategies.core import optimizers
 
 from . import models
 from .models import CASES, Block, Gpt, Mixture, Mlp, adamw, sgd, step
@@ -53,7 +55,7 @@ def check_no_shard_keeps_a_copy_on_every_rank() -> None:
         full = local_bytes(list(Gpt(tied=False).parameters()))
         assert local_bytes(list(model.parameters())) == full
         assert all(isinstance(p, DTensor) and p.placements == (Replicate(),) for p in model.parameters())
-        plain.restore(model)
+        restore.restore(model)
         assert type(model) is Gpt and type(model.layers[0]) is Block
 
 
@@ -240,7 +242,7 @@ def check_a_method_beside_forward() -> None:
     expected = model.shortcut(inputs).detach()
     fsdp.apply(model, setting(), forward_methods=["shortcut"])
     torch.testing.assert_close(model.shortcut(inputs), expected)
-    plain.restore(model)
+    restore.restore(model)
     assert "shortcut" not in vars(model)
     model = Judge()
     fsdp.apply(model, setting())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from jupyter_torchdist.runtime.strategies.already import distributed_by
+from jupyter_torchdist.strategies.already import distributed_by
 
 transformers: Any = pytest.importorskip("transformers")
 pytestmark = pytest.mark.strategies

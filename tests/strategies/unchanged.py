@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from jupyter_torchdist.runtime.strategies.auto import Automatic
-from jupyter_torchdist.runtime.strategies.base import Setting
-from jupyter_torchdist.runtime.strategies.dtensors import local
+from jupyter_torchdist.strategies.auto import Automatic
+from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.dtensors import local
 from jupyter_torchdist.torch_private import release
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.runtime.changes import Changes
+from jupyter_torchdist.node.file_watch import Changes
 
 
 def told(changes: Changes) -> bool:

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 import jupyter_torchdist as td
 from jupyter_torchdist.protocol.errors import CheckpointError
 from jupyter_torchdist.protocol.process import ProcessId
-from jupyter_torchdist.runtime.checkpoint import saving
-from jupyter_torchdist.runtime.checkpoint.directory import Writer
+from jupyter_torchdist.checkpoint import saving
+from jupyter_torchdist.checkpoint.directory import Writer
 
 
 class Net(nn.Module):
@@ -172,7 +172,7 @@ def test_what_a_crash_leaves_of_a_deletion_is_cleared_away(tmp_path: Path, monke
 
 def test_ranks_that_were_forked_from_one_process_have_names_of_their_own() -> None:
     code = (
-        "import os\nfrom jupyter_torchdist.runtime.checkpoint import saving\nfrom pathlib import Path\n"
+        "import os\nfrom jupyter_torchdist.checkpoint import saving\nfrom pathlib import Path\n"
         "for _ in range(2):\n    if not os.fork():\n"
         "        print(saving.writer(Path('there')).token, flush=True)\n        os._exit(0)\n    os.wait()"
     )
@@ -184,7 +184,7 @@ def test_ranks_that_were_forked_from_one_process_have_names_of_their_own() -> No
 def test_what_a_crash_leaves_is_not_loaded_and_is_cleared_away(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, torch, jupyter_torchdist as td\n"
-        "from jupyter_torchdist.runtime.checkpoint import directory\n"
+        "from jupyter_torchdist.checkpoint import directory\n"
         "directory.Writer.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "td.save(sys.argv[1], torch.nn.Linear(3, 3), step=1).wait()\n"
     )

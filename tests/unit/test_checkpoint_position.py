@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from jupyter_torchdist.runtime.checkpoint import randomness
-from jupyter_torchdist.runtime.checkpoint.position import Saved, follow
-from jupyter_torchdist.runtime.checkpoint.variables import Variables
+from jupyter_torchdist.checkpoint import randomness
+from jupyter_torchdist.checkpoint.position import Saved, follow
+from jupyter_torchdist.checkpoint.variables import Variables
 
 EPOCHS = 3
 Batches = list[list[float]]

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
-from jupyter_torchdist.runtime.checkpoint import randomness
-from jupyter_torchdist.runtime.strategies.collating import Collate, loads_batches
+from jupyter_torchdist.checkpoint import randomness
+from jupyter_torchdist.strategies.loop.collating import Collate, loads_batches
 
 PADDED = "its batches are padded to the longest of their samples"
 LOADED = "its dataset loads whole batches (__getitems__), and may pad them"

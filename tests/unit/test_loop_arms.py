@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_torchdist.runtime.strategies.linesrun import LinesRun
-from jupyter_torchdist.runtime.strategies.unseen import unseen_use
+from jupyter_torchdist.strategies.loop.line_tracer import LinesRun
+from jupyter_torchdist.strategies.loop.unexecuted import unseen_use
 
 WATCH = """
 import sys

@@ -26,8 +26,8 @@ from torch.distributions import (
 )
 
 from jupyter_torchdist.protocol.errors import StrategyError
-from jupyter_torchdist.runtime.strategies.outputs import changed, closed, numbers_in, opened
-from jupyter_torchdist.runtime.strategies.shares import tensors_in
+from jupyter_torchdist.strategies.core.outputs import changed, closed, numbers_in, opened
+from jupyter_torchdist.strategies.core.scatter import tensors_in
 
 ROWS = torch.arange(1.0, 13.0).view(4, 3)
 

@@ -20,10 +20,10 @@ import pytest
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.process import JOB_TOKEN, ProcessId, job_token, processes_of_job
-from jupyter_torchdist.runtime import nodejob
-from jupyter_torchdist.runtime.eventfile import EventFile
-from jupyter_torchdist.runtime.nodejob import NodeJob
-from jupyter_torchdist.runtime.tail import EventTail
+from jupyter_torchdist.node import nodejob
+from jupyter_torchdist.ranks.eventfile import EventFile
+from jupyter_torchdist.node.nodejob import NodeJob
+from jupyter_torchdist.node.tail import EventTail
 from tests.leaks import wait_until
 
 PRELUDE = """
@@ -31,7 +31,7 @@ import os, signal, subprocess, sys, time
 from pathlib import Path
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
-from jupyter_torchdist.runtime.eventfile import EventFile
+from jupyter_torchdist.ranks.eventfile import EventFile
 
 node = JobPaths(Path(sys.argv[1])).node("node0")
 launcher = EventFile(node.launcher_events)

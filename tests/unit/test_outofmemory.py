@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.runtime import outofmemory
-from jupyter_torchdist.runtime.outofmemory import OutOfMemory
+from jupyter_torchdist.node import out_of_memory
+from jupyter_torchdist.node.out_of_memory import OutOfMemory
 
 LOG = "the kernel's log shows the out-of-memory killer"
 LIMIT = "the memory limit of this cgroup was reached"
@@ -22,14 +22,14 @@ Say = Callable[[str, float], None]
 
 @pytest.fixture(autouse=True)
 def no_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outofmemory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(out_of_memory, "CGROUPS", tmp_path)
 
 
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
     """Write a record into a kernel log of the test's own, at a time on the monotonic clock: one read, one record."""
     read_fd, write_fd = os.pipe2(os.O_DIRECT | os.O_NONBLOCK)
-    monkeypatch.setattr(outofmemory, "KERNEL_LOG", f"/proc/self/fd/{read_fd}")
+    monkeypatch.setattr(out_of_memory, "KERNEL_LOG", f"/proc/self/fd/{read_fd}")
 
     def say(text: str, t: float) -> None:
         os.write(write_fd, f"3,1042,{int(t * 1e6)},-;{text}\n SUBSYSTEM=mm\n".encode())
@@ -68,15 +68,15 @@ def test_an_earlier_process_of_the_same_number(say: Say) -> None:
 
 
 def test_a_log_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(outofmemory, "KERNEL_LOG", str(tmp_path / "missing"))
+    monkeypatch.setattr(out_of_memory, "KERNEL_LOG", str(tmp_path / "missing"))
     assert OutOfMemory().words(4711) == ""
 
 
 def test_the_counter_of_the_control_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(outofmemory, "KERNEL_LOG", str(tmp_path / "missing"))
+    monkeypatch.setattr(out_of_memory, "KERNEL_LOG", str(tmp_path / "missing"))
     unified = tmp_path / "memory.events"
     monkeypatch.setattr(
-        outofmemory, "_counters", lambda: [(tmp_path / "none", r"x (\d+)"), (unified, r"(?m)^oom_kill (\d+)")]
+        out_of_memory, "_counters", lambda: [(tmp_path / "none", r"x (\d+)"), (unified, r"(?m)^oom_kill (\d+)")]
     )
     unified.write_text("low 0\noom 5\noom_kill 2\noom_group_kill 7\n")
     memory = OutOfMemory()
@@ -90,7 +90,7 @@ import os, signal, sys
 from pathlib import Path
 group = Path(sys.argv[1])
 (group / "cgroup.procs").write_text(str(os.getpid()))
-from jupyter_torchdist.runtime import outofmemory
+from jupyter_torchdist.node import outofmemory
 if sys.argv[2] == "no log":
     outofmemory.KERNEL_LOG = "/nonexistent"
 memory = outofmemory.OutOfMemory()

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from jupyter_torchdist.runtime.strategies.pipeline_units import Cost, Units, assigned, measured
+from jupyter_torchdist.strategies.pipeline.units import Cost, Units, assigned, measured
 
 
 class Block(nn.Module):

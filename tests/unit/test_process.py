@@ -15,19 +15,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.protocol.process import (
-    JOB_TOKEN,
-    JOB_TOKEN_LENGTH,
-    ProcessId,
-    boot_id,
-    descendants,
-    exit_in_words,
-    job_token,
-    job_token_of,
-    processes_of_job,
-    session_of,
-    start_ticks,
-)
+from jupyter_torchdist.protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, boot_id, descendants, exit_in_words, job_token, job_token_of, processes_of_job, session_of, start_ticks
 from tests.leaks import wait_until
 
 SLEEP = "import time; time.sleep(60)"
@@ -130,7 +118,7 @@ def test_the_namespace_is_that_of_the_process_not_of_its_parent() -> None:
 
 STAMP = """
 import os, subprocess, sys
-from jupyter_torchdist.runtime.assignment import stamp_job_token
+from jupyter_torchdist.node.assignment import stamp_job_token
 fork = os.fork()
 if fork:
     os.waitpid(fork, 0)
@@ -164,7 +152,7 @@ def test_a_stamped_token_is_seen_of_what_it_forks_and_executes(child: str, marke
 
 def test_a_process_without_a_placeholder_is_left_as_it_is(spawn: Spawn) -> None:
     program = (
-        f"from jupyter_torchdist.runtime.assignment import stamp_job_token as s; s('x'); print(1, flush=True); {SLEEP}"
+        f"from jupyter_torchdist.node.assignment import stamp_job_token as s; s('x'); print(1, flush=True); {SLEEP}"
     )
     process = spawn(program)
     assert said(process) == "1"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from jupyter_torchdist.runtime import api
-from jupyter_torchdist.runtime.metrics import Recorder
+from jupyter_torchdist.ranks import api
+from jupyter_torchdist.ranks.streams.metrics import Recorder
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 

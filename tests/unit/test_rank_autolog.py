@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from jupyter_torchdist.runtime import execution
-from jupyter_torchdist.runtime.autolog import Autolog, is_users, loss_name
-from jupyter_torchdist.runtime.metrics import Recorder
+from jupyter_torchdist.ranks import execution
+from jupyter_torchdist.ranks.autolog import Autolog, is_users, loss_name
+from jupyter_torchdist.ranks.streams.metrics import Recorder
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import pandas
 import pytest
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.runtime import shell
-from jupyter_torchdist.runtime.afterimport import after_import
-from jupyter_torchdist.runtime.display import Display, Frontend
-from jupyter_torchdist.runtime.mimebundle import TEXT_LIMIT, mimebundle
+from jupyter_torchdist.ranks import shell
+from jupyter_torchdist.ranks.afterimport import after_import
+from jupyter_torchdist.ranks.streams.display import Display, Frontend
+from jupyter_torchdist.ranks.streams.mimebundle import TEXT_LIMIT, mimebundle
 
 
 class Rich:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist.runtime import execution
-from jupyter_torchdist.runtime.execution import CALL, VALUE
+from jupyter_torchdist.ranks import execution
+from jupyter_torchdist.ranks.execution import CALL, VALUE
 
 
 def run(source: str, flags: int = 0) -> dict[str, Any]:

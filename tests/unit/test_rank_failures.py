@@ -10,7 +10,7 @@ from typing import Any
 
 from jupyter_torchdist.protocol.errors import DamagedJob
 from jupyter_torchdist.protocol.events import ErrorRecord
-from jupyter_torchdist.runtime import api, execution, failures
+from jupyter_torchdist.ranks import api, execution, failures
 
 
 def failing(source: str, label: str = "Cell In[7]", first_line: int = 2, **names: Any) -> ErrorRecord:
@@ -40,9 +40,9 @@ def test_a_magic_that_is_not_on_the_first_line() -> None:
 
 
 def test_frames_of_the_launching_are_left_out() -> None:
-    error = failing("import jupyter_torchdist.runtime.api as td\nfor x in td.progress(3): pass\n")
+    error = failing("import jupyter_torchdist.ranks.api as td\nfor x in td.progress(3): pass\n")
     assert [frame[0] for frame in error.frames] == ["Cell In[7]"]
-    assert "runtime" not in error.text.replace("import jupyter_torchdist.runtime.api as td", "")
+    assert "runtime" not in error.text.replace("import jupyter_torchdist.ranks.api as td", "")
     assert failures.is_ours(str(api.__file__))
 
 

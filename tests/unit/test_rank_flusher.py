@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jupyter_torchdist.runtime.flusher import Flusher
+from jupyter_torchdist.ranks.streams.flusher import Flusher
 
 
 class Counted:

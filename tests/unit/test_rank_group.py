@@ -6,7 +6,7 @@ import threading
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
-from jupyter_torchdist.runtime.group import Meeting
+from jupyter_torchdist.ranks.group import Meeting
 
 
 def test_nobody_leaves_before_the_last_has_joined() -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.runtime.metrics import Recorder
-from jupyter_torchdist.runtime.scalars import NotAScalar, Unread, _arrival, read
+from jupyter_torchdist.ranks.streams.metrics import Recorder
+from jupyter_torchdist.ranks.streams.scalars import NotAScalar, Unread, _arrival, read
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_torchdist.runtime.bootstrap import Interrupts
-from jupyter_torchdist.runtime.output import UNINTERRUPTIBLE
+from jupyter_torchdist.ranks.bootstrap import Interrupts
+from jupyter_torchdist.ranks.streams.output import UNINTERRUPTIBLE
 
 SET_UP = """
 import os, sys, time, threading, signal, io
 from pathlib import Path
-from jupyter_torchdist.runtime.flusher import Flusher
-from jupyter_torchdist.runtime.output import Output
+from jupyter_torchdist.ranks.streams.flusher import Flusher
+from jupyter_torchdist.ranks.streams.output import Output
 folder = Path(sys.argv[1])
 dropped = []
 flusher = Flusher()
@@ -259,7 +259,7 @@ def test_an_interrupt_in_the_middle_of_a_write_repeats_nothing(tmp_path: Path) -
     out, _ = run(
         tmp_path,
         """
-        from jupyter_torchdist.runtime.bootstrap import Interrupts
+        from jupyter_torchdist.ranks.bootstrap import Interrupts
         interrupts = Interrupts(flusher)
         def later():
             wait_for(b"line 2000\\n")

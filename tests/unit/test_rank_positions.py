@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist.runtime import execution, positions
+from jupyter_torchdist.ranks import execution
+from jupyter_torchdist.usercode import positions
 
 
 class Place:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from jupyter_torchdist import marshal
-from jupyter_torchdist.runtime import results
-from jupyter_torchdist.runtime.results import Sizes
+from jupyter_torchdist.ranks import results
+from jupyter_torchdist.ranks.results import Sizes
 
 
 def sizes(*captured: Any) -> Sizes:

@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from jupyter_torchdist.runtime.rendezvous import StaticRendezvous
+from jupyter_torchdist.node.rendezvous import StaticRendezvous
 
 
 def node(number: int, store: HashStore) -> StaticRendezvous:

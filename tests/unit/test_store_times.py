@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import times as form
 from jupyter_torchdist.protocol.times import RECORD
-from jupyter_torchdist.runtime import times as writer
-from jupyter_torchdist.runtime.times import Times
+from jupyter_torchdist.ranks.streams import times as writer
+from jupyter_torchdist.ranks.streams.times import Times
 from jupyter_torchdist.store.times import LAG, TimeIndex
 
 FEW = settings(max_examples=50, deadline=None)
@@ -155,9 +155,9 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
-from jupyter_torchdist.runtime import times
-from jupyter_torchdist.runtime import times as writer
-from jupyter_torchdist.runtime.times import Times
+from jupyter_torchdist.node import times
+from jupyter_torchdist.node import times as writer
+from jupyter_torchdist.ranks.streams.times import Times
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 times.PERIOD = 0.0
 folder = Path(sys.argv[1])
@@ -195,10 +195,10 @@ def test_streams_of_a_rank_are_recorded(tmp_path: Path) -> None:
     program = """
 import os, sys, time
 from pathlib import Path
-from jupyter_torchdist.runtime.flusher import Flusher
-from jupyter_torchdist.runtime.output import Output
-from jupyter_torchdist.runtime import times as writer
-from jupyter_torchdist.runtime.times import Times
+from jupyter_torchdist.ranks.streams.flusher import Flusher
+from jupyter_torchdist.ranks.streams.output import Output
+from jupyter_torchdist.node import times as writer
+from jupyter_torchdist.ranks.streams.times import Times
 folder = Path(sys.argv[1])
 flusher = Flusher()
 times = Times(folder / "times", folder / "out", folder / "err")

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from jupyter_torchdist.runtime.strategies import rules
-from jupyter_torchdist.runtime.strategies.batchwise import BatchwiseTracker
-from jupyter_torchdist.runtime.strategies.verdicts import Judgement, Verdict
+from jupyter_torchdist.strategies.analysis import rules
+from jupyter_torchdist.strategies.analysis.batchwise import BatchwiseTracker
+from jupyter_torchdist.strategies.analysis.verdicts import Judgement, Verdict
 
 from ..expressions import ENDINGS, OPERATIONS, Expression
 from ..losses import (

@@ -11,8 +11,8 @@ from torch import nn
 
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.strategy import StrategyPlan
-from jupyter_torchdist.runtime.strategies.deepspeed import check_installed
-from jupyter_torchdist.runtime.strategies.deepspeed_values import Filled, filled
+from jupyter_torchdist.strategies.deepspeed.engine import check_installed
+from jupyter_torchdist.strategies.deepspeed.values import Filled, filled
 
 
 def fill(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_torchdist.runtime.strategies.placing import Dims, elsewhere, in_front, narrowed, samples_in
+from jupyter_torchdist.strategies.step.placing import Dims, elsewhere, in_front, narrowed, samples_in
 
 
 def of(*shapes: tuple[int, ...]) -> list[torch.Tensor]:

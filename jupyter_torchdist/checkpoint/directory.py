@@ -1,0 +1,237 @@
+"""A directory of checkpoints: what is in it, what is new, and how a checkpoint appears in it.
+
+    ckpt/
+      step-000100/                     complete: it came by one rename
+        checkpoint.json                what it is (this module), readable without torch
+        .metadata  __0_0.distcp …      torch.distributed.checkpoint's
+      .step-000200.3f9a21.saving/      being written, or left by a crash: nothing reads it
+
+The newest is found by listing the directory: a link or a file that names it could be older or newer than the truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..protocol.errors import CheckpointError
+from ..protocol.process import ProcessId
+
+FORMAT = 1
+MANIFEST = "checkpoint.json"
+_OWNER = "owner.json"
+_COMPLETE = re.compile(r"step-(\d{6,})")
+_ASIDE = re.compile(r"\.step-(\d{6,})\.(\w+)\.(saving|replaced)")
+_ABANDONED = 24 * 3600.0
+"""Seconds after which what another machine began to write counts as left behind."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint is."""
+
+    step: int
+    torch: str
+    ranks: int
+    objects: dict[str, str]
+    """Kind of each object, by name: model, optimizer, loader, …"""
+    writer: str
+    """Token of the run that saved it."""
+    saved: float
+    """Seconds since the epoch."""
+    bytes: int = 0
+    not_finite: list[str] = field(default_factory=list)
+    """Tensors with NaN or infinity in them."""
+    format: int = FORMAT
+
+    def write(self, directory: Path) -> None:
+        write_durably(directory / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")
+
+    @staticmethod
+    def read(directory: Path) -> Manifest:
+        """Raises ``CheckpointError`` when it is damaged or of a later version of this package."""
+        try:
+            value: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
+            known = {name: value[name] for name in Manifest.__dataclass_fields__ if name in value}
+            manifest = Manifest(**known)
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{directory / MANIFEST} cannot be read: {error}") from error
+        if manifest.format > FORMAT:
+            raise CheckpointError(
+                f"{directory} was saved by a later version of jupyter_torchdist (format {manifest.format})",
+                "update jupyter_torchdist where it is loaded",
+            )
+        return manifest
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def complete(directory: Path) -> dict[int, Path]:
+    """The complete checkpoints in ``directory``, by step, in order. Nothing there: an empty dictionary."""
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    found = {int(match[1]): directory / name for name in names if (match := _COMPLETE.fullmatch(name))}
+    return {step: found[step] for step in sorted(found) if (found[step] / MANIFEST).exists()}
+
+
+def latest(directory: Path) -> Path | None:
+    """The complete checkpoint with the highest step."""
+    found = complete(directory)
+    return found[max(found)] if found else None
+
+
+def prepare(directory: Path) -> None:
+    """Make the directory and see that it can be written. Raises ``CheckpointError``."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / f".writable.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoints cannot be saved in {directory}: {error.strerror or error}",
+            "choose a directory that every rank can write to",
+        ) from error
+
+
+def need_space(directory: Path, size: int) -> None:
+    """Raises ``CheckpointError`` when the file system has less than ``size`` bytes left for this user."""
+    left = shutil.disk_usage(directory).free
+    if left < size:
+        raise CheckpointError(
+            f"a checkpoint of {_gigabytes(size)} does not fit into {directory}: {_gigabytes(left)} are free",
+            "delete older checkpoints, keep fewer (keep=), or save elsewhere",
+        )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.3g} GB"
+
+
+class Writer:
+    """One run as it saves into one directory."""
+
+    def __init__(self, directory: Path, token: str) -> None:
+        self.directory, self.token = directory, token
+        self.loaded: int | None = None
+        """The step this run began with, where it was loaded from this directory."""
+        self._known: set[int] | None = None
+
+    def next_step(self) -> int:
+        """For saves that have no step: one more than the highest."""
+        return max(complete(self.directory), default=0) + 1
+
+    def allow(self, step: int) -> None:
+        """Raises ``CheckpointError`` when ``step`` would mix this run's checkpoints with those of another."""
+        there = complete(self.directory)
+        known = self._known
+        self._known = set(there) if known is None else known
+        if known is not None and (strangers := [number for number in there if number not in known]):
+            raise CheckpointError(
+                f"another job saves into {self.directory}: {name_of(strangers[0])} is not of this one",
+                "give each job a directory of its own",
+            )
+        later = [number for number in there if number > step and known is None]
+        if step in there and step != self.loaded and known is None:
+            later = [step]
+        if later:
+            raise CheckpointError(
+                f"{self.directory} holds {name_of(max(later))} of an earlier run, and this one is at step {step}: "
+                "which of them is the newest could not be told any more",
+                "load it first (--resume, td.load) to go on from there, or save into another directory",
+            )
+
+    def open(self, step: int) -> Path:
+        """A directory aside, with the name of who writes it."""
+        aside = self.directory / f".{name_of(step)}.{self.token}.saving"
+        _delete(aside)
+        aside.mkdir()
+        (aside / _OWNER).write_text(json.dumps(ProcessId.mine().to_json()))
+        return aside
+
+    def publish(self, aside: Path, manifest: Manifest, keep: int | None) -> Path:
+        """Let the complete checkpoint appear; then delete all but the ``keep`` newest, and what crashes left."""
+        target = self.directory / name_of(manifest.step)
+        manifest.write(aside)
+        (aside / _OWNER).unlink()
+        _sync(aside)
+        replaced = self.directory / f".{name_of(manifest.step)}.{self.token}.replaced"
+        if target.exists():
+            target.rename(replaced)
+        aside.rename(target)
+        _sync(self.directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+        assert self._known is not None
+        self._known.add(manifest.step)
+        if keep is not None:
+            self._keep(keep)
+        self._sweep()
+        return target
+
+    def discard(self, aside: Path) -> None:
+        """What could not be completed."""
+        _delete(aside)
+
+    def _keep(self, count: int) -> None:
+        for step, path in list(complete(self.directory).items())[: -max(1, count)]:
+            # Renamed first: while it is being deleted, nobody takes it for complete.
+            gone = self.directory / f".{name_of(step)}.{self.token}.replaced"
+            with contextlib.suppress(OSError):
+                path.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for path in self.directory.iterdir():
+            if _ASIDE.fullmatch(path.name) and f".{self.token}." not in path.name and _left_behind(path):
+                _delete(path)
+
+
+def _delete(aside: Path) -> None:
+    """Its owner's name at last: what a crash leaves of it is known to be left behind."""
+    with contextlib.suppress(OSError):
+        for entry in aside.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _OWNER:
+                entry.unlink(missing_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _left_behind(path: Path) -> bool:
+    try:
+        owner = ProcessId.from_json(json.loads((path / _OWNER).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        owner = None
+    if owner is not None and owner.here:
+        return not owner.alive()
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime > _ABANDONED
+    return False
+
+
+def write_durably(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    """Names survive a power cut only when their directory was synchronised; not every file system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,49 @@
+"""``python -m jupyter_torchdist.node VERB``: the processes of a node.
+
+agent [DIRECTORY]           be this node's agent, unless there is one
+relay                       join standard input and output to this node's agent (what SSH runs)
+zygote FD [LIBRARY …]       a warm process, for the agent, that imports none of these
+launcher                    one job's launcher in a new interpreter; its assignment comes on standard input
+worker JOB_ROOT BLOBS NODE  one rank, under torchrun
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ..protocol.version import agent_directory
+
+
+def main(words: list[str]) -> None:
+    verb, *rest = words or [""]
+    if verb == "agent":
+        from . import agent
+
+        agent.main(Path(*rest) if rest else agent_directory())
+    elif verb == "relay":
+        from . import relay
+
+        relay.main()
+    elif verb == "zygote":
+        from . import zygote
+
+        zygote.main(int(rest[0]), rest[1:])
+    elif verb == "launcher":
+        from ..protocol import codec
+        from . import launcher
+        from .assignment import Assignment
+
+        launcher.start(Assignment.from_json(codec.loads(sys.stdin.buffer.readline())))
+    elif verb == "worker":
+        from ..ranks import worker
+
+        worker.main(*rest)
+        os._exit(0)  # all is written; objects of torch that an interpreter frees at its end may hang in that
+    else:
+        raise SystemExit(f"{__doc__}\nunknown verb {verb!r}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

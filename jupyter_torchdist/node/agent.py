@@ -1,0 +1,501 @@
+"""One agent a user and node: serves many drivers, starts and watches jobs, ships what they write.
+
+It holds no state that its files do not hold: after its death the next one takes up every job from there.
+What it is sent and answers is in ``AGENT_MESSAGES`` of ``launch/base.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..protocol import codec, inventory
+from ..protocol.channel import Channel
+from ..protocol.errors import ChannelError
+from ..protocol.paths import JobPaths, make_private, safe_name
+from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
+from . import warm
+from .assignment import Assignment
+from .file_watch import Changes
+from .gauges import GaugeWatch
+from .nodejob import NodeJob
+from .orphans import Orphans
+from .replica import Incoming, prepare, replica, replica_blobs, trust_replica, write_private
+from .tail import Shipment
+
+LINGER_SECONDS = 2.0
+"""Without a driver and a job, the agent ends after so long."""
+
+SILENCE_SECONDS = 30.0
+"""A driver that says nothing for so long (it pings every other second) is gone."""
+
+FORK_DOUBT_SECONDS = 0.3
+"""A launcher forked by a zygote that died then has written its first line by then."""
+
+FAST_TICK, SLOW_TICK = 0.004, 0.02
+"""Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
+
+SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
+"""When nothing changed for so long, and the system tells of changes, there is no hurry to look."""
+
+PR_SET_CHILD_SUBREAPER = 36
+
+MESSAGES = frozenset(
+    ("hello", "warm", "prepare", "blob", "start", "follow", "signal", "stacks", "end", "forget", "ping", "stop_warm")
+)
+"""What a driver may say."""
+
+
+@dataclass
+class Peer:
+    """One driver's connection."""
+
+    channel: Channel
+    process: ProcessId | None = None
+    job: str | None = None
+    shipments: dict[str, Shipment] = field(default_factory=dict)
+    heard: float = field(default_factory=time.monotonic)
+    incoming: Incoming = field(default_factory=Incoming)
+    stalled_told: bool = False
+
+
+class Agent:
+    """The loop: frames of drivers, frames of zygotes, the files of jobs, the clock."""
+
+    def __init__(self, listener: socket.socket, directory: Path) -> None:
+        self._listener = listener
+        self._directory = directory
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._peers: list[Peer] = []
+        self._jobs: dict[str, NodeJob] = {}
+        self._shared: dict[str, bool] = {}
+        self._orphans = Orphans(directory / "driver.log")
+        self._fresh: dict[int, subprocess.Popen[bytes]] = {}
+        self._unforked: list[tuple[float, Assignment]] = []
+        self._retried: set[str] = set()
+        self._stop = False
+        self._child_died = True
+        self._reap_at = 0.0
+        self._changed = 0.0
+        self._changes = Changes()
+        if self._changes.fd >= 0:
+            self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
+        self._gauges = GaugeWatch()
+        self._idle_since = time.monotonic()
+        self._pool = warm.WarmPool(
+            directory / "zygote.log", self._register, self._unregister, self._on_forked, self._on_fork_failed
+        )
+
+    # -- the loop
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, self._on_child)
+        try:
+            while not self._done():
+                now = time.monotonic()
+                for key, mask in self._selector.select(self._tick(now) if self._active() else 0.5):
+                    key.data(mask)
+                self._turn()
+        finally:
+            self._pool.close()
+            self._changes.close()
+            self._gauges.close()
+
+    def _tick(self, now: float) -> float:
+        if now - self._changed > SETTLED_SECONDS and all(self._told_of(job) for job in self._jobs.values()):
+            return QUIET_TICK
+        return min(SLOW_TICK, max(FAST_TICK, (now - self._changed) / 4))
+
+    def _told_of(self, job: NodeJob) -> bool:
+        """Whether the system tells of all that has to be seen of the job: not of logs that have to be shipped."""
+        if job.state == "ended":
+            return True
+        shared = self._shared.get(job.paths.job, False)
+        return shared and self._changes.watch(job.paths.job, job.files.root, job.event_files())
+
+    def _on_stop(self, *_: object) -> None:
+        self._stop = True
+
+    def _on_child(self, *_: object) -> None:
+        self._child_died = True
+
+    def _active(self) -> bool:
+        return any(job.state != "ended" for job in self._jobs.values()) or any(p.channel.pending for p in self._peers)
+
+    def _done(self) -> bool:
+        if self._stop and not self._active():
+            return True
+        if self._peers or self._active():
+            self._idle_since = time.monotonic()
+        return time.monotonic() - self._idle_since > LINGER_SECONDS
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if self._child_died or now > self._reap_at:  # one that died while its new parent was not yet this process
+            self._child_died = False
+            self._reap_at = now + 1.0
+            self._reap()
+        for name, job in list(self._jobs.items()):
+            if job.poll(now, partial(self._strays, job)):
+                self._changed = now
+            self._ship(name, job, now)
+        self._gauges.turn(self._jobs, now)
+        self._pool.flush()
+        self._drop_silent(now)
+        self._care_for_orphans(now)
+        self._start_unforked(now)
+        self._pool.retire(now)
+
+    def _reap(self) -> None:
+        for process in [*self._fresh.values(), *(z.process for z in self._pool.zygotes.values())]:
+            process.poll()
+        self._orphans.reap()
+        self._fresh = {pid: process for pid, process in self._fresh.items() if process.returncode is None}
+        for pid in _children() - self._known():  # what is known is reaped by its Popen
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def _known(self) -> set[int]:
+        return {z.process.pid for z in self._pool.zygotes.values()} | set(self._fresh) | self._orphans.pids
+
+    def _strays(self, job: NodeJob) -> list[ProcessId]:
+        """Orphans that left their session and cleaned their environment: surely of ``job`` where no other job runs.
+
+        They are children of this process, which is the subreaper of all jobs.
+        """
+        if any(other is not job and other.state != "ended" for other in self._jobs.values()):
+            return []
+        zygotes = {zygote.process.pid for zygote in self._pool.zygotes.values()}
+        orphans = [ProcessId.of(pid) for pid in _children() - self._known()]
+        return [p for p in orphans if p.ticks and session_of(p.pid) not in zygotes and not job_token_of(p.pid)]
+
+    # -- connections
+
+    def _register(self, channel: Channel, on_readable: Callable[[], None]) -> None:
+        self._selector.register(channel.read_fd, selectors.EVENT_READ, lambda mask: on_readable())
+
+    def _unregister(self, channel: Channel) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(channel.read_fd)
+
+    def _accept(self, mask: int) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if _peer_uid(connection) != os.getuid():
+            connection.close()
+            return
+        fd = connection.detach()
+        peer = Peer(Channel(fd, fd))
+        self._peers.append(peer)
+        self._register(peer.channel, lambda: self._on_readable(peer))
+
+    def _on_readable(self, peer: Peer) -> None:
+        try:
+            for message, body in peer.channel.receive():
+                peer.heard = time.monotonic()
+                self._on_message(peer, message, body)
+        except (EOFError, ChannelError):
+            self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return
+        self._peers.remove(peer)
+        self._unregister(peer.channel)
+        peer.channel.close()
+        peer.incoming.close()
+
+    def _drop_silent(self, now: float) -> None:
+        for peer in list(self._peers):
+            try:
+                peer.channel.flush()
+            except ChannelError:
+                self._drop(peer)
+                continue
+            if now - peer.heard > SILENCE_SECONDS and peer.job is not None:
+                self._drop(peer)
+
+    # -- messages
+
+    def _on_message(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        kind = str(message.get("type"))
+        if kind not in MESSAGES:
+            raise ChannelError(f"an unknown message {kind!r}")
+        try:
+            getattr(self, f"_on_{kind}")(peer, message, body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ChannelError(f"a message {kind!r} that makes no sense: {error!r}") from error
+        except OSError as error:
+            self._refuse(peer, message, error)
+
+    def _refuse(self, peer: Peer, message: dict[str, Any], error: OSError) -> None:
+        """This node cannot do it (a full disk, no process to be had): the driver hears why."""
+        name = message.get("job") or message.get("assignment", {}).get("plan", {}).get("job", "")
+        job = self._jobs.get(name)
+        if job is not None and job.launcher is None:
+            job.expected = False
+            job.end(0.0, time.monotonic())
+        peer.channel.send({"type": "refused", "job": name, "reason": str(error)})
+
+    def _on_hello(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        peer.process = ProcessId.from_json(message["process"])
+        peer.channel.send(
+            {
+                "type": "welcome",
+                "process": ProcessId.mine().to_json(),
+                "inventory": inventory.local_inventory().to_json(),
+                "warm": self._pool.describe(),
+                "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
+            }
+        )
+
+    def _on_warm(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        self._pool.warm(message["python"], message["environ"])
+
+    def _on_ping(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        peer.channel.send({"type": "pong", "t": message.get("t")})
+
+    def _on_stop_warm(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        self._pool.close()
+        self._stop = True
+
+    def _on_prepare(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        """A node without the driver's disk: take the job's files, say which blobs are missing."""
+        missing = prepare(message["job"], message["files"], message["blobs"])
+        peer.channel.send({"type": "missing", "job": message["job"], "blobs": missing})
+
+    def _on_blob(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        right = peer.incoming.take(message["digest"], message["offset"], body, message["last"])
+        if right is not None:
+            peer.channel.send({"type": "stored", "digest": message["digest"], "right": right})
+
+    def _on_start(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        shared = bool(message["shared"])
+        name = str(message["assignment"]["plan"]["job"])
+        if not shared:
+            paths = replica(name)
+            trust_replica(paths)
+            message["assignment"].update(job_root=str(paths.root), blobs=str(replica_blobs()))
+        assignment = Assignment.from_json(message["assignment"])
+        old = self._jobs.get(name) or self._left_by_another(assignment)
+        if old is not None and old.attempt == assignment.attempt:  # the order came twice: its channel broke
+            self._jobs[name] = old
+            self._follow(peer, old, shared, message.get("offsets", {}))
+            return
+        if old is not None:
+            old.close()
+        job = NodeJob(assignment.job_paths, assignment.node, assignment.node_plan().ranks, assignment.attempt)
+        job.events.write("node.up", agent=ProcessId.mine().to_json())
+        self._jobs[name] = job
+        self._follow(peer, job, shared, message.get("offsets", {}))
+        self._changed = time.monotonic()
+        if assignment.fresh:
+            self._start_fresh(assignment)
+        else:
+            job.expected = True
+            self._pool.launch(assignment)
+
+    def _left_by_another(self, assignment: Assignment) -> NodeJob | None:
+        """The job as an agent that is gone started it, if it did."""
+        if not assignment.node_paths.launcher_events.exists():
+            return None
+        ranks = assignment.node_plan().ranks
+        job = NodeJob(assignment.job_paths, assignment.node, ranks, assignment.attempt, adopt=True)
+        job.poll(time.monotonic())
+        if job.launcher is None:
+            job.close()
+            return None
+        return job
+
+    def _start_fresh(self, assignment: Assignment) -> None:
+        process = warm.start_fresh(assignment, assignment.node_paths.launcher_log)
+        self._fresh[process.pid] = process
+        self._jobs[assignment.job].launcher = ProcessId.of(process.pid)
+
+    def _on_forked(self, job: str, pid: int, ticks: int) -> None:
+        launcher = replace(ProcessId.mine(), pid=pid, ticks=ticks)
+        node_job = self._jobs.get(job)
+        if node_job is None or node_job.state in ("ending", "ended"):
+            launcher.signal(signal.SIGKILL)  # the job was ended while its launcher was on the way
+        if node_job is not None:
+            node_job.expected = False
+            node_job.launcher = launcher
+            self._changed = time.monotonic()
+
+    def _on_fork_failed(self, assignment: Assignment) -> None:
+        """The zygote is gone; whether it had forked already is known only once a launcher could have said so."""
+        self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
+
+    def _start_unforked(self, now: float) -> None:
+        """Another warm process for each job whose zygote died before it forked; the second time a new interpreter."""
+        for due, assignment in [item for item in self._unforked if item[0] <= now]:
+            self._unforked.remove((due, assignment))
+            job = self._jobs.get(assignment.job)
+            if job is None:
+                continue
+            if job.state != "starting" or processes_of_job(assignment.token):
+                job.expected = False
+            elif assignment.job not in self._retried:
+                self._retried.add(assignment.job)
+                self._pool.launch(assignment)
+            else:
+                job.expected = False
+                job.events.write("job.note", text="warm processes die here; the ranks start in new interpreters")
+                try:
+                    self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
+                except OSError as error:
+                    job.events.write("job.note", text=f"no new interpreter can be started: {error}")
+                    job.end(0.0, now)
+
+    def _on_follow(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        """A driver takes up a job: this agent's own, or one that an earlier agent left."""
+        name = safe_name(message["job"])
+        shared = bool(message["shared"])
+        job = self._jobs.get(name)
+        if job is None:
+            paths = JobPaths(Path(message["job_root"])) if shared else replica(name)
+            job = NodeJob(paths, safe_name(message["node"]), tuple(message["ranks"]), message["attempt"], adopt=True)
+            self._jobs[name] = job
+            job.poll(time.monotonic())
+            if job.launcher is None:
+                job.end(0.0, time.monotonic())
+        self._follow(peer, job, shared, message["offsets"])
+
+    def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:
+        peer.job = job.paths.job
+        self._shared[job.paths.job] = shared
+        self._orphans.claimed(job.paths.job)
+        peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
+
+    def _on_signal(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        if job := self._jobs.get(message["job"]):
+            job.signal(int(message["signal"]))
+            self._changed = time.monotonic()
+
+    def _on_stacks(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        if job := self._jobs.get(message["job"]):
+            job.dump_stacks()
+
+    def _on_end(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        if job := self._jobs.get(message["job"]):
+            if self._pool.withdraw(message["job"]):
+                job.expected = False
+            job.end(float(message["grace"]), time.monotonic())
+            self._changed = time.monotonic()
+
+    def _on_forget(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+        """The driver has everything of a job that has ended."""
+        job = self._jobs.get(message["job"])
+        if job is not None and job.state == "ended":
+            self._remove(message["job"])
+        peer.shipments.pop(message["job"], None)
+        peer.job = None
+
+    # -- jobs
+
+    def _ship(self, name: str, job: NodeJob, now: float) -> None:
+        for peer in list(self._peers):
+            shipment = peer.shipments.get(name)
+            if shipment is None:
+                continue
+            try:
+                complete = shipment.pump()
+                if complete and job.state == "ended":
+                    peer.channel.send({"type": "ended", "job": name, "attempt": job.attempt})
+                    del peer.shipments[name]
+                elif not peer.stalled_told and (ranks := job.stalled(now)):
+                    peer.stalled_told = True
+                    peer.channel.send({"type": "stalled", "job": name, "attempt": job.attempt, "ranks": ranks})
+            except ChannelError:
+                self._drop(peer)
+            except OSError:
+                continue  # a file that went away between two looks at its directory
+
+    def _care_for_orphans(self, now: float) -> None:
+        followed = {peer.job for peer in self._peers}
+        for name, job in list(self._jobs.items()):
+            if name in followed:
+                self._orphans.claimed(name)
+            elif self._orphans.hopeless(job.paths, self._shared.get(name, True), now):
+                job.end(1.0, now)
+                if job.state == "ended":
+                    self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        job = self._jobs.pop(name)
+        job.close(remove=not self._shared.pop(name, True))
+        self._orphans.claimed(name)
+        self._retried.discard(name)
+        self._changes.forget(name)
+
+
+def _children() -> set[int]:
+    """Processes whose parent is this one."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return {int(pid) for pid in file.read().split()}
+    except OSError:
+        return set()
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    """User at the other end (unix(7), SO_PEERCRED)."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])
+
+
+def listen(directory: Path) -> socket.socket | None:
+    """The agent's socket; None when another agent has it. Holds ``agent.lock`` for this process's life."""
+    make_private(directory)
+    lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    path = directory / "agent.sock"
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+def main(directory: Path) -> None:
+    """Be the agent whose socket is in ``directory``, unless there is one."""
+    os.umask(0o077)  # logs are for their owner; each launcher takes its notebook's mask
+    listener = listen(directory)
+    if listener is None:
+        return
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    identity = directory / "agent.json"
+    write_private(identity, codec.dumps({"process": ProcessId.mine().to_json()}).encode("ascii"))
+    try:
+        Agent(listener, directory).run()
+    finally:
+        (directory / "agent.sock").unlink(missing_ok=True)
+        identity.unlink(missing_ok=True)

@@ -1,0 +1,353 @@
+"""One node's ranks of one job, through torchrun's own engine.
+
+Warm: a fork of the zygote calls ``launch_agent`` with ``start_method="fork"``. Fresh: a new interpreter calls
+``torch.distributed.run``'s ``run``, whose ranks are new interpreters too. Both use our rendezvous handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from multiprocessing.popen_fork import Popen
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+
+from ..protocol import releases
+from ..protocol.plan import NodePlan, Plan
+from ..protocol.process import ProcessId, exit_in_words
+from . import assignment as world
+from .assignment import Assignment
+from ..ranks.eventfile import EventFile
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+    from torch.distributed.launcher.api import LaunchConfig
+
+MONITOR_INTERVAL = 0.01
+"""Seconds between two looks of the elastic agent at its ranks (its default, 0.1, is most of a warm launch)."""
+
+LONGEST_SLEEP = 1.0
+"""Seconds for which it sleeps while its forked ranks live; the end of one wakes it."""
+
+
+def main(assignment: Assignment) -> int:
+    """Run the ranks to their end; the exit code of the launcher. Never raises."""
+    events = EventFile(assignment.node_paths.launcher_events)
+    events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
+    watch = RankWatch(events, assignment.the_plan().grace)
+    error = ""
+    try:
+        import torch
+
+        releases.check(torch.__version__)  # older ones fail here in words that say nothing of that
+        (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
+    except BaseException as failure:  # noqa: BLE001  # this process's edge
+        watch.note_failures(failure)
+        if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
+            error = "".join(traceback.format_exception(failure))
+    codes = {str(pid): code for pid, code in watch.codes.items()}
+    events.write("launcher.ended", codes=codes, error=error, attempt=assignment.attempt)
+    return 1 if error or any(watch.codes.values()) else 0
+
+
+class RankWatch:
+    """Writes down how each rank's process ended. The engine itself tells only of the first failure."""
+
+    def __init__(self, events: EventFile, grace: float) -> None:
+        """``grace``: seconds from the engine's SIGTERM to its SIGKILL."""
+        self._events, self._grace = events, max(1, round(grace))
+        self.codes: dict[int, int] = {}
+        self._living: dict[int, int] = {}
+        """Pidfd of each forked rank that was not reaped."""
+        self._returns: list[Connection] = []
+        """Where each tells the engine that it has returned; the engine reads it, and lets go all once it has all."""
+        self._closing = False
+        """Whether the engine ends what lives: from here on SIGTERM is its own."""
+        self._kills_at = math.inf
+        """When it begins to end by SIGKILL what SIGTERM has not ended."""
+        self._signalled: set[tuple[int, int]] = set()
+        """Pid and signal of ranks that it ends before, because another one has failed."""
+
+    def note(self, pid: int, code: int) -> None:
+        """Once for each process, when it is reaped.
+
+        A rank that somebody else kills breaks its peers' connections: one of them may have failed, and the engine may
+        have sent its signal to all others, before the kernel is done with that rank.
+        """
+        closed = self._closing if code == -signal.SIGTERM else time.monotonic() >= self._kills_at
+        sent = (pid, -code) in self._signalled
+        self._note(pid, code, code in (-signal.SIGTERM, -signal.SIGKILL) and (closed or sent))
+
+    def close_within(self, seconds: float) -> None:
+        """From now on the engine ends what lives: by SIGTERM, and after ``seconds`` by SIGKILL."""
+        self._closing, self._kills_at = True, min(self._kills_at, time.monotonic() + seconds)
+
+    def note_failures(self, error: BaseException) -> None:
+        """The exit codes in torch's ``ChildFailedError``; of which of them it killed itself it says nothing."""
+        for failure in getattr(error, "failures", {}).values():
+            self._note(failure.pid, failure.exitcode, None)
+
+    def _note(self, pid: int, code: int, stopped: bool | None) -> None:
+        self._living.pop(pid, None)
+        if pid not in self.codes:
+            self.codes[pid] = code
+            self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code), stopped=stopped)
+
+    def sleep(self, seconds: float) -> None:
+        """As ``time.sleep``, but that a rank's end or return ends it: ranks need every cycle that polling costs."""
+        if self._living:
+            wait([*self._living.values(), *self._returns], LONGEST_SLEEP)
+        else:
+            time.sleep(seconds)
+
+    def context_class(self, started: Callable[[], None]) -> type[MultiprocessContext]:
+        """The engine's processes, with a way to see that one of them has returned; ``started`` when all exist."""
+        from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+
+        watch = self
+
+        class Ranks(MultiprocessContext):
+            def __init__(self, *arguments: Any, **named: Any) -> None:
+                super().__init__(*arguments, **named)
+                self._worker_finished_event = _AllReturned()  # type: ignore[assignment]
+
+            def _start(self) -> None:
+                super()._start()  # type: ignore[no-untyped-call]
+                watch._returns = [queue._reader for queue in self._ret_vals.values()]  # type: ignore[attr-defined]
+                started()
+
+            def _is_done(self) -> bool:
+                """A rank that left with code 0 (``os._exit(0)``) has returned nothing, and none is to wait for it."""
+                assert self._pc is not None
+                for number, process in enumerate(self._pc.processes):
+                    if process.exitcode == 0:
+                        self._return_values.setdefault(number, None)
+                return len(self._return_values) == self.nprocs
+
+            def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+                """Who has ended before was not ended by the engine, however late that is seen here.
+
+                The engine's own ``timeout`` can be chosen from torch 2.12 on.
+                """
+                for process in self._pc.processes if self._pc else ():
+                    process.is_alive()
+                watch.close_within(watch._grace)
+                self._worker_finished_event.set()  # nobody looks any more whether all have returned
+                super()._close(death_sig, watch._grace)
+
+        return Ranks
+
+    def process_class(self) -> type[Popen]:
+        """multiprocessing's forked child, which tells ``note`` when it is reaped.
+
+        multiprocessing's own sentinel is a pipe, which children that the rank forks keep open when it has ended.
+        """
+        watch = self
+
+        class RankProcess(Popen):
+            def _launch(self, process_obj: BaseProcess) -> None:
+                super()._launch(process_obj)  # type: ignore[misc]
+                if hasattr(os, "pidfd_open"):
+                    self.sentinel: int = os.pidfd_open(self.pid)
+                    watch._living[self.pid] = self.sentinel
+
+            def poll(self, flag: int = os.WNOHANG) -> int | None:
+                code: int | None = super().poll(flag)
+                if code is not None:
+                    watch.note(self.pid, code)
+                return code
+
+            def _send_signal(self, sig: int) -> None:
+                """The engine asks before whether it lives."""
+                watch._signalled.add((self.pid, sig))
+                super()._send_signal(sig)  # type: ignore[misc]
+
+        return RankProcess
+
+
+class _AllReturned:
+    """The event that ranks which have returned wait for.
+
+    Setting multiprocessing's own waits until every sleeper is awake: for ever, where one of them was killed.
+    """
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def set(self) -> None:
+        os.write(self._write, b".")
+
+    def wait(self) -> None:
+        wait([self._read])  # nobody takes the byte: it is there for all
+
+
+class _Clock:
+    """The module ``time`` for the engine's loop, which sleeps between two looks at its ranks."""
+
+    def __init__(self, watch: RankWatch) -> None:
+        self.sleep = watch.sleep
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
+    from .rendezvous import StaticRendezvous
+
+    plan = assignment.the_plan()
+    names = [node.name for node in plan.nodes]
+    return StaticRendezvous(
+        run_id=plan.run_id or f"{assignment.job}.{assignment.attempt}",
+        node_rank=names.index(assignment.node),
+        nodes=len(names),
+        address=assignment.node_plan().address,
+        endpoint=assignment.rendezvous,
+        port=plan.port,
+        announce=lambda address, port: events.write("launcher.rendezvous", address=address, port=port),
+    )
+
+
+def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
+    from torch.distributed.elastic import multiprocessing
+    from torch.distributed.elastic.agent.server import api as engine
+    from torch.distributed.launcher.api import launch_agent
+
+    from . import rendezvous
+
+    _log_plainly()
+    handler = _rendezvous(assignment, events)
+    rendezvous.register(lambda parameters: handler)
+    ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
+    multiprocessing.MultiprocessContext = watch.context_class(handler.all_forked)  # type: ignore[misc]
+    engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
+    config = launch_config(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
+    launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
+
+
+def launch_config(plan: Plan, node: NodePlan, run_id: str) -> LaunchConfig:
+    """What torchrun's engine is told of the ranks of ``node``; what this version of torch does not know is left out."""
+    from torch.distributed.launcher import api
+
+    from . import rendezvous
+
+    chosen: dict[str, Any] = {
+        "min_nodes": len(plan.nodes),
+        "max_nodes": len(plan.nodes),
+        "nproc_per_node": len(node.ranks),
+        "run_id": run_id,
+        "role": plan.role,
+        "rdzv_backend": rendezvous.BACKEND,
+        "rdzv_endpoint": "",
+        "max_restarts": 0,
+        "monitor_interval": MONITOR_INTERVAL,
+        "start_method": "fork",
+        "logs_specs": rendezvous.NoLogs(),
+        "local_addr": node.address,
+        "numa_options": _numa_options(plan.numa_binding),
+    }
+    known = {field.name for field in dataclasses.fields(api.LaunchConfig)}
+    return api.LaunchConfig(**{name: value for name, value in chosen.items() if name in known})
+
+
+_torch_formatters: list[tuple[logging.Handler, logging.Formatter | None]] = []
+
+
+def _log_plainly() -> None:
+    """torch's own formatter imports ``torch._dynamo`` at the first warning: seconds, in the middle of a failure."""
+    plain = logging.Formatter("%(levelname).1s %(asctime)s %(name)s] %(message)s")
+    for name in ("torch", "torch.distributed"):
+        for handler in logging.getLogger(name).handlers:
+            _torch_formatters.append((handler, handler.formatter))
+            handler.setFormatter(plain)
+
+
+def _log_as_torch() -> None:
+    """In a rank the user sees torch's messages as ever."""
+    for handler, formatter in _torch_formatters:
+        handler.setFormatter(formatter)
+
+
+def _numa_options(mode: str | None) -> Any:
+    if mode is None:
+        return None
+    from torch.numa.binding import AffinityMode, NumaOptions
+
+    return NumaOptions(affinity_mode=AffinityMode(mode))
+
+
+def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
+    """First function of a forked rank: drop what belongs to the launcher, then be a worker.
+
+    One that has returned stays until all have: a peer may be connecting to it just then.
+    """
+    handler.step_in()
+    _log_as_torch()
+    from ..ranks import worker
+
+    worker.main(job_root, blobs, node, may_connect=handler.wait_for_all)
+
+
+def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
+    from torch.distributed import run
+
+    from . import rendezvous
+
+    # New interpreters do not inherit this one's sys.path, which is the notebook's.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
+    handler = _rendezvous(assignment, events)
+    rendezvous.register(lambda parameters: handler)
+    words = torchrun_words(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
+    worker = ["-m", "jupyter_torchdist.node", "worker", assignment.job_root, assignment.blobs, assignment.node]
+    run.run(run.parse_args([*words, *worker]))
+
+
+def torchrun_words(plan: Plan, node: NodePlan, run_id: str) -> list[str]:
+    """The same as ``launch_config``, as options of torchrun."""
+    from . import rendezvous
+
+    return [
+        f"--nnodes={len(plan.nodes)}",
+        f"--nproc-per-node={len(node.ranks)}",
+        f"--rdzv-id={run_id}",
+        f"--role={plan.role}",
+        f"--rdzv-backend={rendezvous.BACKEND}",
+        "--rdzv-endpoint=",
+        f"--local-addr={node.address}",
+        "--max-restarts=0",
+        f"--monitor-interval={MONITOR_INTERVAL}",
+        f"--log-dir={os.devnull}",
+        *([f"--numa-binding={plan.numa_binding}"] if plan.numa_binding else []),
+    ]
+
+
+def start(assignment: Assignment) -> None:
+    """Become the launcher of a job: the rest of this process's life. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        world.stamp_job_token(assignment.token)
+        log = os.open(assignment.node_paths.launcher_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.close(log)
+        os.close(null)
+        world.enter(assignment)
+        code = main(assignment)
+    except BaseException:  # noqa: BLE001  # this process's edge
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

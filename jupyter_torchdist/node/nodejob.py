@@ -1,0 +1,287 @@
+"""One job on this node: its launcher, its ranks, and the certainty that nothing of it is left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..protocol.events import Event
+from ..protocol.paths import JobPaths
+from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
+from .endings import Endings
+from ..ranks.eventfile import EventFile
+from .out_of_memory import OutOfMemory
+from .tail import EventTail
+
+STALL_SECONDS = 10.0
+"""Ranks before their first user line that do not compute for so long, and three times so long after anything has come
+of them, hang."""
+
+IDLE = 0.01
+"""Of a processor's time: what the threads of a rank that waits take is a third of it."""
+
+ENGINE_KILL_SECONDS = 1.0
+"""The engine sends SIGTERM to the others when a rank fails; a SIGKILL sooner than this is not the engine's."""
+
+ANSWER_SECONDS = 2.0
+"""A zygote that has not said by then whether it forked is itself stopped."""
+
+LOOK_SECONDS = 0.02
+"""Between two looks through ``/proc`` for what is left of a job."""
+
+UNKILLABLE_SECONDS = 30.0
+"""What SIGKILL has not ended after so long waits in the kernel for a device or a file server."""
+
+
+@dataclass
+class NodeJob:
+    """States: starting (no launcher yet), running, ending (told to, or the launcher is gone), ended."""
+
+    paths: JobPaths
+    node: str
+    ranks: tuple[int, ...]
+    attempt: int = 1
+    adopt: bool = False
+    """Take up what earlier processes left, instead of beginning where their files end."""
+    state: str = "starting"
+    launcher: ProcessId | None = None
+    expected: bool = False
+    """A zygote was asked for the launcher and has not answered: one may come to be at any moment."""
+    processes: dict[int, ProcessId] = field(default_factory=dict)
+    codes: dict[int, int] = field(default_factory=dict)
+    """Exit code by rank, once the launcher told it."""
+    told: set[int] = field(default_factory=set)
+    """Ranks whose exit was written down."""
+    ready: set[int] = field(default_factory=set)
+    spoke: set[int] = field(default_factory=set)
+    """Ranks that said themselves how they ended."""
+    failed: bool = False
+    kill_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.files = self.paths.node(self.node)
+        self.files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.paths.results.mkdir(mode=0o700, exist_ok=True)
+        self.events = EventFile(self.files.agent_events)
+        self._launcher_tail = self._tail(self.files.launcher_events)
+        self._rank_tails = {rank: self._tail(self.files.rank_events(rank)) for rank in self.ranks}
+        self._pids: dict[int, int] = {}
+        self._unmatched: dict[int, tuple[int, bool | None]] = {}
+        self._memory = OutOfMemory()
+        self._endings = Endings(self.files, lambda text: self.events.write("job.note", text=text))
+        self._last_change = time.monotonic()
+        self._looked = (0, self._last_change)  # processor time of ranks that have not begun, and when
+        self._error = ""
+        self._now = self._last_change
+        self._failed_at = 0.0
+        self._look_at = 0.0
+        self._terminated: set[ProcessId] = set()
+
+    def event_files(self) -> list[Path]:
+        """What launcher and ranks write for their agent."""
+        return [tail.path for tail in (self._launcher_tail, *self._rank_tails.values())]
+
+    def _tail(self, path: Path) -> EventTail:
+        return EventTail(path, 0 if self.adopt or not path.exists() else path.stat().st_size)
+
+    # -- looking
+
+    def poll(self, now: float, strays: Callable[[], Sequence[ProcessId]] = tuple) -> bool:
+        """Take in what launcher and ranks wrote, and go on with an end. Whether anything changed.
+
+        ``strays`` finds processes that nothing but their parent shows to be of this job: they end with it.
+        """
+        if self.state == "ended":
+            return False
+        self._now = now
+        self.events.flush()
+        changed = self._read_launcher() | self._read_ranks()
+        self._endings.turn(self.processes, now)
+        if self.state in ("starting", "running") and self.launcher is not None and not self.launcher.alive():
+            self._read_launcher()
+            self._read_ranks()
+            self.end(0.3, now)
+        if self.state == "ending":
+            self._go_on_ending(now, strays)
+            return True
+        return changed
+
+    def _read_launcher(self) -> bool:
+        events = self._launcher_tail.read()
+        for event in events:
+            # User code can write into the job's directory: what is malformed is not ours.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._take_launcher(event)
+        self._match_codes()
+        return bool(events)
+
+    def _take_launcher(self, event: Event) -> None:
+        self._last_change = self._now
+        if event.kind == "launcher.started" and event.data.get("attempt", 1) == self.attempt:
+            self.launcher = ProcessId.from_json(event.data["process"])
+            if self.state == "starting":
+                self.state = "running"
+        elif event.kind == "launcher.child":
+            self._unmatched[int(event.data["pid"])] = int(event.data["code"]), event.data.get("stopped")
+        elif event.kind == "launcher.ended" and event.data.get("error"):
+            self._error = str(event.data["error"])
+
+    def _read_ranks(self) -> bool:
+        changed = [self._read_rank(rank) for rank in self.ranks]
+        if any(changed):
+            self._match_codes()
+        return any(changed)
+
+    def _read_rank(self, rank: int) -> bool:
+        events = self._rank_tails[rank].read()
+        for event in events:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._take_rank(rank, event)
+        return bool(events)
+
+    def _take_rank(self, rank: int, event: Event) -> None:
+        if rank not in self.ready:
+            self._last_change = self._now
+        if event.kind == "rank.started":
+            self.processes[rank] = ProcessId.from_json(event.data["process"])
+            self._pids[self.processes[rank].pid] = rank
+        elif event.kind == "rank.ready":
+            self.ready.add(rank)
+        elif event.kind == "rank.ending":
+            self._endings.began(rank, self._now)
+        elif event.kind in ("rank.done", "rank.interrupted", "rank.failed"):
+            self.spoke.add(rank)
+            self._endings.over(rank)
+            if event.kind == "rank.failed":
+                self._note_failure()
+
+    def _note_failure(self) -> None:
+        if not self.failed:
+            self.failed = True
+            self._failed_at = self._now
+
+    def _match_codes(self) -> None:
+        """Write down how ranks ended, as soon as both the code and whose it is are known."""
+        for pid, (code, by_engine) in list(self._unmatched.items()):
+            rank = self._pids.get(pid)
+            if rank is not None:
+                del self._unmatched[pid]
+                self._tell_exit(rank, code, by_engine)
+
+    def _tell_exit(self, rank: int, code: int, by_engine: bool | None) -> None:
+        if rank in self.told:
+            return
+        self.told.add(rank)
+        self.codes[rank] = code
+        self._endings.over(rank)
+        self._read_rank(rank)  # what it said before its exit
+        stopped = self._was_stopped(code, by_engine)
+        why = "was stopped" if stopped else exit_in_words(code)
+        if code == -signal.SIGKILL and not stopped:
+            why += self._memory.words(self.processes[rank].pid if rank in self.processes else 0)
+        if code == 0 and rank not in self.spoke:
+            why = "left with exit code 0 before its end"
+        state = "stopped" if stopped else ("done" if code == 0 else "failed" if code > 0 else "killed")
+        if code != 0:
+            self._note_failure()
+        self.events.write("rank.exited", rank=rank, code=code, why=why, state=state)
+
+    def _was_stopped(self, code: int, by_engine: bool | None) -> bool:
+        """Whether a rank ended so because of another one, or because the job was to end.
+
+        A rank that is killed breaks its peers' connections, and they may report that before it is reaped. Where the
+        engine does not say whom it killed, time must tell.
+        """
+        if self.state == "ending":
+            return code in (-signal.SIGTERM, -signal.SIGKILL)
+        if by_engine is not None:
+            return by_engine
+        if code == -signal.SIGKILL:
+            return self.failed and self._now - self._failed_at >= ENGINE_KILL_SECONDS
+        return code == -signal.SIGTERM and self.failed
+
+    def stalled(self, now: float) -> list[int]:
+        """Ranks that hang before their first user line: no word, and no processor time, of any that has not begun."""
+        left = [rank for rank in self.ranks if rank not in self.ready]
+        before, since = self._looked
+        if self.state != "running" or not left or now - since < STALL_SECONDS:
+            return []
+        ticks = sum(self._ticks(self.processes[rank]) for rank in left if rank in self.processes)
+        self._looked = ticks, now
+        idle = ticks - before <= IDLE * os.sysconf("SC_CLK_TCK") * len(left) * (now - since)
+        return left if idle and now - self._last_change >= 3 * STALL_SECONDS else []
+
+    @staticmethod
+    def _ticks(process: ProcessId) -> int:
+        try:
+            fields = stat_fields(process.pid)
+        except OSError:
+            return 0
+        return int(fields[11]) + int(fields[12])
+
+    # -- acting
+
+    def signal(self, number: int) -> None:
+        """To every rank that has begun; the launcher is not a rank."""
+        for process in self.processes.values():
+            process.signal(number)
+
+    def dump_stacks(self) -> None:
+        self.signal(signal.SIGUSR1)
+
+    def end(self, grace: float, now: float) -> None:
+        """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. May be called again, sooner."""
+        if self.state == "ended":
+            return
+        if self.state != "ending":
+            self.state = "ending"
+            self.kill_at = now + grace
+            if grace > 0 and self.launcher is not None:
+                self.launcher.signal(signal.SIGTERM)
+        self.kill_at = min(self.kill_at, now + grace)
+
+    def _go_on_ending(self, now: float, strays: Callable[[], Sequence[ProcessId]]) -> None:
+        if self.expected and now < self.kill_at + ANSWER_SECONDS:
+            return
+        if self.launcher is not None and self.launcher.alive() and now < self.kill_at:
+            return
+        if now < self._look_at:
+            return
+        leaders = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
+        began = time.monotonic()
+        left = [*processes_of_job(job_token(self.paths.job, self.node), leaders), *strays()]
+        self._look_at = now + max(LOOK_SECONDS, 3 * (time.monotonic() - began))
+        for process in left:
+            if now >= self.kill_at:
+                process.signal(signal.SIGKILL)
+            elif process not in self._terminated:
+                self._terminated.add(process)
+                process.signal(signal.SIGTERM)
+        if left and now < self.kill_at + UNKILLABLE_SECONDS:
+            return
+        if left:
+            pids = ", ".join(str(process.pid) for process in left)
+            self._error += f"process {pids} does not end: SIGKILL waits for a device or a file server in the kernel\n"
+        self._read_launcher()
+        self._read_ranks()
+        self._tell_the_rest()
+        self.events.write("node.ended", attempt=self.attempt, error=self._error)
+        self.state = "ended"
+
+    def _tell_the_rest(self) -> None:
+        for rank in self.ranks:
+            if rank not in self.told and rank in self.processes:
+                self.told.add(rank)
+                # Nobody saw its exit code: its launcher is gone. What the rank said of itself stands before this.
+                self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
+
+    def close(self, *, remove: bool = False) -> None:
+        self.events.close()
+        if remove:
+            shutil.rmtree(self.paths.root, ignore_errors=True)

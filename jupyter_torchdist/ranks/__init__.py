@@ -1,0 +1,1 @@
+"""One rank: what happens around user code, and what user code sees."""

@@ -1,0 +1,160 @@
+"""Scalars that ``backward()`` is called on are drawn: one curve a call site, named as in the source."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from ..usercode import positions
+from .afterimport import after_import
+from .failures import is_ours
+from .streams.metrics import Recorder
+
+UNSCALED = "_torchdist_unscaled"
+_NAME_LIMIT = 40
+_LIBRARIES = tuple(
+    {
+        os.path.dirname(torch.__file__) + os.sep,
+        *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""Where else libraries are: of the interpreter below a virtual environment, of the user, of the system."""
+
+
+@dataclass
+class Site:
+    """One place in the user's code that calls ``backward``."""
+
+    name: str
+    calls: int = 0
+
+
+class _Within(threading.local):
+    """Whether this thread is inside ``backward``."""
+
+    backward = False
+
+
+class Autolog:
+    """Notes the value of each scalar loss; the step of a curve is the number of calls at its site."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._sites: dict[tuple[CodeType, int], Site | None] = {}
+        self._names: Counter[str] = Counter()
+        self._within = _Within()
+        self._scaling = False
+
+    def install(self) -> None:
+        """Wrap ``Tensor.backward`` and ``GradScaler.scale`` of this process."""
+        original: Any = torch.Tensor.backward
+
+        @functools.wraps(original)
+        def backward(self_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if self._within.backward:  # a tensor subclass comes here a second time
+                return original(self_, *args, **kwargs)
+            self._within.backward = True
+            try:
+                original(self_, *args, **kwargs)
+                # Afterwards: a strategy has made the value the whole batch's by then.
+                self.note(self_, sys._getframe(1))
+            finally:
+                self._within.backward = False
+
+        torch.Tensor.backward = backward  # type: ignore[method-assign,assignment]
+        scale: Any = torch.amp.GradScaler.scale
+
+        @functools.wraps(scale)
+        def scale_and_remember(self_: Any, outputs: Any) -> Any:
+            scaled: Any = scale(self_, outputs)
+            if scaled is not outputs and isinstance(outputs, torch.Tensor):
+                setattr(scaled, UNSCALED, outputs.detach())
+                self._scaling = True
+            return scaled
+
+        torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign,assignment]
+        # torch.compile would trace our functions; skipped, they are what ``backward`` is already: a graph break.
+        after_import({"torch._dynamo.trace_rules": lambda module: module.add(__name__.partition(".")[0])})
+
+    def backwards(self) -> int:
+        """How often user code has called ``backward`` on a scalar; any thread may ask."""
+        return sum(site.calls for site in list(self._sites.values()) if site is not None)
+
+    def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
+        """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""
+        if loss.numel() != 1 or (site := self._site(caller)) is None:
+            return
+        site.calls += 1
+        value = getattr(loss, UNSCALED, loss) if self._scaling else loss
+        self._recorder.log({site.name: value}, site.calls, auto=True)
+
+    def _site(self, caller: FrameType | None) -> Site | None:
+        frame = caller
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        key = (frame.f_code, frame.f_lasti)
+        if key not in self._sites:
+            span = positions.running(frame)
+            name = loss_name(frame.f_code.co_filename, frame.f_lineno, span, direct=frame is caller)
+            self._names[name] += 1
+            self._sites[key] = Site(name if self._names[name] == 1 else f"{name} (line {frame.f_lineno})")
+        return self._sites[key]
+
+
+@functools.lru_cache(maxsize=1024)
+def is_users(filename: str) -> bool:
+    """Whether a file's code is the user's own: a cell, a script, a module beside the notebook; no library."""
+    library = filename.startswith((*_LIBRARIES, "<frozen")) or _INSTALLED.search(filename)
+    return not library and not is_ours(filename)
+
+
+def loss_name(filename: str, line: int, span: positions.Span | None = None, *, direct: bool = True) -> str:
+    """What the source calls the tensor: ``d_loss`` in ``d_loss.backward()`` and in ``fabric.backward(d_loss)``.
+
+    ``span`` is the call's, where that is known; ``direct`` false means that a library called
+    ``backward``, so that only an argument can be the loss. ``loss`` when the source does not tell.
+    """
+    calls = [call for call in _backward_calls(filename) if call.lineno <= line <= (call.end_lineno or call.lineno)]
+    exact = [call for call in calls if span and span.end == positions.span_of(call).end]
+    for call in exact or calls:
+        assert isinstance(call.func, ast.Attribute)
+        if direct:
+            return _words(call.func.value)
+        if call.args:
+            return _words(call.args[0])
+    return "loss"
+
+
+def _backward_calls(filename: str) -> list[ast.Call]:
+    return [
+        node
+        for node in ast.walk(positions.tree_of(filename) or ast.Module([], []))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+    ]
+
+
+def _words(value: ast.expr) -> str:
+    """A short name of an expression; of ``scaler.scale(loss)``, what is scaled."""
+    if isinstance(value, ast.Call):
+        scaled = isinstance(value.func, ast.Attribute) and value.func.attr == "scale" and value.args
+        return _words(value.args[0] if scaled else value.func)
+    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
+        return value.attr
+    text = ast.unparse(value)
+    if len(text) <= _NAME_LIMIT:
+        return text
+    return next((node.id for node in ast.walk(value) if isinstance(node, ast.Name)), "loss")

@@ -1,0 +1,124 @@
+"""Running the user's code in the rank's ``__main__``: a cell, a captured call, or a script."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import io
+import linecache
+import os
+import runpy
+import sys
+import tokenize
+from collections.abc import Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from types import CodeType
+from typing import Any
+
+VALUE = "__torchdist_value__"
+"""Name in ``__main__`` of the last line's value, or of the call's result."""
+
+CALL = "__torchdist_call__"
+"""Name in ``__main__`` of the captured (function, args, kwargs)."""
+
+MAGIC_LINE = "%%distribute"
+
+
+def compile_cell(source: str, label: str, first_line: int, flags: int = 0) -> CodeType:
+    """The cell's code, its lines numbered as the user counts; the last expression's value goes to ``VALUE``.
+
+    ``flags`` are those of the notebook's ``from __future__`` imports. Raises ``SyntaxError``.
+    """
+    flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    # Blank lines in front rather than shifted nodes: errors of the compiler itself count right, too.
+    shifted = "\n" * (first_line - 1) + source
+    tree = compile(shifted, label, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr) and not ends_quietly(source):
+        target = ast.copy_location(ast.Name(VALUE, ast.Store()), last)
+        tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
+    code: CodeType = compile(tree, label, "exec", flags, dont_inherit=True)
+    return code
+
+
+def ends_quietly(source: str) -> bool:
+    """Whether a trailing ``;`` asks not to show the last value."""
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
+    words = [token.string for token in tokens if token.type not in skipped]
+    return bool(words) and words[-1] == ";"
+
+
+def remember_source(label: str, text: str) -> None:
+    """Put a source where tracebacks look; no modification time, so that it is never checked against a disk."""
+    linecache.cache[label] = (len(text), None, text.splitlines(keepends=True), label)
+
+
+def remember_cell(source: str, label: str, first_line: int) -> None:
+    """The cell's source under ``label`` with the lines above it, the magic among them, in their place."""
+    above = "\n" * (first_line - 2) + MAGIC_LINE + "\n" if first_line > 1 else ""
+    remember_source(label, above + source)
+
+
+def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
+    """Run the cell, on an event loop when it awaits at its top level."""
+    if code.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(code, namespace))
+    else:
+        exec(code, namespace)
+
+
+def called(namespace: Mapping[str, Any]) -> tuple[CodeType | None, Mapping[str, Any]]:
+    """The code of the captured function and the names that it uses; None for one without code in Python."""
+    from ..strategies.already import reached_by
+
+    function, args, kwargs = namespace[CALL]
+    code, names = reached_by(function) or (None, {})
+    given = {f"argument {number}": value for number, value in enumerate(args)} | dict(kwargs)
+    return code, {**given, **names}
+
+
+def script_code(source: str, path: str) -> CodeType | None:
+    """The code of a script; None where it has none, which running it will say."""
+    try:
+        code: CodeType = compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    return code
+
+
+def run_call(namespace: dict[str, Any]) -> None:
+    """Call the captured function; a coroutine is run to its end."""
+    function, args, kwargs = namespace[CALL]
+    value = function(*args, **kwargs)
+    namespace[VALUE] = asyncio.run(value) if inspect.iscoroutine(value) else value
+
+
+_MAIN: dict[str, Any] = {
+    **({"__annotations__": {}} if sys.version_info < (3, 14) else {}),
+    **({"__cached__": None} if sys.version_info < (3, 15) else {}),
+}
+"""What else an interpreter gives its ``__main__``."""
+
+
+def run_module(module: str, argv: Sequence[str]) -> None:
+    """Run a module as ``python -m module …`` would in the working directory."""
+    sys.argv = list(argv)
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(module, dict(_MAIN), run_name="__main__", alter_sys=True)
+
+
+def run_script(source: str, path: str, argv: Sequence[str], names: dict[str, Any]) -> None:
+    """Run a script's text in ``names`` as ``python argv[0] …`` would; the file itself need not be on this node.
+
+    ``path`` is absolute, ``argv`` as it was typed.
+    """
+    sys.argv = list(argv) or [path]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    names.update(__file__=path, __loader__=SourceFileLoader("__main__", path), **_MAIN)
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    exec(compile(source, path, "exec", dont_inherit=True), names)

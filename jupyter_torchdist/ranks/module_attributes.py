@@ -1,0 +1,64 @@
+"""Attributes of modules in a rank: as in the notebook before user code runs, and what that makes of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from ..marshal import attributes
+from ..protocol.errors import StrategyError
+from .afterimport import after_import
+
+
+class Attributes:
+    """``say`` tells the user one line."""
+
+    def __init__(self, names: dict[str, Any], bound: Iterable[str], say: Callable[[str], None]) -> None:
+        """Takes the attributes out of ``names`` and sets each, now or when its module has been imported. Those among
+        ``bound`` may be set by user code."""
+        self._say = say
+        self._sent = attributes.take(names)
+        self._before: dict[str, Any] = {}
+        """What user code has found; only those whose module is there."""
+        modules: dict[str, list[str]] = {}
+        for name in dict.fromkeys([*self._sent, *filter(attributes.is_attribute, bound)]):
+            modules.setdefault(attributes.module_of(name), []).append(name)
+        for module, own in modules.items():
+            after_import({module: partial(self._begin, own)})
+
+    def _begin(self, names: list[str], _module: ModuleType) -> None:
+        for name in names:
+            try:
+                if name in self._sent:
+                    self._set(name, self._sent[name])
+                self._before[name] = attributes.read(name)
+            except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
+                why = str(error) if isinstance(error, StrategyError) else f"{type(error).__name__}: {error}"
+                self._say(f"{attributes.shown(name)} is not as in the notebook: {why}")
+
+    def _set(self, name: str, value: Any) -> None:
+        if isinstance(value, attributes.Content):
+            attributes.put(name, value.container)
+        elif value is not attributes.read(name):
+            if _is_patched(name):
+                raise StrategyError("the strategy has its own there")
+            attributes.write(name, value)
+
+    def now(self) -> dict[str, Any]:
+        """What was sent as it is now, and what else was set."""
+        found = {name: self._of(name) for name in self._before}
+        return {name: value for name, value in found.items() if name in self._sent or value is not self._before[name]}
+
+    def _of(self, name: str) -> Any:
+        """A ``Content`` that is as it was sent stands for itself, so that only its items are looked at."""
+        value, sent = attributes.read(name), self._sent.get(name)
+        return sent if isinstance(sent, attributes.Content) and sent.is_in(value) else value
+
+
+def _is_patched(name: str) -> bool:
+    """Whether a strategy has replaced the attribute for the time of the job."""
+    patches = sys.modules.get("jupyter_torchdist.strategies.core.patches")
+    return patches is not None and patches.is_replaced(attributes.owner(name), attributes.attribute_of(name))

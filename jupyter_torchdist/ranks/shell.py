@@ -1,0 +1,124 @@
+"""What a rank has in place of a notebook's front end: no keyboard, a small shell, displays that go to a file."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any, NoReturn
+
+from ..marshal import commands
+from ..protocol.errors import UserError
+from .afterimport import Change, after_import
+from .streams.display import Display, Frontend
+
+
+class RankShell:
+    """What ``get_ipython()`` gives on a rank: ``!command`` and nothing else."""
+
+    user_ns: dict[str, Any]
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.user_ns = namespace
+
+    def system(self, command: str) -> None:
+        """``!command``: its output goes to the rank's; the exit status to ``_exit_code``, as in IPython."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        command = self._expanded(command)
+        self.user_ns["_exit_code"] = subprocess.call(command, shell=True, executable=_shell())
+
+    system_raw = system_piped = system
+
+    def getoutput(self, command: str, split: bool = True, depth: int = 0) -> Any:
+        """``x = !command``: its lines, or its text."""
+        command = self._expanded(command)
+        done = subprocess.run(
+            command, shell=True, executable=_shell(), stdout=subprocess.PIPE, text=True, errors="replace", check=False
+        )
+        self.user_ns["_exit_code"] = done.returncode
+        return done.stdout.splitlines() if split else done.stdout
+
+    def _expanded(self, command: str) -> str:
+        """With the values that names have where the command stands: two frames up from here."""
+        return commands.expand(command, {**self.user_ns, **sys._getframe(2).f_locals})
+
+    def run_line_magic(self, name: str, line: str = "", **_: Any) -> NoReturn:
+        raise _no_magic(f"%{name}")
+
+    def run_cell_magic(self, name: str, line: str = "", cell: str = "") -> NoReturn:
+        raise _no_magic(f"%%{name}")
+
+
+def _shell() -> str:
+    return os.environ.get("SHELL") or "/bin/sh"
+
+
+def _no_magic(magic: str) -> UserError:
+    return UserError(f"{magic} cannot run on a rank", "only !command does; run the magic in a cell of its own")
+
+
+def no_input(prompt: object = "", /) -> NoReturn:
+    raise UserError("input() cannot ask: a rank has no keyboard", "set the value in a cell before this one")
+
+
+def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
+    hint = "print what you want to see, or run the code without the magic"
+    raise UserError("breakpoint() cannot stop here: a rank has no keyboard", hint)
+
+
+def install(display: Display, namespace: dict[str, Any]) -> None:
+    """Make ``display``, ``get_ipython``, ``input``… of this process the rank's, in libraries imported later too."""
+    frontend = Frontend(display)
+    shell = RankShell(namespace)
+    names: dict[str, Any] = {"display": frontend.display, "get_ipython": lambda: shell, "input": no_input}
+    for name, value in names.items():
+        setattr(builtins, name, value)
+    sys.breakpointhook = no_breakpoint
+    verbs = {name: getattr(frontend, name) for name in ("display", "update_display", "clear_output")}
+    if importlib.util.find_spec("IPython") is None:
+        _stand_in(verbs)
+    changes: dict[str, Change] = {
+        "IPython.core.display_functions": lambda module: vars(module).update(verbs),
+        "IPython.display": lambda module: vars(module).update(verbs),
+        "matplotlib": _draw_into_memory,
+        "matplotlib.pyplot": lambda module: vars(module).update(show=lambda *_, **__: display.figures()),
+        "tqdm.notebook": _text_bars,
+    }
+    after_import(changes)
+
+
+def _stand_in(verbs: dict[str, Any]) -> None:
+    """``from IPython.display import display, clear_output`` on a node without IPython."""
+    package, module = ModuleType("IPython"), ModuleType("IPython.display")
+    package.__path__ = []
+    vars(module).update(verbs)
+    for name, method in _TEXTS.items():
+        vars(module)[name] = type(name, (_Text,), {method: lambda self: self.data})
+    vars(package).update(display=module, get_ipython=builtins.get_ipython)  # type: ignore[attr-defined]
+    sys.modules["IPython"], sys.modules["IPython.display"] = package, module
+
+
+class _Text:
+    """``HTML("…")`` and the like: text that is shown as what it is."""
+
+    def __init__(self, data: str) -> None:
+        self.data = data
+
+
+_TEXTS = {"HTML": "_repr_html_", "Markdown": "_repr_markdown_", "Latex": "_repr_latex_", "SVG": "_repr_svg_"}
+
+
+def _draw_into_memory(matplotlib: ModuleType) -> None:
+    """A matplotlib that was imported before the fork took its back end from another environment."""
+    matplotlib.rcParams["backend"] = os.environ.get("MPLBACKEND", "Agg")
+
+
+def _text_bars(module: ModuleType) -> None:
+    """``tqdm.notebook``'s widgets need a kernel: its names become those of the text bar."""
+    std = sys.modules["tqdm.std"]
+
+    vars(module).update(tqdm_notebook=std.tqdm, tqdm=std.tqdm, tnrange=std.trange, trange=std.trange)

@@ -1,0 +1,186 @@
+"""Curves and progress of one rank: collected in memory, written as JSON lines by the flusher.
+
+A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (``"auto": true`` for scalars nobody logged) or
+``{"t", "k": "progress", "id", "desc", "n", "total"}``. Times in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import count
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...protocol import codec
+from .flusher import Flusher
+from .scalars import Lost, NotAScalar, Unread, read
+
+T = TypeVar("T")
+
+PERIOD = 0.05
+"""Seconds between two writes of the file."""
+
+_PROGRESS_PERIOD = 0.1
+_NUMBERS = (float, int)
+
+Log = tuple[float, "int | None", bool, dict[str, Any]]
+
+
+class Recorder:
+    """What ``td.log``, ``td.progress`` and autolog write to; a ``Source`` of the flusher.
+
+    Without a file (one plain process, without the magic) values are checked and forgotten.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        flusher: Flusher | None = None,
+        not_a_number: Callable[[str, int | None], None] | None = None,
+    ) -> None:
+        """``not_a_number`` is told of each NaN that autolog noted: its name and step."""
+        self.deadline: float | None = None
+        self._pending: list[Log] = []
+        self._fd = -1 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._flusher, self._not_a_number = flusher, not_a_number
+        self._refused: set[str] = set()
+        self._bars = count()
+        if flusher is not None:
+            flusher.add(self)
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False) -> None:
+        """Note scalars. Never raises for a value: what is not a number is left out, and that is said once."""
+        if step is not None and type(step) is not int:
+            step = self._whole(step)
+        for value in values.values():
+            if type(value) not in _NUMBERS:
+                values = dict(self._readable(values))
+                break
+        if self._fd < 0 or not values:
+            return
+        self._pending.append((time.time(), step, auto, values))
+        if self.deadline is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self.deadline = time.monotonic() + PERIOD
+        if self._flusher is None:
+            self.flush()
+        else:
+            self._flusher.wake()
+
+    def _whole(self, step: Any) -> int | None:
+        try:
+            return int(step)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            self._refuse("step", f"a {type(step).__name__}")
+            return None
+
+    def _refuse(self, name: str, what: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            print(f"td.log: {name} is {what}, not a number; it is left out (said once)", file=sys.stderr)
+
+    def _readable(self, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            try:
+                yield name, read(value)
+            except NotAScalar as refusal:
+                self._refuse(name, str(refusal))
+
+    def flush(self) -> None:
+        """Write what is known by now. A device value that is still on its way holds back what came after it."""
+        batch = self._pending[:]
+        lines = []
+        done = 0
+        for t, step, auto, values in batch:
+            try:
+                line = _log_line(t, step, auto, values)
+            except Unread:
+                break
+            except Lost:
+                done += 1
+                continue
+            if auto and _NAN in line and self._not_a_number is not None:
+                self._not_a_number(next(iter(values)), step)
+            lines.append(line)
+            done += 1
+        del self._pending[:done]
+        self.deadline = time.monotonic() + PERIOD if self._pending else None
+        self._write("".join(lines))
+
+    def close(self, patience: float = 2.0) -> None:
+        """Write everything, waiting at most ``patience`` seconds for device values."""
+        end = time.monotonic() + patience
+        self.flush()
+        while self._pending and time.monotonic() < end:
+            time.sleep(0.001)
+            self.flush()
+
+    def progress(self, iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
+        """Yield the items; how many of ``total`` (``len`` by default) there were is written ten times a second."""
+        if total is None:
+            try:
+                total = len(iterable)  # type: ignore[arg-type]
+            except TypeError:
+                total = None
+        note = self._bar(next(self._bars), desc, total)
+        done, due = 0, time.monotonic() + _PROGRESS_PERIOD
+        note(0)
+        try:
+            for item in iterable:
+                yield item
+                done += 1
+                if (now := time.monotonic()) >= due:
+                    due = now + _PROGRESS_PERIOD
+                    note(done)
+        finally:
+            note(done)
+
+    def _bar(self, number: int, desc: str, total: int | None) -> Callable[[int], None]:
+        def note(done: int) -> None:
+            bar = {"t": time.time(), "k": "progress", "id": number, "desc": str(desc), "n": done, "total": total}
+            self._write(codec.dumps(bar) + "\n")
+
+        return note
+
+    def _write(self, lines: str) -> None:
+        if not lines or self._fd < 0:
+            return
+        try:
+            os.write(self._fd, lines.encode("ascii"))
+        except OSError:
+            return  # a full disk costs a point of a curve, never the training
+
+    def _after_fork(self) -> None:
+        """A forked child (a DataLoader's worker) has no flusher: it writes each line at once."""
+        self._flusher = None
+        self._pending.clear()
+        self.deadline = None
+
+
+def _log_line(t: float, step: int | None, auto: bool, values: dict[str, Any]) -> str:
+    """One line, as ``codec.dumps`` would write it but in a tenth of the time: a training loop pays for it."""
+    parts = ",".join([f"{_coded(name)}:{_number(value)}" for name, value in values.items()])
+    return f'{{"t":{t!r},"k":"log","step":{_step(step)},"v":{{{parts}}}{_AUTO if auto else ""}}}\n'
+
+
+def _number(value: Any) -> str:
+    number = value() if callable(value) else value
+    return repr(number) if type(number) is float and isfinite(number) else codec.dumps(number)
+
+
+def _step(step: Any) -> str:
+    return str(step) if type(step) is int and -codec.SAFE_INTEGER <= step <= codec.SAFE_INTEGER else codec.dumps(step)
+
+
+_AUTO = ',"auto":true'
+_NAN = f":{codec.dumps(nan)}"
+_coded = lru_cache(maxsize=4096)(json.dumps)  # the codec leaves names of an object as they are

@@ -1,0 +1,1 @@
+"""The memory plan: a cell's first training steps on tensors without values."""

@@ -1,0 +1,127 @@
+"""What stands in for devices, other ranks and answers while a cell runs on tensors without values."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from ..torch_private import disable_current_modes
+from ..strategies.step import equivalence
+from ..strategies.step.divided import Added, Joined, Kept, Way
+from ..strategies.core.scatter import map_tensors, tensors_in
+
+
+class Reached(BaseException):
+    """The step is done. No ``Exception``: the cell must not catch it."""
+
+
+class NotRehearsed(BaseException):
+    """The cell does what has no answer, or an effect, in a rehearsal; the text says what."""
+
+
+class _Join(torch.autograd.Function):
+    """The whole batch's output, of this rank's rows and what the others would send."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, rows: int) -> torch.Tensor:
+        ctx.mine = part.size(0)
+        received = part.new_empty((rows, *part.shape[1:]))
+        return received.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].narrow(0, 0, ctx.mine).clone() * 1.0, None
+
+
+def joined(part: torch.Tensor, total: int, mine: int) -> torch.Tensor:
+    if not part.dim() or part.size(0) % mine:
+        return part
+    whole: torch.Tensor = _Join.apply(part, total * (part.size(0) // mine))  # type: ignore[no-untyped-call]
+    return whole
+
+
+def cut(tensor: torch.Tensor, total: int, mine: int) -> torch.Tensor:
+    divided = tensor.dim() and tensor.size(0) == total and not isinstance(tensor, nn.Parameter)
+    return tensor.narrow(0, 0, mine).clone() if divided else tensor
+
+
+def place() -> str:
+    """The user's line."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__":
+            return f", line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def place_of(error: BaseException) -> str:
+    """The user's line that raised."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == "__main__":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f", line {line}" if line else ""
+
+
+class OnCpu(TorchFunctionMode):
+    """Whatever device the cell names, its tensors are fakes on the CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        return func(*(_on_cpu(value) for value in args), **kwargs)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
+
+
+def with_real_numbers(original: Callable[..., Any], *args: Any) -> Any:
+    """What reads numbers of its own tensors, such as where a rank is in a mesh."""
+    with disable_current_modes():
+        return original(*args)
+
+
+def stepped_always(
+    _original: Callable[..., Any],
+    _scaler: Any,
+    optimizer: torch.optim.Optimizer,
+    _state: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """No gradient of a rehearsal is infinite."""
+    return optimizer.step(*args, **kwargs)
+
+
+def not_compiled(_original: Callable[..., Any], model: Any = None, **_options: Any) -> Any:
+    """What is compiled keeps no more than what is not."""
+    return model if model is not None else lambda function: function
+
+
+def ways_by_shape(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> list[Way]:
+    """How outputs of parts of a batch make the whole's, by their shapes: a job proves it."""
+    few = functools.partial(equivalence.few, samples=rows)
+    with torch.no_grad():
+        outputs = tensors_in(forward(*map_tensors(args, few), **map_tensors(kwargs, few)))
+    return [_way(one, min(rows, equivalence.FEW)) for one in outputs]
+
+
+def _way(output: torch.Tensor, rows: int) -> Way:
+    if output.dim():
+        return Kept() if output.size(0) % rows else Joined(0)
+    return Added(mean=True) if output.is_floating_point() else Kept()

@@ -1,0 +1,1 @@
+"""What operations do with the samples of a batch: rules, and the verdict on a loss."""

@@ -1,0 +1,186 @@
+"""Packed sequences (``torch.nn.utils.rnn``) in a forward that is divided among ranks.
+
+PyTorch packs, runs recurrent layers over what is packed and pads again by functions that nothing can follow operation
+by operation, as they read lengths in C++. ``followed`` says of them what becomes of the samples. What is padded again
+is as long as the longest sequence of those at hand: of a rank's, or of the whole batch's (``Padded``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...torch_private import VF, disable_current_modes
+from .batchwise import BatchwiseTracker
+from .lattice import Kind, Mixed, Noise, Rows, Same, Unknown, uniform
+from .numerals import user_place
+from ..core.patches import Patches
+from .rules import PACK
+
+_PAD = "_pad_packed_sequence"
+_LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+class Padded:
+    """Within it sequences are padded to what ``longest`` makes of the packed data and the length it would have.
+
+    It is entered at each forward of a divided model, whatever that does.
+    """
+
+    def __init__(self, longest: Callable[[torch.Tensor, int], int]) -> None:
+        self._longest = longest
+        self._before: list[Callable[..., Any]] = []
+
+    def __enter__(self) -> None:
+        self._before.append(getattr(VF, _PAD))
+        setattr(VF, _PAD, self._pad)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(VF, _PAD, self._before.pop())
+
+    def _pad(self, data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, value: float, length: int) -> Any:
+        return self._before[-1](data, sizes, batch_first, value, self._longest(data, length))
+
+
+def over_ranks(group: dist.ProcessGroup) -> Callable[[torch.Tensor, int], int]:
+    """The longest of all ranks; they all call it."""
+
+    def longest(data: torch.Tensor, length: int) -> int:
+        most = torch.tensor(length, device=data.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group)
+        return int(most)
+
+    return longest
+
+
+def noting(lengths: list[int]) -> Callable[[torch.Tensor, int], int]:
+    """As it would be, noted."""
+
+    def longest(_: torch.Tensor, length: int) -> int:
+        lengths.append(length)
+        return length
+
+    return longest
+
+
+def as_noted(lengths: Sequence[int]) -> Callable[[torch.Tensor, int], int]:
+    """As it was for more samples, in the order of the calls."""
+    noted = iter(lengths)
+    return lambda _, length: max(length, next(noted, length))
+
+
+@contextmanager
+def followed(tracker: BatchwiseTracker) -> Iterator[None]:
+    """Within it ``tracker`` knows what packing, recurrent layers over packed sequences and padding do."""
+
+    def pack(original: Callable[..., Any], data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        kind, of_lengths = tracker.kind(data), tracker.kind(lengths)
+        packed, sizes = original(data, lengths, batch_first)
+        if isinstance(kind, Same | Noise) and isinstance(of_lengths, Same | Noise):
+            return packed, sizes
+        found: Kind = Mixed(PACK, "packs samples by lengths that are not theirs", user_place())
+        if (rows := _alike(kind, of_lengths, 0 if batch_first else 1)) is not None:
+            vector = torch.cat([rows.owners.vector[:count] for count in sizes.tolist()])
+            selection = (rows.owners.selection, tracker.number(lengths))
+            found = Rows(0, rows.owners.but(vector=vector, selection=selection, order=(PACK, rows.owners.order)))
+        tracker.learn(packed, found)
+        tracker.learn(sizes, Mixed(PACK, "counts the sequences of the batch that are so long", user_place()))
+        return packed, sizes
+
+    def layers(original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, *args: Any) -> Any:
+        states, weights, *_ = args
+        begins = states if isinstance(states, (tuple, list)) else (states,)
+        output, *hidden = original(data, sizes, *args)
+        sequences = _sequences(tracker, data, sizes)
+        if (
+            sequences is not None
+            and all(isinstance(tracker.kind(weight), Same | Noise) for weight in weights)
+            and all(_begins(tracker, state, sequences) for state in begins)
+        ):
+            tracker.learn(output, tracker.kind(data))
+            for state in hidden:
+                tracker.learn(state, Rows(1, sequences.owners))
+        else:
+            lose((data, sizes, *begins, *weights), (output, *hidden), "takes states or weights of other samples")
+        return output, *hidden
+
+    def pad(
+        original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, *args: Any
+    ) -> Any:
+        output, lengths = original(data, sizes, batch_first, *args)
+        if (sequences := _sequences(tracker, data, sizes)) is not None:
+            tracker.learn(output, Rows(0 if batch_first else 1, sequences.owners))
+            tracker.learn(lengths, sequences)
+        else:
+            lose((data, sizes), (output, lengths), "pads what is no packed batch")
+        return output, lengths
+
+    def lose(given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], why: str) -> None:
+        """What is made of samples in another way than these."""
+        kinds = [tracker.kind(tensor) for tensor in given]
+        if all(isinstance(kind, Same | Noise) for kind in kinds):
+            return
+        lost = next((kind for kind in kinds if isinstance(kind, Mixed | Unknown)), None)
+        for tensor in made:
+            tracker.learn(tensor, lost or Mixed("a recurrent layer", why, user_place()))
+
+    def aside(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Where sequences of the batch are packed; any other call is followed."""
+
+        def chosen(original: Callable[..., Any], *args: Any) -> Any:
+            if not _is_packed(args) and function is layers:
+                return original(*args)
+            with disable_current_modes():
+                return function(original, *args)
+
+        return chosen
+
+    functions: dict[str, Callable[..., Any]] = {PACK: pack, **dict.fromkeys(_LAYERS, layers), _PAD: pad}
+    with _replaced({name: aside(function) for name, function in functions.items()}):
+        yield
+
+
+def _is_packed(args: Sequence[Any]) -> bool:
+    """Whether a recurrent layer is given packed data and their sizes, not padded data and states."""
+    return isinstance(args[1], torch.Tensor) and not args[1].is_floating_point()
+
+
+def _alike(kind: Kind, of_lengths: Kind, dim: int) -> Rows | None:
+    """The rows of data whose lengths are of the same samples in the same order; None for others."""
+    if not isinstance(kind, Rows) or not isinstance(of_lengths, Rows) or (kind.dim, of_lengths.dim) != (dim, 0):
+        return None
+    return kind if kind.over is of_lengths.over is None and kind.owners.agrees(of_lengths.owners) else None
+
+
+def _sequences(tracker: BatchwiseTracker, data: torch.Tensor, sizes: torch.Tensor) -> Rows | None:
+    """The samples of packed data, in the order in which they were packed; None where that is not known."""
+    kind = tracker.kind(data)
+    if not isinstance(kind, Rows) or kind.dim or not isinstance(kind.owners.order, tuple):
+        return None
+    _, order = kind.owners.order
+    assert isinstance(kind.owners.selection, tuple)
+    vector = kind.owners.vector[: int(sizes[0])]
+    return Rows(0, kind.owners.but(vector=vector, selection=kind.owners.selection[0], order=order))
+
+
+def _begins(tracker: BatchwiseTracker, state: torch.Tensor, sequences: Rows) -> bool:
+    """Whether the states that layers begin with are each sample's own, or the same for all."""
+    kind = tracker.kind(state)
+    if isinstance(kind, Rows):
+        return kind.dim == 1 and kind.over is None and kind.owners.agrees(sequences.owners)
+    return isinstance(kind, Same) and uniform(state, 1, sequences.owners)
+
+
+@contextmanager
+def _replaced(functions: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    patches = Patches()
+    for name, function in functions.items():
+        patches.around(VF, name, function)
+    try:
+        yield
+    finally:
+        patches.undo()

@@ -1,0 +1,215 @@
+"""Losses and gradients of user code, such that they are one device's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import GradientEdge
+from torch.distributed.tensor import DTensor
+
+from ..protocol.errors import StrategyError
+from ..torch_private import in_backward, in_functorch
+from .step.accumulating import Accumulation
+from .step.averaging import Averaging
+from .deepspeed.engine import Engine
+from .step.divided import Divider
+from .sharded.unsharded import Gathered
+from .core.hooks import Before
+from .loop.loss_scaling import Joined, Joining, Weight
+from .loop.loops import Loops
+from .sharded.trained_parameters import Optimized
+from .pipeline.stages import Pipeline
+from .core.scatter import averaged
+
+
+class Backwards:
+    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward.
+
+    ``inside``: groups whose ranks compute different layers or tokens of one forward, and ``pipelines``; more may come.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        optimized: Optimized,
+        divider: Divider,
+        loops: Loops,
+        is_within: Callable[[], bool],
+        averaging: Averaging,
+        gathered: Gathered,
+        inside: Sequence[dist.ProcessGroup] = (),
+        pipelines: Sequence[Pipeline] = (),
+        accumulation: Accumulation | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self._group, self._optimized, self._averaging = group, optimized, averaging
+        self._divider, self._loops, self._is_within, self._gathered = divider, loops, is_within, gathered
+        self._inside, self._pipelines = inside, pipelines
+        self._accumulation, self._engine = accumulation, engine
+        self._joining = Joining(group)
+        self.seen = False
+        """Whether the cell has called one."""
+
+    def backward(
+        self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """In place of ``torch.autograd.backward``: the losses become the whole batch's, the gradients one device's."""
+        if self._is_within() or in_backward():
+            original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
+            return
+        self.seen = True
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        create_graph = creates_graph(*args, **kwargs)
+        self._gathered.before(create_graph=create_graph)
+        self._loops.backward(losses)
+        with self._loops.aside(), contextlib.ExitStack() as at_work:
+            for staged in self._pipelines:
+                at_work.enter_context(staged.at_work())
+            if self._engine is not None:
+                original = functools.partial(self._engine.backward, original)
+            elif self._accumulation is not None:
+                original = functools.partial(self._in_parts, original)
+
+            def run(grads: Any) -> None:
+                original(tensors, grads, *args, **kwargs)
+
+            if self._engine is not None:
+                for one in self._run(run, losses, grad_tensors):
+                    self._joining.finish(one)
+                return
+            self._averaged(run, losses, grad_tensors, create_graph=create_graph)
+        self._gathered.after_backward(create_graph=create_graph)
+
+    def _averaged(
+        self, run: Callable[[Any], None], losses: Sequence[torch.Tensor], grad_tensors: Any, *, create_graph: bool
+    ) -> None:
+        """A backward whose gradients the ranks average, or which adds up what were averages."""
+        averaging, parameters, divided = self._averaging, self._optimized.parameters(), self._divider.divided
+        anew = divided and not create_graph and averaging.begins_anew(parameters)
+        before = Before(parameters, anew=anew)
+        new = anew or (not create_graph and all(parameter.grad is None for parameter in parameters))
+        summed = anew and averaging.begin(
+            silent=self._is_silent(), may_sum=self._loops.sliced is not None, kept=before.has_gradients
+        )
+        try:
+            joined = self._run(run, losses, grad_tensors, new=new, summed=summed)
+        except BaseException:
+            averaging.fail()
+            before.undo()
+            raise
+        if divided:
+            # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
+            averaging.average(parameters)
+        factor = math.prod([self._joining.finish(one, averaging.carried) for one in joined])
+        if factor != 1.0:
+            _multiply(parameters, factor)
+        before.follow(create_graph=create_graph)
+
+    def _run(
+        self,
+        run: Callable[[Any], None],
+        losses: Sequence[torch.Tensor],
+        grad_tensors: Any,
+        *,
+        new: bool = False,
+        summed: bool = False,
+    ) -> list[Joined]:
+        """The losses on their way. ``new``: no gradient is there; ``summed``: gradients are added up over the ranks."""
+        if self._loops.sliced is None:
+            run(grad_tensors)
+            return []
+        alone, averaging = len(losses) == 1, self._averaging
+        joined = [
+            self._joining.send(
+                loss,
+                *self._loops.joint_of(loss),
+                may_guess=new and alone,
+                carry=averaging.carry if alone and averaging.carries(loss.dtype) else None,
+            )
+            for loss in losses
+        ]
+        ranks = 1 if summed else self._group.size()
+        run(_scaled(losses, [one.weight * ranks for one in joined], grad_tensors))
+        return joined
+
+    def _is_silent(self) -> bool:
+        """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
+
+        Not in parts either, each of which gives every gradient.
+        """
+        return self._loops.sliced is not None and not self._divider.synchronised and self._accumulation is None
+
+    def _in_parts(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Arguments are those of ``torch.autograd.backward``: the fourth is ``create_graph``."""
+        assert self._accumulation is not None
+        again = kwargs.get("create_graph") or (len(args) > 3 and args[3])
+        with self._accumulation.backward(plain=not again and kwargs.get("inputs") is None):
+            original(*args, **kwargs)
+
+    def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
+
+        Raises ``StrategyError`` for parameters that are sharded, or in stages: their gradients exist within
+        ``backward()`` only.
+        """
+        if isinstance(inputs, dict):
+            grads = self.grad(original, outputs, tuple(inputs.values()), *args, **kwargs)
+            return dict(zip(inputs, grads, strict=True))
+        inputs = (inputs,) if isinstance(inputs, (torch.Tensor, GradientEdge)) else tuple(inputs)
+        if any(isinstance(one, DTensor) for one in inputs):
+            raise StrategyError(
+                "torch.autograd.grad of parameters that the strategy has sharded", "use --strategy ddp, or backward()"
+            )
+        if any(staged.has(inputs) for staged in self._pipelines):
+            raise StrategyError(
+                "torch.autograd.grad of parameters of a pipeline, whose stages are on several ranks",
+                "use --strategy ddp, or backward()",
+            )
+        within = self._is_within() or in_backward()
+        # A transform of torch.func (vmap, grad) computes on every rank what it computes on one device.
+        within = within or in_functorch()
+        if not within:
+            self._gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+            if self._accumulation is not None:
+                self._accumulation.check_asked(inputs, self._optimized.parameters())
+        grads = original(outputs, inputs, *args, **kwargs)
+        if within:
+            return grads
+        self._gathered.show_again()
+        for group in (*self._inside, *([self._group] if self._divider.divided else [])):
+            grads = tuple(None if grad is None else averaged(grad, group) for grad in grads)
+        return grads
+
+
+def _scaled(losses: Sequence[torch.Tensor], factors: Sequence[Weight], grads: Any) -> Any:
+    """The gradients of the losses, multiplied."""
+    if all(isinstance(factor, float) and factor == 1.0 for factor in factors):
+        return grads
+    given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
+    return [
+        _filled(loss, factor) if grad is None else grad * factor
+        for loss, grad, factor in zip(losses, given, factors, strict=True)
+    ]
+
+
+def _filled(loss: torch.Tensor, factor: Weight) -> torch.Tensor:
+    return torch.full_like(loss, factor) if isinstance(factor, float) else torch.ones_like(loss) * factor
+
+
+@torch.no_grad()
+def _multiply(parameters: Sequence[torch.Tensor], factor: float) -> None:
+    """What one backward has made; a parameter may be named twice."""
+    for parameter in dict.fromkeys(parameters):
+        if parameter.grad is not None:
+            parameter.grad *= factor
+
+
+def creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:
+    """Of the arguments of ``backward``."""
+    return bool(kwargs.get("create_graph", create_graph))

@@ -1,0 +1,118 @@
+"""Hooks of the cell's on gradients (``Tensor.register_hook``): those on parameters see one device's, or none is seen.
+
+Within a backward a rank has the gradient of its rows alone, and a sharded parameter's own hooks are not called at all
+(autograd knows the whole one). So they are called afterwards, with the whole batch's gradient: what clips, masks or
+notes it does so as on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...protocol.errors import StrategyError
+from ...ranks.autolog import is_users
+
+_ROWS = "the gradients of this rank's rows"
+_REMEDY = "-O model=whole computes the whole batch on every rank: gradients within it are one device's then"
+
+
+class Before:
+    """Gradients that were there before a backward, and hooks: both wait until what it makes is whole.
+
+    ``anew``: gradients of all ``parameters`` wait; else of those that have hooks.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, anew: bool) -> None:
+        self._aside: list[tuple[nn.Parameter, Any, Tensor | None]] = []
+        for parameter in parameters:  # one that comes again has nothing any more
+            hooks, grad = parameter._backward_hooks, parameter.grad
+            if hooks or (anew and grad is not None):
+                self._aside.append((parameter, hooks, grad))
+                parameter.grad = None
+            if hooks:
+                parameter._backward_hooks = None
+
+    @property
+    def has_gradients(self) -> bool:
+        return any(grad is not None for _, _, grad in self._aside)
+
+    def follow(self, *, create_graph: bool = False) -> None:
+        """Gradients are whole now: hand each to its hooks, as autograd does, and add it to what was there."""
+        with torch.set_grad_enabled(create_graph):
+            for parameter, hooks, before in self._take():
+                grad = parameter.grad
+                if grad is None:
+                    parameter.grad = before
+                    continue
+                for hook in list((hooks or {}).values()):
+                    changed = hook(grad)
+                    grad = grad if changed is None else changed
+                if before is not None:
+                    grad = before + grad if create_graph or before.is_sparse else before.add_(grad)
+                parameter.grad = grad
+
+    def undo(self) -> None:
+        """The backward raised: what has come of it is lost where something was there."""
+        for parameter, _, before in self._take():
+            parameter.grad = parameter.grad if before is None else before
+
+    def _take(self) -> list[tuple[nn.Parameter, Any, Tensor | None]]:
+        """All of them, hooked again."""
+        aside, self._aside = self._aside, []
+        for parameter, hooks, _ in aside:
+            if hooks:
+                parameter._backward_hooks = hooks
+        return aside
+
+
+def follow(replaced: Mapping[Any, Any]) -> None:
+    """Parameters that take others' places have their hooks; a handle of the cell's removes them in both."""
+    for old, new in replaced.items():
+        if old._backward_hooks:
+            new._backward_hooks = old._backward_hooks
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise ``StrategyError`` for hooks on parameters, where another library makes the gradients."""
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks:
+            raise StrategyError(
+                f"{name}.register_hook: DeepSpeed averages gradients, and a hook would see this rank's alone",
+                "use --strategy ddp or fsdp, where hooks see the whole batch's gradient",
+            )
+
+
+def check_modules(model: nn.Module, *, tokens: bool = False) -> None:
+    """Raise ``StrategyError`` for the user's hooks of modules on gradients, in a model whose forward is divided.
+
+    ``tokens``: among ranks that have each a part of every sequence.
+    """
+    theirs = _ROWS.replace("rows", "tokens") if tokens else _ROWS
+    for name, module in model.named_modules():
+        for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
+            if is_users(_file_of(hook)):
+                raise StrategyError(
+                    f"a backward hook of {name or type(model).__name__} would see {theirs}, of which the ranks take "
+                    "the mean",
+                    "use --strategy fsdp -O model=whole" if tokens else _REMEDY,
+                )
+
+
+def check_tensor(tensor: Tensor, caller: FrameType) -> None:
+    """Raise ``StrategyError`` when user code, within a forward that is divided, hooks what it has computed."""
+    if is_users(caller.f_code.co_filename) and tensor.grad_fn is not None:
+        raise StrategyError(
+            f"a hook that is registered within the model would see {_ROWS}, of which the ranks take the mean", _REMEDY
+        )
+
+
+def _file_of(hook: Any) -> str:
+    while hasattr(hook, "func"):
+        hook = hook.func
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    return code.co_filename if code is not None else __file__

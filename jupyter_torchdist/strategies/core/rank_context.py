@@ -1,0 +1,71 @@
+"""This rank's part in a job, for the verbs of ``api`` that depend on its strategy. Nothing is imported for a job
+without them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ...protocol.strategy import StrategyPlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..auto import Automatic
+    from .context import Setting
+    from ..prepared import Prepared
+
+
+class Part:
+    """What the worker knows of the job.
+
+    ``say`` tells the user one line, once a job; ``patience``: seconds that an interrupt waits for the end of a step.
+    """
+
+    def __init__(
+        self, plan: StrategyPlan, device: torch.device, say: Callable[[str], None], patience: float = 2.5
+    ) -> None:
+        self.device, self.patience = device, patience
+        self._plan, self._say = plan, say
+        self.automatic: Automatic | None = None
+        self.prepared: Prepared | None = None
+
+    @property
+    def has_mesh(self) -> bool:
+        """Whether the job has a strategy; without one all ranks are data ranks."""
+        return self._plan.name != "none"
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The strategy asked for, or ``ddp`` where none is; all ranks ask for it at the same moment."""
+        from . import context
+
+        plan = self._plan
+        if not self.has_mesh:
+            ranks = int(os.environ["WORLD_SIZE"])
+            plan = StrategyPlan("ddp", {"dp_replicate": ranks} if ranks > 1 else {})
+        setting = context.make_setting(plan, self.device, self._say)
+        self._plan = plan
+        return setting
+
+    def place(self, dimension: str) -> int | None:
+        """This rank's number along a dimension of the mesh, ``dp`` for both data dimensions; None without a mesh."""
+        if not self.has_mesh:
+            return None
+        setting = self.setting
+        if (setting.data_ranks if dimension == "dp" else setting.plan.degree(dimension)) == 1:
+            return 0
+        mesh = setting.data_mesh if dimension == "dp" else setting.mesh[dimension]
+        return int(mesh.get_local_rank())
+
+
+current: Part | None = None
+"""None in a process that is no rank of a job."""
+
+
+def take(part: Part | None) -> None:
+    """The worker's: what this process is part of."""
+    global current
+    current = part

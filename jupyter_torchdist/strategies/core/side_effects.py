@@ -1,0 +1,204 @@
+"""What a trial of a forward must leave nothing in: lists, dicts and sets of the cell's, where hooks and models note.
+
+They are those that names of the cell, attributes and hooks of the model lead to. What a forward notes is also looked
+at: a number that is of some samples alone is no other rank's, and nothing but its value shows that.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...ranks.autolog import is_users
+from . import dtensors
+
+_MANY = 10_000
+"""First elements of a container, among which others are looked for."""
+_ROOM = 5_000_000
+"""Elements that are looked at in all; those of the model and its hooks come first, a data set's texts last."""
+_CLOSE = 5e-3
+"""Of two numbers that are taken for one: kernels for other sizes add in another order."""
+
+
+class Belongings:
+    """Of the cell and of ``module``, as they are now."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = [(name, part, dict(part.__dict__)) for name, part in module.named_modules()]
+        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
+        self._main = vars(sys.modules["__main__"])
+        self._names = dict(self._main)
+        self._found: list[tuple[str, Any, Any]] = []
+        self._room = _ROOM
+        self._registries: set[int] = set()
+        seen: set[int] = {id(self._main)}
+        for path, part, attributes in self._parts:
+            for name, value in attributes.items():
+                if name.endswith("_hooks"):
+                    self._registries.add(id(value))
+                    self._walk(f"a hook of {path or type(part).__name__}", value, seen)
+                elif name not in ("_parameters", "_buffers", "_modules"):
+                    self._walk(_joined(path, name), value, seen)
+        for name, value in self._names.items():
+            if not name.startswith("_"):
+                self._walk(name, value, seen)
+
+    def _walk(self, where: str, value: Any, seen: set[int]) -> None:
+        waiting = [value]
+        while waiting and self._room > 0:
+            one = waiting.pop()
+            if id(one) in seen:
+                continue
+            if isinstance(one, (list, set, deque)):
+                self._found.append((where, one, list(one)))
+                inner: Iterable[Any] = one
+            elif isinstance(one, dict):
+                self._found.append((where, one, dict(one)))
+                inner = one.values()
+            elif isinstance(one, tuple):
+                inner = one
+            elif (inside := _inside(one)) is not None:
+                inner = inside
+            else:
+                continue
+            seen.add(id(one))
+            self._room -= len(one) if isinstance(one, (list, dict, set, deque, tuple)) else 1
+            few = itertools.islice(inner, _MANY)
+            waiting += [each for each in few if not isinstance(each, (Tensor, str, int, float, bool))]
+
+    def noted(self) -> dict[str, Any]:
+        """What is new in the cell's, by where it is."""
+        new: dict[str, Any] = {}
+        for where, container, before in self._found:
+            if id(container) in self._registries:  # a hook that the forward registers (Hugging Face's do) is no note
+                continue
+            if isinstance(container, dict):
+                added: Any = {key: one for key, one in container.items() if before.get(key, self) is not one}
+            else:
+                now = list(container)
+                added = now if _differ(now[: len(before)], before) else now[len(before) :]
+                added = added if len(now) != len(before) or added else None
+            if added:
+                new.setdefault(where, []).append(added)
+        own = ((name, one) for name, one in self._main.items() if not name.startswith("_"))
+        return new | {name: one for name, one in own if self._names.get(name, self) is not one}
+
+    def changed(self) -> dict[str, Any]:
+        """Attributes and buffers of the model that are others now, by their names."""
+        new: dict[str, Any] = {}
+        for path, part, before in self._parts:
+            for name, value in part.__dict__.items():
+                if before.get(name, self) is not value and name != "training":
+                    new[_joined(path, name)] = value
+        for name, buffer, was in self._buffers:
+            if not torch.equal(buffer, was):
+                new[name] = buffer.detach().clone()
+        return new
+
+    def restore(self) -> None:
+        """The cell's containers and names as they were; the model's are ``leavings.no_trace``'s."""
+        for _, container, before in self._found:
+            if isinstance(container, dict):
+                if len(container) != len(before) or any(
+                    before.get(key, self) is not one for key, one in container.items()
+                ):
+                    container.clear()
+                    container.update(before)
+            elif len(container) != len(before) or _differ(list(container), before):
+                container.clear()
+                container.update(before) if isinstance(container, set) else container.extend(before)
+        new = [name for name in self._main if name not in self._names]
+        for name in new:
+            if not name.startswith("__"):  # what torch.compile puts there, it will look for
+                del self._main[name]
+        for name, value in self._names.items():
+            if self._main.get(name, self) is not value:
+                self._main[name] = value
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _inside(value: Any) -> Iterator[Any] | None:
+    """What a function or an object of the cell's leads to; None for others."""
+    if isinstance(value, functools.partial):
+        return iter((value.func, *value.args, *value.keywords.values()))
+    if isinstance(value, MethodType):
+        return iter((value.__self__, value.__func__))
+    if isinstance(value, FunctionType):
+        if not is_users(value.__code__.co_filename):
+            return None
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        return iter((*cells, *(value.__defaults__ or ())))
+    return iter((vars(value),)) if is_users_own(value) else None
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not bound yet
+        return None
+
+
+def is_users_own(value: Any) -> bool:
+    """An object of a class of the cell's or of a local module; modules and optimizers are restored themselves."""
+    if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
+        return False
+    home = type(value).__module__
+    file = getattr(sys.modules.get(home), "__file__", None)
+    return home == "__main__" or (file is not None and is_users(file))
+
+
+def _differ(some: list[Any], others: list[Any]) -> bool:
+    return len(some) != len(others) or any(one is not other for one, other in zip(some, others, strict=True))
+
+
+def other_notes(some: dict[str, Any], others: dict[str, Any]) -> str | None:
+    """Where two forwards noted something else."""
+    for where in sorted(some.keys() | others.keys()):
+        if where not in some or where not in others or not _alike(some[where], others[where]):
+            return where
+    return None
+
+
+@torch.no_grad()
+def _alike(one: Any, other: Any) -> bool:
+    """Numbers, texts, tensors, NumPy's arrays and what holds them; of other things nothing is known."""
+    one, other = _as_tensor(one), _as_tensor(other)
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        some, others = dtensors.whole(one.detach()), dtensors.whole(other.detach())
+        if some.shape != others.shape:
+            return False
+        if not some.is_floating_point() or not some.numel():
+            return bool(torch.equal(some, others))
+        room = _CLOSE * float(others.abs().nan_to_num(posinf=0.0).max())
+        return torch.allclose(some, others.to(some.dtype), rtol=_CLOSE, atol=room, equal_nan=True)
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_CLOSE, abs_tol=1e-9) or (math.isnan(one) and math.isnan(other))
+    if isinstance(one, (list, tuple, deque)) and isinstance(other, (list, tuple, deque)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, (int, str, bytes)) or isinstance(other, (int, str, bytes)):
+        return bool(type(one) is type(other) and one == other)
+    return True
+
+
+def _as_tensor(value: Any) -> Any:
+    """NumPy's numbers and arrays of numbers."""
+    if not hasattr(type(value), "__array_interface__"):
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError):  # of words, of objects
+        return value

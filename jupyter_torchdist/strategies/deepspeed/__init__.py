@@ -1,0 +1,1 @@
+"""DeepSpeed's engine in place of the other strategies."""

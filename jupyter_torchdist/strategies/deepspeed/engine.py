@@ -1,0 +1,386 @@
+"""DeepSpeed's engine around the model of an unmodified cell (Rajbhandari et al., ZeRO, https://arxiv.org/abs/1910.02054).
+
+The engine is made at the first training forward, as every strategy is. The forward goes through it, divided by rows as
+ever (``divided``): a gradient is that of the rank's rows times the ranks, and their mean, which the engine takes, is
+one device's. ``backward()`` becomes ``engine.backward``, the cell's ``optimizer.step()`` ``engine.step``, which calls
+that same optimizer on ZeRO's flat pieces. See https://deepspeed.readthedocs.io/en/latest/training.html.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...protocol.errors import StrategyError
+from ..core import loading
+from ..core.context import Setting
+from .calls import REFUSED, clipping, imported, in_halves, take_over, total_of
+from .guard import guard
+from .states import States
+from .values import ELEMENTWISE, Filled, filled, has_scheduler
+from ..parallel.fsdp import DTYPES
+from ..loop.loops import Loops
+from ..sharded.trained_parameters import Optimized
+from ..core.patches import Patches
+from ..core.scatter import tensors_in
+
+INSTALL = "pip install 'jupyter_torchdist[deepspeed]', or choose --strategy fsdp, which shards as ZeRO does"
+KNOWN = "0.19."
+"""Versions whose buffers of gradients are as ``_averaged`` and ``_norm`` take them."""
+
+INSTEAD = "use --strategy fsdp or ddp"
+
+
+def check_installed() -> None:
+    """Raise ``StrategyError`` where DeepSpeed, in the versions that are known, is not installed for this Python."""
+    try:
+        version = importlib.metadata.version("deepspeed")
+    except importlib.metadata.PackageNotFoundError:
+        raise StrategyError("--strategy deepspeed: DeepSpeed is not installed for the ranks' Python", INSTALL) from None
+    if not version.startswith(KNOWN):
+        raise StrategyError(
+            f"DeepSpeed {version} is installed; gradients are accumulated and clipped here as {KNOWN}x keeps them",
+            INSTALL,
+        )
+
+
+def of(setting: Setting, optimized: Optimized, loops: Loops) -> Engine | None:
+    """What ``--strategy deepspeed`` needs; None for any other. Raises ``StrategyError`` for what it cannot have."""
+    if setting.plan.name != "deepspeed":
+        return None
+    check_installed()
+    if setting.plan.checkpoint is not None:
+        raise StrategyError(
+            "--checkpoint and --strategy deepspeed: its state in parts is not saved",
+            "leave --checkpoint out, or use --strategy fsdp",
+        )
+    return Engine(setting, optimized, loops)
+
+
+class Engine:
+    """The one model and the one optimizer of a cell, in DeepSpeed's hands once ``make`` was called."""
+
+    def __init__(self, setting: Setting, optimized: Optimized, loops: Loops) -> None:
+        self._setting, self._optimized, self._loops = setting, optimized, loops
+        self.root: nn.Module | None = None
+        self._engine: Any = None
+        self._filled: Filled
+        self._optimizer: torch.optim.Optimizer
+        self._states: States
+        self._trained: list[nn.Parameter] = []
+        self._used: set[int] = set()
+        self._ever: set[int] = set()
+        self._gradients = _NONE
+        self._forwards = 0
+        self._norm_wanted: float | None = None
+        self._hooked: list[weakref.ref[Tensor]] = []
+        self.within = False
+        """Whether DeepSpeed is at work: what it calls of torch is not the cell's."""
+
+    # ------------------------------------------------------------------------------------------------------- making
+
+    def check(self, root: nn.Module) -> None:
+        """Raise ``StrategyError`` for what DeepSpeed cannot train as one device does; nothing is changed."""
+        if self.root is not None:
+            what = "parameters that its optimizer was given later" if root is self.root else "a second model"
+            raise StrategyError(f"DeepSpeed has its engine already, and this cell trains {what}", INSTEAD)
+        optimizers = list(self._optimized)
+        if len(optimizers) != 1:
+            raise StrategyError(
+                f"DeepSpeed trains one model by one optimizer; this cell has {len(optimizers)} optimizers", INSTEAD
+            )
+        optimizer, own = optimizers[0], set(root.parameters())
+        if any(parameter not in own for parameter in loading.trained_by(optimizer)):
+            raise StrategyError(
+                f"the optimizer trains parameters beside those of {type(root).__name__}, which was called first",
+                f"call one module that holds them all, or {INSTEAD}",
+            )
+        if any(parameter.is_meta for parameter in own):
+            raise StrategyError("DeepSpeed is given models with weights; this one is on the meta device", INSTEAD)
+        allowed = self._setting.plan.options["config"].get("zero_allow_untested_optimizer")
+        if not isinstance(optimizer, ELEMENTWISE) and not allowed:
+            raise StrategyError(
+                f"{type(optimizer).__name__} may look at a parameter as a whole, and ZeRO gives it flat pieces",
+                f'use AdamW, write "zero_allow_untested_optimizer": true into the configuration, or {INSTEAD}',
+            )
+        if optimizer.state:
+            raise StrategyError(
+                f"this {type(optimizer).__name__} has trained already, and DeepSpeed begins with an empty state",
+                f"build the optimizer in this cell, or {INSTEAD}",
+            )
+        if self._setting.plan.compile:
+            raise StrategyError("--compile and DeepSpeed do not go together here", "leave one of them out")
+
+    def make(self, root: nn.Module) -> None:
+        """``deepspeed.initialize`` for ``root``; all ranks call it, with the same weights."""
+        (optimizer,) = self._optimized
+        self._filled = filled(self._setting.plan, dist.get_world_size(), root, optimizer, self._loops.samples)
+        if root.training is False:
+            raise StrategyError("the first training forward of the model is in eval mode", "call model.train() before")
+        deepspeed = imported(self._setting.device)
+        self._states = States(root, optimizer)
+        self._trained = [one for one in loading.trained_by(optimizer) if one.requires_grad]
+        self.root, self._optimizer = root, optimizer
+        take_over(self, optimizer)
+        with self._at_work():
+            try:
+                self._engine = deepspeed.initialize(model=root, optimizer=optimizer, config=self._filled.config)[0]
+            except (AssertionError, ValueError, TypeError, NotImplementedError) as error:
+                raise StrategyError(f"DeepSpeed refuses its configuration: {error}", "correct the JSON") from error
+        for parameter in self._trained:
+            parameter.register_post_accumulate_grad_hook(self._note_used)
+        self._states.made()
+        dtype = DTYPES.get(self._setting.plan.precision)
+        if dtype is not None:
+            in_halves(root, dtype)
+        if self.keeps_gradients:
+            guard(root.parameters(), lambda: self.within)
+        for remark in self._filled.remarks:
+            self._setting.say(remark)
+
+    @property
+    def made(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients and weights to be stepped are in DeepSpeed's buffers; else the parameters have them."""
+        return self._engine.optimizer is not self._optimizer
+
+    def forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What computes the training forward of ``module``."""
+        if not self.made or module is not self.root:
+            return original
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._forwards += 1
+            with self._at_work():
+                outputs = self._engine(*args, **kwargs)
+            self._hooked += [weakref.ref(one) for one in tensors_in(outputs) if hasattr(one, _HOOK_MANAGERS)]
+            return outputs
+
+        return run
+
+    # ------------------------------------------------------------------------------------------ what the cell calls
+
+    def backward(
+        self,
+        original: Callable[..., Any],
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        """``torch.autograd.backward``, by the engine; all ranks call it."""
+        if not self.made:
+            original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+            return
+        if create_graph or inputs is not None or grad_variables is not None:
+            raise StrategyError("backward(create_graph=…, inputs=…) with DeepSpeed", INSTEAD)
+        if self._gradients == _STEPPED:
+            raise StrategyError(
+                "gradients are kept over an optimizer step and added to; DeepSpeed clears them in its step",
+                f"call optimizer.zero_grad() once a step, or {INSTEAD}",
+            )
+        if self._forwards == 0:
+            raise StrategyError(
+                "a second backward of one forward: DeepSpeed would count one of them",
+                f"add the losses and call backward() once, or {INSTEAD}",
+            )
+        earlier = self._averaged() if self._gradients == _HELD else {}
+        self._forwards, self._gradients = 0, _HELD
+        with self._at_work():
+            self._engine.backward(total_of(tensors, grad_tensors), retain_graph=bool(retain_graph))
+        self._release_outputs()
+        for group, tensors in earlier.items():
+            for sum_, before in zip(self._engine.optimizer.averaged_gradients[group], tensors, strict=True):
+                sum_ += before
+
+    def step(self, closure: Callable[[], Any] | None) -> Any:
+        """``optimizer.step``; all ranks call it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._gradients == _NONE:
+            return loss  # as on one device, where no parameter has a gradient
+        if self._gradients == _STEPPED:
+            raise StrategyError("a second step with the same gradients: DeepSpeed cleared them in its step", INSTEAD)
+        if self._filled.config.get("scheduler") is not None and has_scheduler(self._optimizer):
+            raise StrategyError("DeepSpeed's configuration and the cell both have a scheduler", "leave one of them out")
+        self._check_used()
+        clipped, self._norm_wanted = self._norm_wanted, None
+        if clipped is not None:
+            self._engine.optimizer.clip_grad = clipped
+        with self._at_work():
+            self._engine.step()
+        if clipped is not None:
+            self._engine.optimizer.clip_grad = self._filled.clipping
+        self._gradients = _STEPPED
+        return loss
+
+    def zero_grad(self) -> None:
+        """``optimizer.zero_grad`` and ``model.zero_grad``: the engine's step has done it."""
+        if self._gradients == _HELD:
+            raise StrategyError(
+                "gradients are thrown away between backward() and step(); DeepSpeed keeps them in its own buffers",
+                f"decide before backward(), or {INSTEAD}",
+            )
+        self._gradients = _NONE
+
+    def clip(self, original: Callable[..., Any], parameters: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """``clip_grad_norm_``: the norm now, the clipping within the engine's step, once."""
+        missing = {id(one) for one in self._trained} - {id(one) for one in parameters}
+        if not self.made or not self.keeps_gradients or len(missing) == len(self._trained):
+            return original(parameters, *args, **kwargs)
+        wanted, kind, strict = clipping(*args, **kwargs)
+        if missing or kind != 2.0:
+            raise StrategyError("DeepSpeed clips by the Euclidean norm over all parameters that are trained", INSTEAD)
+        if self._filled.clipping not in (0.0, wanted):
+            raise StrategyError(
+                f"DeepSpeed's gradient_clipping is {self._filled.clipping}, and the cell clips to {wanted}",
+                'write "auto" there, or leave clip_grad_norm_ out',
+            )
+        if not self._engine.is_gradient_accumulation_boundary():
+            raise StrategyError(
+                "clip_grad_norm_ between accumulated gradients, whose norm DeepSpeed knows at the step alone",
+                f'write "gradient_clipping": {wanted} into the configuration, and leave clip_grad_norm_ out',
+            )
+        with self._at_work():
+            norm = self._norm()
+        if strict and not torch.isfinite(norm):
+            raise RuntimeError(f"The total norm of the gradients is {float(norm)}, so it cannot be clipped")
+        self._norm_wanted = wanted
+        return norm
+
+    def refuse(self, what: str) -> Callable[..., Any]:
+        """In place of a function that DeepSpeed's engine cannot serve, once there is one."""
+
+        def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self.made and self.keeps_gradients and not self.within:
+                raise StrategyError(f"{what}: DeepSpeed has gradients and states in its own buffers", INSTEAD)
+            return original(*args, **kwargs)
+
+        return wrapped
+
+    def install(self, patches: Patches) -> None:
+        """What else of torch would mean something else with an engine."""
+        around = patches.around
+        around(nn.Module, "state_dict", self._state_dict)
+        around(nn.Module, "load_state_dict", self._load_state_dict)
+        around(nn.Module, "zero_grad", self._zero_module)
+        around(torch.optim.Optimizer, "state_dict", self._optimizer_state)
+        for owner, name in REFUSED:
+            around(owner, name, self.refuse(name))
+
+    def finish(self) -> None:
+        """The model and the optimizer are plain and whole again; all ranks call it."""
+        if self.made:
+            with self._at_work():
+                self._states.restore(self._engine)
+            self._engine, self.root = None, None
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        before, self.within = self.within, True
+        try:
+            with self._loops.aside():
+                yield
+        finally:
+            self.within = before
+
+    def _is_root(self, module: nn.Module) -> bool:
+        return self.made and self.keeps_gradients and not self.within and module is self.root
+
+    def _state_dict(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Whole, in the precision in which it is stepped; all ranks call it."""
+        state = original(module, *args, **kwargs)
+        if self._is_root(module):
+            prefix = kwargs.get("prefix", "")
+            names = {id(one): name for name, one in module.named_parameters()}
+            whole = {names[id(one)]: value for one, value in self._states.weights()}
+            for name, one in module.named_parameters(remove_duplicate=False):
+                if prefix + name in state:
+                    state[prefix + name] = whole[names[id(one)]]
+        return state
+
+    def _load_state_dict(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._is_root(module):
+            raise StrategyError("load_state_dict of a model that DeepSpeed trains", "call it before the first step")
+        return original(module, *args, **kwargs)
+
+    def _zero_module(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if self._is_root(module):
+            self.zero_grad()
+        else:
+            original(module, *args, **kwargs)
+
+    def _optimizer_state(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
+        """Whole on the first rank; all ranks call it."""
+        if not self.made or self.within or not self.keeps_gradients or optimizer is not self._optimizer:
+            return original(optimizer)
+        return self._states.state_dict()
+
+    def _release_outputs(self) -> None:
+        """DeepSpeed's hooks hold the outputs that hold them, and with those a step's activations till the next gc."""
+        for known in self._hooked:
+            for manager in vars(output).pop(_HOOK_MANAGERS, ()) if (output := known()) is not None else ():
+                manager.remove_hooks()
+        self._hooked.clear()
+
+    def _averaged(self) -> dict[int, list[Tensor]]:
+        """What ZeRO 1 and 2 have of earlier backwards and overwrite in the next, which they take for a step's last."""
+        zero = self._engine.optimizer
+        if self._filled.stage not in (1, 2) or zero.cpu_offload or not self._engine.is_gradient_accumulation_boundary():
+            return {}
+        return {group: [one.clone() for one in parts] for group, parts in zero.averaged_gradients.items() if parts}
+
+    def _norm(self) -> Tensor:
+        """Of the gradients that the next step will take, over all ranks."""
+        zero = self._engine.optimizer
+        if hasattr(zero, "scaled_global_norm"):
+            scaled = zero.scaled_global_norm()
+        else:
+            groups = zero._get_norm_groups()
+            scaled = torch.stack([torch.as_tensor(one).float() for one in groups]).norm()
+        return torch.as_tensor(scaled / zero.loss_scale).float().to(self._setting.device)
+
+    def _note_used(self, parameter: Tensor) -> None:
+        self._used.add(id(parameter))
+
+    def _check_used(self) -> None:
+        """Raise ``StrategyError``, on all ranks, where one device leaves a parameter as it is and ZeRO does not."""
+        if not self.keeps_gradients or not self._engine.is_gradient_accumulation_boundary():
+            return
+        used = torch.tensor(
+            [id(one) in self._used for one in self._trained], dtype=torch.int32, device=self._setting.device
+        )
+        dist.all_reduce(used, dist.ReduceOp.MAX, self._setting.data_group)
+        self._used.clear()
+        decays = any(group.get("weight_decay") for group in self._optimizer.param_groups)
+        names = loading.names_of(self.root) if self.root is not None else {}
+        for number, (parameter, now) in enumerate(zip(self._trained, used.tolist(), strict=True)):
+            if now:
+                self._ever.add(number)
+            elif decays or number in self._ever:
+                raise StrategyError(
+                    f"{names[parameter]} has no gradient in this step: one device leaves it, DeepSpeed does not",
+                    f"freeze it (requires_grad_(False)), or {INSTEAD}",
+                )
+
+
+_NONE, _HELD, _STEPPED = "none", "held", "stepped"
+"""What has become of the gradients of the last backward."""
+
+_HOOK_MANAGERS = "_backward_hook_managers"

@@ -1,0 +1,1 @@
+"""Training loops: data loaders, watched steps, the ends of steps."""

@@ -1,0 +1,206 @@
+"""``--checkpoint DIR --resume`` without a line in the cell: what the automatic way calls while it trains."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ...protocol.errors import CheckpointError
+from ..core.context import Setting
+from ..sharded.statedicts import as_they_are
+from ...checkpoint import position, saving
+from ...checkpoint.loading import Opened, open_latest
+from ...checkpoint.objects import kind_of
+from ...checkpoint.rank_agreement import Ranks, all_ranks, apart
+from ...checkpoint.variables import Variables
+
+_MINUTES = 10.0
+_KEEP = 2
+TENSORS = "tensors"
+"""Name of the cell's own tensors among the objects of a checkpoint."""
+
+
+class Checkpointer:
+    """Saves while a cell trains, and brings a later run of it to where it was. Every rank has one and calls it alike.
+
+    In order: make it; ``register`` every object before the loop that trains it begins; ``arrive`` where the first step
+    begins that was not done, unless a registered loader does it; ``go_on`` then; ``after_step`` when a step is over.
+
+    Options of the plan: ``checkpoint_steps``, ``checkpoint_minutes`` (10 without steps), ``checkpoint_keep`` (2).
+
+    How an unmodified loop comes back: ``for epoch in range(…): for batch in loader: …`` runs from its beginning, and a
+    registered loader gives nothing in the iterations that were over and only the batches that were not seen in the one
+    that was under way. So the bodies of loops over loaders do not run twice; what stands around them does: once an
+    epoch, with no batch seen (an average over no batches divides by zero; a line is printed again). ``enumerate``
+    begins at 0 again in the epoch that is resumed. What the cell reads outside of loaders (tensors cut by hand,
+    ``while`` over an iterator made before) cannot be led anywhere; its models are restored all the same.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        assert setting.plan.checkpoint is not None
+        options = setting.plan.options
+        self.directory = Path(setting.plan.checkpoint).absolute()
+        self._say = setting.say
+        self._ranks = all_ranks()
+        self._keep = int(options.get("checkpoint_keep", _KEEP))
+        self._cadence = Cadence(self._ranks, options.get("checkpoint_steps"), options.get("checkpoint_minutes"))
+        self._objects: dict[str, Any] = {}
+        self._variables: Variables | None = None
+        self.seed: int | None = None
+        """What the run's random numbers began with; one that is resumed begins with the same."""
+        self.arrived = self.went_on = False
+        """Whether the state was restored, and whether the training has changed it since."""
+        self.last: int | None = None
+        """The step of the newest checkpoint, that this run saved or began with."""
+        self._opened = self._open() if setting.plan.resume else None
+
+    def _open(self) -> Opened | None:
+        opened = open_latest(self.directory, "")
+        if opened is None:
+            self._say(f"nothing to resume in {self.directory}: beginning at step 0")
+            return None
+        self.seed, self.last = opened.own.get("seed"), opened.step
+        return opened
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint that is resumed; 0 without one."""
+        return 0 if self._opened is None else self._opened.step or 0
+
+    @property
+    def on_the_way(self) -> bool:
+        """Whether a step that was done already would be done again."""
+        return self._opened is not None and not self.went_on
+
+    @property
+    def led(self) -> bool:
+        """Whether a loader leads to where the checkpoint was saved."""
+        return self._opened is not None and "loader" in self._opened.content.kinds.values()
+
+    def knows(self, name: str) -> bool:
+        """Whether the checkpoint that is resumed has an object of that name."""
+        return self._opened is not None and name in self._opened.content.kinds
+
+    def register(self, name: str, value: Any) -> None:
+        """Save ``value`` under ``name`` from now on: whatever ``td.save`` takes, and ``Variables`` of a cell.
+
+        A loader that is in the checkpoint is led to where it was. A name that is registered again means the new object:
+        a loader that is made anew in each epoch goes on counting.
+        """
+        if isinstance(value, Variables):
+            self._variables = value
+            return
+        earlier = self._objects.get(name)
+        self._objects[name] = value
+        if not isinstance(value, DataLoader):
+            return
+        if isinstance(earlier, DataLoader) and earlier is not value:
+            position.hand_on(earlier, value)
+            return
+        where = position.follow(value)
+        if self._opened is not None and earlier is None and name in self._opened.own:
+            where.go_to(self._opened.own[name], self.arrive)
+
+    def arrive(self) -> None:
+        """Everything registered is as it was when the checkpoint was saved; nothing happens without one.
+
+        Again, as long as the training has not gone on: code around loops that are over has run in between.
+        Raises ``CheckpointError`` as ``td.load`` does; nothing is changed then.
+        """
+        opened = self._opened
+        if opened is None or self.went_on:
+            return
+        known = {name: value for name, value in self._objects.items() if self.knows(name)}
+        known = {name: value for name, value in known.items() if not isinstance(value, DataLoader)}
+        values = opened.restore(known)
+        opened.restore_random()
+        if self._variables is not None:
+            self._variables.restore(values.get(TENSORS, {}))
+            self._variables.restore(opened.own.get("variables", {}))
+        if not self.arrived:
+            self._tell(opened)
+        self.arrived = True
+
+    def _tell(self, opened: Opened) -> None:
+        for note in opened.notes:
+            self._say(f"{opened.path.name}: {note}")
+        self._say(f"resumed at step {self.step} from {opened.path}")
+
+    def go_on(self) -> None:
+        """The training goes on from what was restored. Raises ``CheckpointError`` when that was not all of it."""
+        if self._opened is None or self.went_on:
+            return
+        self.went_on = True
+        there = {name for name, kind in self._opened.content.kinds.items() if kind == "optimizer"}
+        here = {name for name, one in self._objects.items() if kind_of(one) == "optimizer"}
+        if here != there:
+            names = sorted(there - here), sorted(here - there)
+            is_there = f"has {names[0][0]}, which this one has not" if names[0] else f"has no {names[1][0]}"
+            raise CheckpointError(
+                f"{self._opened.path} is of another cell: it {is_there}",
+                "resume the cell that was interrupted, or give --checkpoint another directory",
+            )
+        lost = [name for name in self._opened.content.kinds if name not in self._objects and name != TENSORS]
+        if lost:
+            self._say(f"{self._opened.path.name} has {', '.join(lost)}, which this cell has not made yet: left out")
+
+    def after_step(self, step: int) -> None:
+        """``step`` steps are done. Saves when it is time to. Raises ``CheckpointError`` when an earlier save failed."""
+        if self._cadence.due(step):
+            self.save(step)
+
+    def save(self, step: int, *, complete: bool = False) -> None:
+        """Save what is registered; ``complete``: return when it is on disk."""
+        if step != self.last:
+            own: dict[str, Any] = {"seed": self.seed}
+            objects = self._objects
+            if self._variables is not None:
+                own["variables"] = self._variables.changed()
+                objects = {**objects, TENSORS: self._variables.changed_tensors()}
+            with as_they_are():
+                saving.save_named(self.directory, objects, step, self._keep, True, self._say, own)
+            self.last = step
+        if complete:
+            saving.wait()
+
+
+class Cadence:
+    """When to save: every so many steps, every so many minutes, or both. The same answer on every rank."""
+
+    def __init__(self, ranks: Ranks, steps: int | None, minutes: float | None) -> None:
+        self._steps = steps
+        if steps is None and minutes is None:
+            minutes = _MINUTES
+        self._ranks = ranks if minutes is None else apart(ranks)
+        self._seconds = None if minutes is None else 60 * minutes
+        self._begun: tuple[int, float] | None = None
+        self._look = 0
+        self._saved = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        by_steps = self._steps is not None and step % self._steps == 0
+        return self._by_minutes(step) or by_steps
+
+    def _by_minutes(self, step: int) -> bool:
+        """Clocks differ, so rank 0's counts; it is asked at few steps, at half the time that is left each."""
+        if self._seconds is None:
+            return False
+        if self._begun is None:
+            self._begun, self._look = (step, time.monotonic()), step + 2
+        if step < self._look:
+            return False
+        save, self._look = self._ranks.by_first(lambda: self._decide(step))
+        return save
+
+    def _decide(self, step: int) -> tuple[bool, int]:
+        assert self._begun is not None and self._seconds is not None
+        now = time.monotonic()
+        each = max((now - self._begun[1]) / max(1, step - self._begun[0]), 1e-6)
+        left = self._saved + self._seconds - now
+        save = left <= each / 2
+        if save:
+            self._saved, left = now, self._seconds
+        return save, step + max(1, int(left / each / 2))

@@ -1,0 +1,383 @@
+"""Training loops over a DataLoader: whole batches at first, then, once that is proved to be the same, a part a rank.
+
+Several loops may be under way at once, within each other or side by side (``zip(labelled, unlabelled)``): the batch
+that was given last is the one that counts, until its loop is asked for the next. Batches of loops around it are whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, default_collate
+
+from ...protocol.errors import StrategyError
+from ...ranks.autolog import is_users
+from ..core.agreement import of_every_rank
+from ..step.batch_consistency import check_alike, fingerprint
+from .collating import Collate, loads_batches
+from ..step.divided import Added
+from ..analysis.divisors import form_of
+from .sampler_rng import OwnNumbers, WorkerSeeds, draws, loads
+from .loss_scaling import values_of
+from .line_tracer import LinesRun
+from .places import ByLoop, Place
+from ..core.scatter import Rows as Share
+from ..core.scatter import others_in, tensors_in, to_device
+from .steps import Steps
+from .unexecuted import unseen_use
+from .watching import LoopWatch
+
+
+@dataclass
+class Drawing:
+    """The batches of one iteration: whether the next one is to be a share, and those that were drawn.
+
+    Of each of these, in order: how many samples it has in all, and whether it is a share.
+    """
+
+    sliced: bool = False
+    batches: deque[tuple[int, bool]] = field(default_factory=deque)
+
+    def forget(self, count: int) -> None:
+        """The first ``count`` batches that were drawn are given to nobody."""
+        for _ in range(count):
+            self.batches.popleft()
+
+
+class Parts:
+    """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
+
+    Each iteration has its ``Drawing``, which is the one that was put to ``drawing`` before it began. The samples of a
+    share are loaded with numbers of the rank's own, until ``loaded``: a rank with a row more draws more of them, and
+    the next epoch would be shuffled otherwise.
+    """
+
+    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers | None) -> None:
+        self._sampler, self._group, self._own = sampler, group, own
+        self.drawing = Drawing()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return self._draw(self.drawing)
+
+    def _draw(self, drawing: Drawing) -> Iterator[list[Any]]:
+        for batch in self._sampler:
+            indices = list(batch)
+            sliced = drawing.sliced and len(indices) >= self._group.size()
+            drawing.batches.append((len(indices), sliced))
+            if sliced and self._own is not None:
+                self._own.begin()
+            yield indices[Share(len(indices), self._group).mine] if sliced else indices
+            self.loaded()
+
+    def loaded(self) -> None:
+        """The samples are there: the common numbers again."""
+        if self._own is not None:
+            self._own.end()
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """How the losses of a loop are joined; ``forms`` are those that were judged, None for any."""
+
+    losses: Added
+    forms: set[tuple[str, ...]] | None
+
+
+@dataclass(eq=False)
+class Flight:
+    """A batch that a loop has given, until the loop is asked for its next one."""
+
+    samples: int | None
+    share: Share | None = None
+    joint: Joint | None = None
+    watch: LoopWatch | None = None
+    run: LinesRun | None = None
+
+    def pause(self) -> None:
+        """Another batch is the one that counts."""
+        if self.watch is not None and self.run is not None:
+            self.run.stop()
+            self.watch.pause()
+
+    def resume(self) -> None:
+        if self.watch is not None and self.run is not None:
+            self.watch.resume()
+            if not self.run.start():
+                self.watch.object("a debugger is at work")
+
+
+class Loops:
+    """What is known of a job's training loops. ``sliced`` is the batch that counts, when it is a part."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        say: Callable[[str], None],
+        device: torch.device,
+        steps: Steps,
+        *,
+        batch: str = "auto",
+        loss: str = "auto",
+    ) -> None:
+        """``loss``: auto, or how the user says that it joins the samples, mean or sum: then it is not judged."""
+        self._group, self._say, self._device, self._batch = group, say, device, batch
+        self._steps = steps
+        self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
+        self._decided: ByLoop[Joint | None] = ByLoop()
+        self._told: set[str] = set()
+        self._asserted = Joint(Added(mean=loss != "sum"), None)
+        self._claimed = loss != "auto"
+        self._flights: list[Flight] = []
+        self._shown: Flight | None = None
+        self.watch: LoopWatch | None = None
+        self.sliced: Share | None = None
+        self.samples: int | None = None
+        """Of the batch that counts, where that is known."""
+        self.joint: Joint | None = None
+
+    def backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """User code calls ``backward`` on these: may each rank have its part of the batches in flight?
+
+        Raises ``StrategyError`` where it has, of a batch that is not the one that counts.
+        """
+        for around in self._flights[:-1]:
+            if around.share is not None:
+                raise StrategyError(
+                    "a step takes batches of two loops, and each rank has its part of the outer one's: no step that "
+                    "was watched took two",
+                    "-O batch=whole gives every rank whole batches",
+                )
+            if around.watch is not None:
+                around.watch.object("a step takes batches of two loops")
+        if self.watch is not None:
+            self.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
+
+    def joint_of(self, loss: torch.Tensor) -> tuple[Added, Share]:
+        """How the ranks' losses are joined while parts are in flight, and this rank's part.
+
+        Raises ``StrategyError`` for another kind of loss than those that were judged.
+        """
+        assert self.sliced is not None and self.joint is not None
+        forms = self.joint.forms
+        if forms is not None and form_of(loss) not in forms:
+            raise StrategyError(
+                "the loss of this loop is another one than in the steps that were watched",
+                "-O batch=whole gives every rank the whole batch, and any loss is right",
+            )
+        return self.joint.losses, self.sliced
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """What is done within is not the loop's own."""
+        return _NOTHING if self.watch is None else self._unwatched(self.watch)
+
+    @contextlib.contextmanager
+    def _unwatched(self, watch: LoopWatch) -> Iterator[None]:
+        self.watch = None
+        try:
+            with watch.aside():
+                yield
+        finally:
+            self.watch = watch
+
+    def iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
+        """``iter(loader)`` of user code."""
+        frame = self._users_frame()
+        # Batches that no sampler draws in order are cut in the forward.
+        drawn = loader.batch_sampler is not None and getattr(loader, "in_order", True)
+        # A thread that fetches ahead is in no step of the cell's.
+        in_order = threading.current_thread() is threading.main_thread()
+        if frame is not None and in_order and torch.is_grad_enabled():
+            divided = self._group.size() > 1 and drawn
+            batches = self._batches(original, loader, frame) if divided else self._whole(original, loader, frame)
+            next(batches)  # as on one device: numbers are drawn, and workers begin, before the first batch is asked for
+            return batches
+        return original(loader) if self._device.type == "cpu" else self._moved(iter(original(loader)))
+
+    def _whole(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
+        flight: Flight | None = None
+        try:
+            with self._steps.loop(loader, loader, frame):
+                inner = iter(original(loader))
+                yield
+                for loaded in inner:
+                    self._steps.begins_step()
+                    batch = to_device(loaded, self._device)
+                    flight = self._given(Flight(_samples_of(batch)))
+                    yield batch
+                    self._over(flight)
+                    self._steps.ends_step()
+        finally:
+            self._over(flight)
+
+    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield to_device(batch, self._device)
+
+    def _batches(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
+        shadow = self._shadow(loader)
+        parts: Parts = shadow.batch_sampler  # type: ignore[assignment]
+        site = (loader, Place.of(frame))
+        if self._batch == "whole":
+            self._decided[site] = None
+        elif self._batch == "slices":
+            self._decided[site] = self._asserted
+        drawing = parts.drawing = Drawing(sliced=self._decided.get(site) is not None)
+        if drawing.sliced:
+            shadow.__dict__["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, self._group.rank())
+        watch = None if site in self._decided else self._watch(loader)
+        compares = isinstance(shadow.collate_fn, Collate)
+        run = LinesRun(frame)
+        flight: Flight | None = None
+        try:
+            with self._steps.loop(loader, shadow, frame):
+                inner = iter(original(shadow))
+                parts.loaded()
+                drawing.forget(self._steps.passed(shadow))
+                yield
+                for loaded in loads(inner, parts.loaded):
+                    self._steps.begins_step()
+                    values, objection = loaded if compares else (loaded, None)
+                    batch = to_device(values, self._device)
+                    total, sliced = drawing.batches.popleft()
+                    flight = Flight(total, Share(total, self._group) if sliced else None, self._decided.get(site))
+                    if watch is not None and not sliced:
+                        if objection is not None:
+                            watch.object(objection)
+                        _watched(watch, batch, total)
+                        flight.watch, flight.run = watch, run
+                    self._given(flight)
+                    yield batch
+                    self._over(flight)
+                    if watch is not None and watch.done:
+                        self._decide(site, watch, run, frame)
+                        drawing.sliced = self._decided.get(site) is not None
+                        watch = None
+                    self._steps.ends_step()
+        finally:
+            self._over(flight)
+
+    def _given(self, flight: Flight) -> Flight:
+        """A loop gives a batch: it is the one that counts."""
+        self._flights.append(flight)
+        self._show()
+        return flight
+
+    def _over(self, flight: Flight | None) -> None:
+        """The loop asks for its next batch, or ends: the batch of the loop around it counts again."""
+        if flight in self._flights:
+            self._flights.remove(flight)
+            self._show()
+            if flight.watch is not None:
+                flight.watch.end()
+
+    def _show(self) -> None:
+        flight = self._flights[-1] if self._flights else None
+        if flight is self._shown:
+            return
+        if self._shown is not None:
+            self._shown.pause()
+        self._shown = flight
+        if flight is None:
+            self.watch = self.sliced = self.samples = self.joint = None
+            return
+        self.watch, self.sliced, self.samples, self.joint = flight.watch, flight.share, flight.samples, flight.joint
+        flight.resume()
+
+    def _decide(self, site: Any, watch: LoopWatch, run: LinesRun, frame: FrameType) -> None:
+        """What all ranks find; they have seen the same."""
+        reason = watch.reason or unseen_use(run, frame)
+        found = of_every_rank((reason, watch.seen), self._group)
+        check_alike([seen for _, seen in found], "data in the first batch of a loop")
+        reason = next((one for one, _ in found if one), None)
+        self._decided[site] = (
+            None if reason or watch.losses is None else Joint(watch.losses, None if self._claimed else watch.forms)
+        )
+        if reason:
+            self._tell(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
+        else:
+            self._tell("each rank loads its part of every batch")
+
+    def _tell(self, line: str) -> None:
+        """Once: a loader that is made anew in every epoch is a loop of its own each time."""
+        if line not in self._told:
+            self._told.add(line)
+            self._say(line)
+
+    def _shadow(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """A loader that shares everything with the user's but its batch sampler (and persistent workers)."""
+        shadow = self._shadows.get(loader)
+        if shadow is None:
+            shadow = self._shadows[loader] = copy.copy(loader)
+            collate = loader.collate_fn
+            parts = Parts(loader.batch_sampler, self._group, OwnNumbers(self._group.rank()) if draws(loader) else None)
+        else:
+            parts = shadow.batch_sampler  # type: ignore[assignment]
+            kept, collate = shadow.__dict__.get("_iterator"), shadow.collate_fn
+            shadow.__dict__.update(loader.__dict__)
+            shadow.__dict__["_iterator"] = kept
+        shadow.__dict__["batch_sampler"] = parts
+        shadow.__dict__["collate_fn"] = self._collate(loader.collate_fn, collate)
+        return shadow
+
+    def _collate(self, own: Callable[[list[Any]], Any], before: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+        """What collates in place of the user's ``own``; ``before`` did so in the last iteration."""
+        if own is default_collate:  # it stacks: all samples have one shape then
+            return own
+        if isinstance(before, Collate) and before.own is own:
+            return before
+        return Collate(own, self._group.rank(), self._group.size())
+
+    def _watch(self, loader: DataLoader[Any]) -> LoopWatch:
+        watch = LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)
+        if (why := loads_batches(loader.dataset)) is not None:
+            watch.object(why)
+        return watch
+
+    def _constants(self, loader: DataLoader[Any]) -> tuple[float, ...]:
+        lengths = []
+        for thing in (loader, loader.dataset):
+            try:
+                lengths.append(float(len(thing)))  # type: ignore[arg-type]
+            except (TypeError, NotImplementedError):
+                continue
+        return tuple(lengths)
+
+    def _users_frame(self) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame
+
+
+_NOTHING = contextlib.nullcontext()
+"""Most steps are not watched, and ask three times."""
+
+
+def _watched(watch: LoopWatch, batch: Any, total: int) -> None:
+    """A step that is watched is about to begin."""
+    if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
+        watch.object("not everything in a batch has its samples in the first dimension")
+    if any(other is not None for other in others_in(batch)):
+        watch.object("not everything in a batch is a tensor, and how many of it there are is not seen")
+    watch.seen = watch.seen or fingerprint(batch)
+    watch.begin(batch, total)
+
+
+def _samples_of(batch: Any) -> int | None:
+    """Where all tensors agree in it."""
+    sizes = {tensor.size(0) for tensor in tensors_in(batch) if tensor.dim()}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -1,0 +1,123 @@
+"""Losses of loops that have their part of each batch: what a rank's counts with, and the whole batch's in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...protocol.errors import StrategyError
+from ...ranks.autolog import UNSCALED
+from ..step.divided import Added, targets_of
+from ..core.scatter import Rows as Share
+
+Weight = float | torch.Tensor
+"""What a rank's loss counts with in the whole batch's."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A loss on its way to all ranks. ``guess``: see ``Joining``; ``sent`` None: its numbers travel with gradients."""
+
+    weight: Weight
+    values: list[torch.Tensor]
+    sent: torch.Tensor | None
+    work: Any
+    counted: bool
+    guess: float | None = None
+
+
+class Joining:
+    """Joins the ranks' losses: added up with the gradients, or by an all-reduce each, sent before the backward.
+
+    So no ``item()`` waits, and no backward does, but for a cross entropy, whose targets have to be counted (some may
+    be ignored): the number of the batch before is taken in its place, where gradients may be multiplied afterwards by
+    what was wrong with it, which is the same on all ranks. On GPUs waiting stops no processor, and nothing is guessed.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._targets: float | None = None  # of the batch before
+
+    def send(
+        self,
+        loss: torch.Tensor,
+        way: Added,
+        share: Share,
+        *,
+        may_guess: bool,
+        carry: Callable[[Sequence[float]], None] | None = None,
+    ) -> Joined:
+        """Begin to join ``loss``. ``may_guess``: the gradients of its backward can be multiplied afterwards.
+
+        ``carry`` adds up numbers over the ranks; what they are then, ``finish`` is given.
+        """
+        values = values_of(loss)
+        if not way.counted:
+            weight = share.weight if way.mean else 1.0
+            if carry is not None:
+                carry([float(value.detach()) * weight for value in values])
+                return Joined(weight, values, None, None, counted=False)
+            sent = torch.stack([value.detach() for value in values]) * weight
+            return Joined(weight, values, sent, self._send(sent), counted=False)
+        mine = targets_of(loss).expand_as(loss)
+        guess = self._targets if may_guess and loss.device.type == "cpu" else None
+        if carry is not None and guess is not None:
+            count = float(mine)
+            carry([count, 1.0, *(float(value.detach()) * count if count else 0.0 for value in values)])
+            return Joined(count / guess, values, None, None, counted=True, guess=guess)
+        totals = [torch.where(mine == 0, 0.0, value.detach() * mine) for value in values]  # no targets: 0 / 0
+        sent = torch.stack([mine, mine.new_tensor(guess is not None), *totals])
+        work = self._send(sent)
+        if guess is None:
+            work.wait()
+        return Joined(mine / (guess or sent[0]), values, sent, work, counted=True, guess=guess)
+
+    def _send(self, numbers: torch.Tensor) -> Any:
+        return dist.all_reduce(numbers, group=self._group, async_op=True)
+
+    def finish(self, joined: Joined, carried: Sequence[float] = ()) -> float:
+        """The whole batch's loss in the user's tensors; by what the gradients are to be multiplied.
+
+        Raises ``StrategyError`` when some ranks guessed and others waited.
+        """
+        if joined.sent is None:
+            return self._take(joined, list(carried))
+        joined.work.wait()
+        if joined.sent.device.type == "cpu":
+            return self._take(joined, joined.sent.tolist())
+        whole = joined.sent[2:] / joined.sent[0] if joined.counted else joined.sent
+        for value, one in zip(joined.values, whole.unbind(), strict=True):
+            value.data.copy_(one)
+        return 1.0
+
+    def _take(self, joined: Joined, numbers: list[float]) -> float:
+        factor = 1.0
+        if joined.counted:
+            targets, guesses, *totals = numbers
+            factor = self._factor(joined, targets, guesses)
+            numbers = [total / targets if targets else math.nan for total in totals]
+        for value, one in zip(joined.values, numbers, strict=False):  # the cargo's rest is not ours
+            value.data.fill_(one)
+        return factor
+
+    def _factor(self, joined: Joined, targets: float, guesses: float) -> float:
+        self._targets = targets or None
+        if guesses not in (0.0, self._group.size()):
+            raise StrategyError(
+                "gradients were there before a backward on some ranks, and not on others",
+                "call zero_grad() on all ranks alike; or -O batch=whole",
+            )
+        if joined.guess is None:
+            return 1.0
+        return joined.guess / targets if targets else math.nan
+
+
+def values_of(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Tensors that show a loss: it, and what a GradScaler scaled."""
+    source = getattr(loss, UNSCALED, None)
+    return [loss] if source is None else [loss, source]

@@ -1,0 +1,101 @@
+"""A training that is saved at the ends of its steps (``--checkpoint``), and goes on from there (``--resume``).
+
+What is saved is the state of all that the cell has ``made``; a later run is led to that step (``checkpoint``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from .checkpointer import Checkpointer
+from ...checkpoint.variables import Variables
+from ..core.context import Setting
+from .training_objects import Made
+from ..core.patches import Patches
+from .steps import Loader, Steps
+
+
+class Resuming(Steps):
+    """The steps of a job that saves them, those of the run that is resumed among them."""
+
+    _signals = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, setting: Setting, made: Made, namespace: dict[str, Any], patience: float) -> None:
+        super().__init__(setting.say, patience)
+        self._made, self._namespace = made, namespace
+        self._checkpointer = Checkpointer(setting)
+        self.step = self._checkpointer.step
+        self.seed = self._checkpointer.seed
+
+    # ------------------------------------------------------------------------------------------- around the user's code
+
+    def install(self, patches: Patches) -> None:
+        super().install(patches)
+        self._made.watch(patches)
+
+    def began_with(self, seed: int) -> None:
+        self._checkpointer.seed = seed
+
+    def finish(self) -> None:
+        """Save what the cell has come to. Raises ``CheckpointError`` as a save does."""
+        checkpointer = self._checkpointer
+        self._register()
+        checkpointer.arrive()  # a training that had ended: nothing has led there
+        if not checkpointer.on_the_way:
+            self.step += self._stepped
+        if checkpointer.last is None and not self.step:
+            self._say("no checkpoint was saved: no optimizer of the cell made a step")
+        else:
+            checkpointer.save(self.step, complete=True)
+        super().finish()
+
+    # ----------------------------------------------------------------------------------------------------------- steps
+
+    @contextlib.contextmanager
+    def loop(self, loader: Loader, followed: Loader, frame: FrameType) -> Iterator[None]:
+        with super().loop(loader, followed, frame):
+            checkpointer, name = self._checkpointer, self._made.name_of_loader(loader, frame)
+            if checkpointer.on_the_way and checkpointer.led and not checkpointer.knows(name):
+                checkpointer.arrive()  # it had not begun when the others had ended
+            checkpointer.register(name, followed)
+            yield
+
+    def begins_step(self) -> None:
+        if self._checkpointer.arrived or not self._checkpointer.led:
+            self._checkpointer.go_on()
+
+    def ends_step(self) -> None:
+        if not self._checkpointer.on_the_way:
+            super().ends_step()
+
+    def trains(self) -> None:
+        super().trains()
+        if not self._loops and not self._checkpointer.led:
+            self._checkpointer.arrive()
+            self.begins_step()
+
+    def begin(self) -> None:
+        if self._stop is None:
+            self._checkpointer.register("variables", Variables(self._namespace))
+        super().begin()
+        self._register()
+
+    def _register(self) -> None:
+        for name, thing in self._made.objects().items():
+            self._checkpointer.register(name, thing)
+            if self._checkpointer.on_the_way and isinstance(thing, torch.optim.Optimizer):
+                # Schedulers warn that no step came before theirs; the steps were made in the run before.
+                thing._opt_called = True  # type: ignore[attr-defined]
+
+    def _keep(self, last: bool) -> str:
+        if not last:
+            self._checkpointer.after_step(self.step)
+            return ""
+        self._checkpointer.save(self.step, complete=True)
+        return f"; saved in {self._checkpointer.directory}"

@@ -1,0 +1,138 @@
+"""Random numbers of a divided loader: common ones draw its batches, each rank's own ones load its samples."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+
+from ...checkpoint import randomness
+from ..core.agreement import of_every_rank
+from ..core.rng import GOLDEN
+
+T = TypeVar("T")
+
+_ODD = 0xD1342543DE82EF95
+_NONE = object()
+
+
+class Common:
+    """Within it, numbers are drawn that are the same on all ranks; it may be entered again within.
+
+    Nothing is done with a generator while the ranks have the same of it; where they differ (seeded by their numbers),
+    those of rank 0 go on beside this rank's.
+    """
+
+    def __init__(self) -> None:
+        self._theirs: randomness.State = {}
+        self._mine: randomness.State = {}
+        self._depth = 0
+
+    def begin(self, loader: DataLoader[Any]) -> None:
+        """Compare the ranks' numbers, at the same moment on all; generators of the loader become rank 0's."""
+        holders = (loader, loader.sampler, loader.batch_sampler)
+        found = [getattr(holder, "generator", None) for holder in holders]
+        generators = [one for one in found if isinstance(one, torch.Generator)]
+        states = {
+            **randomness.capture(randomness.ON_CPU),
+            "loader": [generator.get_state() for generator in generators],
+        }
+        of_all = of_every_rank({name: _digest(state) for name, state in states.items()})
+        differing = [name for name in states if any(other.get(name) != of_all[0].get(name) for other in of_all)]
+        self._theirs = {}
+        if any(digests != of_all[0] for digests in of_all):
+            theirs: list[Any] = [{name: states[name] for name in differing}]
+            dist.broadcast_object_list(theirs, src=0)
+            for generator, state in zip(generators, theirs[0].pop("loader", ()), strict=False):
+                generator.set_state(state)
+            if dist.get_rank():  # rank 0's own go on, and its next iteration draws others
+                self._theirs = theirs[0]
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._theirs and self._depth == 1:
+            self._mine = randomness.capture(self._theirs)
+            randomness.restore(self._theirs)
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._theirs and self._depth == 0:
+            self._theirs = randomness.capture(self._theirs)
+            randomness.restore(self._mine)
+
+
+class OwnNumbers:
+    """From ``begin`` to ``end`` all generators give numbers of this rank alone; what was before goes on after that.
+
+    Not a number further: ranks of which one drew and another did not would have other common numbers.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._times = rank, 0
+        self._before: randomness.State | None = None
+
+    def begin(self) -> None:
+        self._before = randomness.capture(randomness.ON_CPU)  # where samples are
+        self._times += 1
+        number = _crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * GOLDEN
+        randomness.seed(number % 2**63)
+
+    def end(self) -> None:
+        """Nothing where nothing was begun."""
+        before, self._before = self._before, None
+        if before is not None:
+            randomness.restore(before)
+
+
+def draws(loader: DataLoader[Any]) -> bool:
+    """Whether loading samples may take random numbers: not where tensors are indexed and stacked, and nothing else."""
+    dataset = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is not TensorDataset or loader.collate_fn is not default_collate
+
+
+def loads(batches: Iterator[T], loaded: Callable[[], None]) -> Iterator[T]:
+    """``batches``; ``loaded`` is called whenever one of them was, or could not be: user code works on it next."""
+    while True:
+        try:
+            batch: Any = next(batches, _NONE)
+        finally:
+            loaded()
+        if batch is _NONE:
+            return
+        yield batch
+
+
+class WorkerSeeds:
+    """A ``worker_init_fn``: the workers of a rank draw other numbers than those of the next."""
+
+    def __init__(self, own: Callable[[int], None] | None, rank: int) -> None:
+        self._own, self._rank = own, rank
+
+    def __call__(self, worker: int) -> None:
+        randomness.seed((torch.initial_seed() + self._rank * GOLDEN) % 2**63)
+        if self._own is not None:
+            self._own(worker)
+
+
+def _crc(state: torch.Tensor, before: int = 0) -> int:
+    return zlib.crc32(state.numpy().tobytes(), before)
+
+
+def drew(before: randomness.State, after: randomness.State) -> bool:
+    """Whether random numbers were drawn between two captures."""
+    return any(_digest(state) != _digest(after[name]) for name, state in before.items())
+
+
+def _digest(state: Any) -> int:
+    """Of one generator's state, or of a list of torch's."""
+    if isinstance(state, torch.Tensor):
+        return _crc(state)
+    if isinstance(state, list):
+        return zlib.crc32(repr([_crc(one) for one in state]).encode())
+    return zlib.crc32(repr([part.tolist() if hasattr(part, "tolist") else part for part in state]).encode())

@@ -1,0 +1,326 @@
+"""Two steps of a training loop, watched: may each rank be given its part of the batch alone?
+
+It may when nothing in the loop would be another number then: the losses are means or sums over the samples, no other
+number of the batch is read, none is carried from a step to the next, the model gets nothing but the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...torch_private import TENSOR_FILE, disable_current_modes, in_backward, number_of_function_modes, pop_function_mode, push_function_mode
+from ...ranks.autolog import is_users
+from ...ranks.failures import is_ours
+from ..step.batch_consistency import Print
+from ..analysis.batchwise import BatchwiseTracker
+from ..step.divided import Added, Joined, Way
+from ..analysis.divisors import divisor_of, form_of
+from ..analysis.lattice import Noise, Rows, Same
+from ..analysis.rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
+from ..analysis.slices import Slices
+from ..analysis.verdicts import Judgement, Verdict
+
+STEPS = 2
+"""The second shows what was carried over from the first."""
+
+_READS = {
+    "item",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "numpy",
+    "tolist",
+    "__array__",
+    "__repr__",
+    "__format__",
+    "__dlpack__",
+    "__reduce_ex__",
+    "__contains__",
+    "register_hook",
+    "retain_grad",
+}
+"""What shows user code a number of a tensor, or of its gradient."""
+_SIZES = {"size", "numel", "nelement", "__len__", "stride"}
+
+
+class Numbers(TorchFunctionMode):
+    """Tells which tensors user code reads numbers or sizes of."""
+
+    def __init__(
+        self, read: Callable[[torch.Tensor, str], None], sized: Callable[[torch.Tensor, int | None], None]
+    ) -> None:
+        super().__init__()
+        self._read, self._sized = read, sized
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        owner = getattr(func, "__self__", None)
+        if args and isinstance(args[0], torch.Tensor):
+            if name in _READS:
+                self._read(args[0], name)
+            elif name in _SIZES:
+                self._sized(args[0], args[1] if len(args) > 1 and isinstance(args[1], int) else None)
+            elif name == "__get__" and owner is torch.Tensor.shape:
+                self._sized(args[0], None)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Without what watches functions: torch.compile would compile for that, and in the third step once more."""
+    modes = [pop_function_mode() for _ in range(number_of_function_modes())]
+    for mode in reversed(modes):
+        if not isinstance(mode, (Numbers, Slices)):
+            push_function_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in range(number_of_function_modes()):
+            pop_function_mode()
+        for mode in reversed(modes):
+            push_function_mode(mode)
+
+
+@dataclass
+class LoopWatch:
+    """The watched steps of one loop. ``reason`` is why the batch stays whole, in words; None as long as it need not."""
+
+    constants: tuple[float, ...] = ()
+    claimed: Added | None = None
+    """How losses are joined, by the user's word: they are not judged."""
+    reason: str | None = None
+    steps: int = 0
+    losses: Added | None = None
+    forms: set[tuple[str, ...]] = field(default_factory=set)
+    """Of the losses that were judged."""
+    seen: Print = field(default_factory=list)
+    """Of the first batch, to be held against the other ranks'."""
+    _tracker: _LoopTracker | None = None
+    _numbers: Numbers | None = None
+    _made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    _backwards: int = 0
+    _forwards: int = 0
+    _counted: bool = False
+    _samples: int = 0
+
+    @property
+    def done(self) -> bool:
+        """After the same number of steps on all ranks: a branch for rank 0 alone may object on it alone."""
+        return self.steps >= STEPS
+
+    def begin(self, batch: Any, samples: int) -> None:
+        """A step is about to begin with this batch."""
+        self._samples, self._backwards, self._forwards = samples, 0, 0
+        self._tracker = _LoopTracker(self, samples, self.constants)
+        self._tracker.enters(batch, samples)
+        self._numbers = Numbers(self._read, self._sized)
+
+    def resume(self) -> None:
+        """From here on user code works on this batch."""
+        if self._tracker is not None and self._numbers is not None:
+            self._tracker.__enter__()
+            self._numbers.__enter__()  # type: ignore[no-untyped-call]
+
+    def pause(self) -> None:
+        """Until it is resumed user code works on another batch, or on none."""
+        if self._tracker is not None and self._numbers is not None:
+            self._numbers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._tracker.__exit__(None, None, None)
+
+    def end(self) -> None:
+        """The step is over, and paused: the loop asks for the next batch, or ends."""
+        if self._tracker is None:
+            return
+        if not self._backwards:
+            self.object("a batch passed without backward()")
+        if not self._forwards:
+            self.object("no distributed model is called")
+        self.steps += 1
+        if self.steps > 1 and any(known() is not None for known in self._made):
+            self.object("something of a batch is kept over the next one")
+        self._made = [weakref.ref(tensor) for tensor in self._tracker.of_the_batch()]
+        self._tracker = self._numbers = None
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Nothing within is followed: the model's forward, a backward."""
+        tracker, self._tracker = self._tracker, None
+        try:
+            with disable_current_modes(), _unseen():
+                yield
+        finally:
+            self._tracker = tracker
+
+    def object(self, reason: str) -> None:
+        """The first objection stands."""
+        self.reason = self.reason or reason
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> None:
+        """A root module is called with these."""
+        if self._tracker is None:
+            return
+        self._forwards += 1
+        batched = [tensor for tensor in tensors if tensor.dim() and tensor.size(0) == self._samples]
+        rows = [self._tracker.kind(tensor) for tensor in batched]
+        self._heed(frozenset().union(*(self._tracker.fact(tensor).notes for tensor in batched)))
+        if not rows or not all(isinstance(kind, Rows) and kind.dim == 0 and kind.over is None for kind in rows):
+            self.object("the model is called with something else than the batch")
+        if any(RANDOM in self._tracker.fact(tensor).notes for tensor in tensors):
+            self.object("the model is called with random numbers of the loop")
+
+    def forwarded(self, outputs: Sequence[torch.Tensor], ways: Sequence[Way]) -> None:
+        """What it returned, and how that is made of the ranks' parts; no ``ways``: it was not divided."""
+        if self._tracker is None:
+            return
+        if len(ways) != len(outputs):
+            self.object("the model was called with a batch that cannot be divided")
+        for output, way in zip(outputs, ways, strict=False):
+            if isinstance(way, Joined) and way.turns:
+                self.object("an output of the model has its samples in turns")
+            elif isinstance(way, Joined):
+                self._tracker.returned(output, self._samples, way.dim)
+            elif isinstance(way, Added):
+                self._tracker.reduced(output, self._samples, mean=way.mean)
+                self._counted |= way.counted
+
+    def backward(self, losses: Sequence[torch.Tensor], shown: Sequence[torch.Tensor]) -> None:
+        """``backward`` was called on ``losses``; ``shown`` have the whole batch's value from here on."""
+        if self._tracker is None:
+            return
+        self._backwards += 1
+        if self.claimed is not None:
+            self.losses = self.claimed
+        for loss in losses if self.claimed is None else ():
+            verdict = self._tracker.verdict(loss)
+            found = way_of(loss, verdict, counted=self._counted)
+            if found is None:
+                self.object(verdict.reason + (f" ({verdict.place})" if verdict.place else ""))
+                return
+            self._heed(verdict.notes)
+            if self.losses is not None and self.losses != found:
+                self.object("one loss is a mean and another a sum")
+            self.losses = found
+            self.forms.add(form_of(loss))
+        for value in shown:
+            self._tracker.is_global(value)
+
+    def _heed(self, notes: frozenset[str]) -> None:
+        """What is the same for all ranks' rows together only: numbers drawn for each sample, statistics."""
+        if RANDOM in notes:
+            self.object(f"the loop {RANDOM}")
+        for note in notes & {SYNCHRONISE, ONE_SAMPLE}:
+            self.object(note)
+
+    def _read(self, tensor: torch.Tensor, name: str) -> None:
+        """By user code, or by a library to which it gave the tensor; torch's own reading does not count."""
+        if self._tracker is None or isinstance(self._tracker.kind(tensor), Same):
+            return
+        frame = _asking()
+        while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+            frame = frame.f_back
+        if frame is not None and not is_ours(frame.f_code.co_filename):
+            self.object(f"{_place(frame)} reads numbers of the batch ({name.strip('_')})")
+
+    def _sized(self, tensor: torch.Tensor, dim: int | None) -> None:
+        if self._tracker is None or not isinstance(kind := self._tracker.kind(tensor), Rows):
+            return
+        frame = _asking()
+        if frame is None or not is_users(frame.f_code.co_filename):
+            return
+        dim = _index_taken(frame) if dim is None else dim
+        if dim is None or dim % tensor.dim() == kind.dim:
+            self.object(f"{_place(frame)} reads the number of samples")
+
+
+def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> Added | None:
+    """How the ranks' values of a loss are joined; None where they cannot be. ``counted``: the model made the mean."""
+    if verdict.judgement is Judgement.SUM:
+        return Added(mean=False)
+    if verdict.judgement in (Judgement.MEAN, Judgement.RATIO):
+        divisor = divisor_of(loss)
+        if counted:
+            return Added(mean=True, counted=True)
+        if divisor is not None and verdict.weight is not None and float(divisor) == float(verdict.weight):
+            return Added(mean=True, counted=True)
+        if verdict.judgement is Judgement.MEAN and IGNORED not in verdict.notes:
+            return Added(mean=True)
+    return None
+
+
+_TORCH = torch.__file__.rpartition("/")[0] + "/"
+_OVERRIDES = (torch.overrides.__file__, TENSOR_FILE)
+
+
+class _LoopTracker(BatchwiseTracker):
+    """Follows the loop's own operations; the model's forward is judged elsewhere, with its rows alone."""
+
+    def __init__(self, watch: LoopWatch, samples: int, constants: tuple[float, ...]) -> None:
+        super().__init__(total=samples, constants=constants)
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not in_backward():
+            self._look_for_strangers(args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def is_global(self, loss: torch.Tensor) -> None:
+        """From here on the tensor has the whole batch's value on every rank, and what shares its memory."""
+        for tensor in list(self._facts):
+            if tensor is loss or (tensor.numel() == 1 and tensor.data_ptr() == loss.data_ptr()):
+                self._facts.pop(tensor, None)
+
+    def _look_for_strangers(self, args: Sequence[Any]) -> None:
+        """Tensors as long as the batch that are not of it (noise, indices) would have the wrong length."""
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        kinds = [self.kind(one) for one in tensors]
+        if not any(isinstance(kind, Rows) for kind in kinds):
+            return
+        for tensor, kind in zip(tensors, kinds, strict=True):
+            as_long = tensor.dim() > 0 and tensor.size(0) == self.samples() > 1
+            if as_long and isinstance(kind, Same | Noise) and not isinstance(tensor, torch.nn.Parameter):
+                self._watch.object("a tensor as long as the batch is not of it")
+
+
+def _asking() -> FrameType | None:
+    """Who called the function of a tensor that is being looked at: what is below ``Numbers`` and torch's overrides."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not Numbers.__torch_function__.__code__:
+        frame = frame.f_back
+    while frame is not None and (
+        frame.f_code is Numbers.__torch_function__.__code__ or frame.f_code.co_filename in _OVERRIDES
+    ):
+        frame = frame.f_back
+    return frame
+
+
+def _place(frame: FrameType) -> str:
+    """The user's line in which it happens."""
+    users: FrameType | None = frame
+    while users is not None and not is_users(users.f_code.co_filename):
+        users = users.f_back
+    return f"line {users.f_lineno}" if users is not None else "a library"
+
+
+def _index_taken(frame: FrameType) -> int | None:
+    """``1`` where the code goes on as ``x.shape[1]``; None where it takes the whole shape, or that cannot be told."""
+    after = [one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti]
+    after = [one for one in after if one.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")][:2]
+    if len(after) == 2 and after[0].opname == "LOAD_CONST" and after[1].opname in ("BINARY_SUBSCR", "BINARY_OP"):
+        index = after[0].argval
+        return index if isinstance(index, int) else None
+    return None

@@ -1,0 +1,1 @@
+"""One parallelism a file, and how a model becomes plain again."""

@@ -1,0 +1,36 @@
+"""Activation checkpointing: the inside of each repeated block is computed again in backward instead of kept.
+
+In place (``torch.distributed._composable.checkpoint``), so that names stay clean; before blocks are sharded. Chen et
+al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy_options import chosen
+from ...torch_private import checkpoint_in_place
+from ..core import blocks
+from ..core.context import Setting
+
+
+def check(model: nn.Module, setting: Setting) -> None:
+    """Raise ``StrategyError`` for a model without blocks to checkpoint."""
+    if not of(model, setting):
+        raise StrategyError(
+            f"{type(model).__name__} has no repeated block whose activations could be computed again",
+            "leave --activation-checkpointing out, or call torch.utils.checkpoint.checkpoint in the model's forward",
+        )
+
+
+def apply(model: nn.Module, setting: Setting) -> None:
+    """Checkpoint every repeated block; dropout draws the same numbers again."""
+    for block in of(model, setting):
+        checkpoint_in_place(block)
+
+
+def of(model: nn.Module, setting: Setting) -> list[nn.Module]:
+    """The repeated blocks, or the modules of the classes that ``transformer_layer_cls_to_wrap`` names."""
+    names = chosen(setting.plan, "transformer_layer_cls_to_wrap")
+    return blocks.of_classes(model, names) if names else blocks.repeated(model)

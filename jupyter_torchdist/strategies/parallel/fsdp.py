@@ -1,0 +1,375 @@
+"""Fully sharded data parallelism: PyTorch's ``fully_shard``, in place, unit by unit.
+
+Parameters become DTensors over ``dp_shard`` (and copies of them over ``dp_replicate``); the model's classes, names and
+objects stay. Every option of Hugging Face's page on FSDP is here by its name
+(https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html says what each part does).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy import StrategyPlan
+from ...protocol.strategy_options import chosen
+from ...torch_private import fsdp_around_outputs, fsdp_begin, fsdp_is_root, fsdp_output_dtype, fsdp_recover, replicate_with_fsdp
+from ..core import blocks, loading
+from ..core.agreement import check_untouched
+from ..core.context import Setting
+from ..step.gradients import average_after_backward
+from ..sharded.unsharded import groups_of, units_in
+from ..core.outputs import changed, closed, opened
+from ..core.ownership import INSTEAD_OF_A_COPY, own_class
+from ..core.scatter import map_tensors, tensors_in
+from .unused import agree_on_use
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+ENOUGH = 1_000_000
+"""Parameters of a unit at the least, in a model without repeated blocks."""
+
+SMALL = 64
+"""Elements of a vector of the model itself that is left whole."""
+
+
+def check(model: nn.Module, setting: Setting) -> None:
+    """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
+    check_untouched(model)
+    _check_plan(setting.plan)
+    units(model, setting.plan)
+    _check_dtypes(model, setting.plan)
+
+
+def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] = ()) -> None:
+    """Shard ``model`` in place; all ranks.
+
+    ``forward_methods`` names methods beside ``forward`` that will be called on the model itself.
+    """
+    plan, group, device = setting.plan, setting.data_group, setting.device
+    weights: dict[str, Tensor] | None = None
+    if loading.someone_lacks_weights(model, group, device) or chosen(plan, "cpu_ram_efficient_loading"):
+        weights = loading.set_aside(model, group)
+    elif chosen(plan, "sync_module_states"):
+        loading.broadcast_states(model, group, device)
+    sharded = _shard(model, setting)
+    if weights is not None:
+        home = torch.device("cpu") if chosen(plan, "cpu_offload") else device
+        loading.hand_out(model, weights, group, device, home)
+    _leave_whole(model, setting)
+    _settle(model)
+    agree_on_use(model, setting)
+    _prefetch(sharded, setting)
+    for method in forward_methods:
+        register_fsdp_forward_method(model, method)
+
+
+def shard_alone(model: nn.Module, setting: Setting) -> None:
+    """Shard a model without values, whose gradients nobody will use: nothing is sent, no number is read."""
+    sharded = _shard(model, setting)
+    _settle(model)
+    _prefetch(sharded, setting)
+
+
+def units(model: nn.Module, plan: StrategyPlan) -> list[list[nn.Module]]:
+    """What is gathered together, in the order of definition, without the rest that stays with the root.
+
+    A unit is a group of modules: one, or several that share a parameter. Raises ``StrategyError`` for classes that
+    the model lacks.
+    """
+    policy = chosen(plan, "auto_wrap_policy")
+    names = chosen(plan, "transformer_layer_cls_to_wrap")
+    if policy == "NO_WRAP":
+        wanted = []
+    elif policy == "SIZE_BASED_WRAP":
+        wanted = blocks.by_size(model, chosen(plan, "min_num_params"))
+    elif policy == "TRANSFORMER_BASED_WRAP" or names:
+        wanted = blocks.of_classes(model, names) if names else _named_by_the_model(model)
+    else:
+        wanted = blocks.repeated(model) or blocks.by_size(model, ENOUGH)
+    return _with_ties_together(model, wanted)
+
+
+def _named_by_the_model(model: nn.Module) -> list[nn.Module]:
+    """Classes that a Transformers model names itself, as accelerate takes them; else the repeated blocks."""
+    names = getattr(model, "_no_split_modules", None)
+    return blocks.of_classes(model, [*names]) if names else blocks.repeated(model)
+
+
+def _with_ties_together(model: nn.Module, wanted: Iterable[nn.Module]) -> list[list[nn.Module]]:
+    """Units of which no two share a parameter: beside each other they are joined, one in another is dissolved."""
+    order = {module: position for position, module in enumerate(model.modules())}
+    group_of = {module: [module] for module in wanted}
+    changed = True
+    while changed:
+        changed = False
+        home = _homes(model, group_of)
+        for places in loading.slots(model).values():
+            homes = sorted({home[module] for module, _ in places}, key=order.__getitem__)
+            first = homes[0]
+            for other in homes[1:]:
+                if first is model or other in set(first.modules()):
+                    changed = bool([group_of.pop(module) for module in list(group_of[other])]) or changed
+                    break
+                if group_of[first] is not group_of[other]:
+                    group_of[first].extend(group_of[other])
+                    group_of.update(dict.fromkeys(group_of[other], group_of[first]))
+    unique = {id(group): sorted(group, key=order.__getitem__) for group in group_of.values()}
+    return sorted(unique.values(), key=lambda group: order[group[0]])
+
+
+def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Module, nn.Module]:
+    """The unit in which each module is, or the model itself."""
+    home = {model: model}
+    for module in model.modules():
+        for child in module.children():
+            home.setdefault(child, child if child in chosen_units else home[module])
+    return home
+
+
+def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
+    """Apply ``fully_shard`` bottom up: inner units first, the root last."""
+    inner, last = _precision(setting.plan)
+    shared: dict[str, Any] = {
+        "offload_policy": _offload(setting),
+        "ignored_params": set(_left_whole(model, setting.plan)),
+    }
+    _make_contiguous(model, setting)
+    found = units(model, setting.plan)
+    reshard = _reshard(setting.plan)
+    for group in reversed(found):
+        _wrap(group[0] if len(group) == 1 else group, setting, reshard, {**shared, "mp_policy": inner})
+    _wrap(model, setting, None if reshard is True else reshard, {**shared, "mp_policy": last})
+    for module in units_in([model]):
+        type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
+    return found
+
+
+def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: dict[str, Any]) -> None:
+    if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
+        replicate_with_fsdp(target, mesh=_one_dimension(setting), **options)
+    else:
+        fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
+    unit = target[0] if isinstance(target, list) else target
+    fsdp_around_outputs(unit, partial(_hook_what_is_its_own, fsdp_output_dtype(unit)))
+
+
+def _hook_what_is_its_own(dtype: torch.dtype | None, register: Callable[[Any], Any], outputs: Any) -> Any:
+    """Outputs in ``dtype``, and copies of those that are views: a change of a view in place takes torch's hook off it.
+
+    The unit's parameters would then not be gathered for its backward. See ``_register_pre_backward_hook`` in
+    ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
+    """
+    parts = opened(outputs)  # torch does not look into objects, neither for its hook nor for its cast
+    tensors = tensors_in(parts)
+    own = [tensor if tensor._base is None else tensor.clone() for tensor in tensors]
+    hooked = dict(zip(map(id, tensors), register(own), strict=True))
+    if any(hooked[id(tensor)] is not tensor for tensor in tensors):
+        outputs = closed(map_tensors(parts, lambda tensor: hooked[id(tensor)]))
+    return outputs if dtype is None else changed(outputs, partial(_cast, dtype))
+
+
+def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _mesh(setting: Setting) -> DeviceMesh:
+    if setting.plan.degree("dp_replicate") > 1:
+        return setting.mesh["dp_replicate", "dp_shard"]
+    return setting.mesh["dp_shard"]
+
+
+def _one_dimension(setting: Setting) -> DeviceMesh:
+    for name, other in (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard")):
+        if setting.plan.degree(other) == 1:
+            return setting.mesh[name]
+    return setting.data_mesh
+
+
+def _reshard(plan: StrategyPlan) -> bool | int:
+    if chosen(plan, "sharding_strategy") in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2"):
+        return False
+    return chosen(plan, "reshard_after_forward")  # type: ignore[no-any-return]
+
+
+def _precision(plan: StrategyPlan) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
+    """Of inner units, and of the root: gradients are summed, and the model's outputs are given, in fp32."""
+    dtype = DTYPES.get(plan.precision)
+    if dtype is None:
+        return MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    return (
+        MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32),
+    )
+
+
+def _offload(setting: Setting) -> OffloadPolicy:
+    if not chosen(setting.plan, "cpu_offload"):
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=setting.device.type != "cpu")  # without an accelerator nothing can be pinned
+
+
+def _make_contiguous(model: nn.Module, setting: Setting) -> None:
+    """``fully_shard`` takes no other layout (channels-last weights): the values are the same in this one."""
+    odd = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+    if odd:
+        setting.say(f"fsdp: {odd[0]} and {len(odd) - 1} other parameters are stored contiguously when sharded")
+
+
+def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
+    """What stays whole on every rank: 0-dim parameters, which ``fully_shard`` cannot cut, and a model's small vectors.
+
+    Cells use the latter outside of the forward (``agent.log_std.exp()``), where a shard would be of no use. In a
+    lower precision they are gathered like the others: only so are they cast.
+    """
+    scalars = [parameter for parameter in model.parameters() if parameter.ndim == 0]
+    if plan.precision in DTYPES or not any(True for child in model.children() for _ in child.parameters()):
+        return scalars
+    inside = {parameter for child in model.children() for parameter in child.parameters()}
+    own = [one for one in model.parameters(recurse=False) if one.ndim == 1 and one not in inside]
+    return scalars + [one for one in own if one.numel() <= SMALL]
+
+
+def _leave_whole(model: nn.Module, setting: Setting) -> None:
+    """Their gradients are averaged."""
+    whole = _left_whole(model, setting.plan)
+    for parameter in whole:
+        parameter.data = parameter.data.to(setting.device)
+    if whole:
+        average_after_backward(model, whole, setting.data_group)
+
+
+def _settle(model: nn.Module) -> None:
+    """Make ``model`` the root now, and keep gathered parameters from outliving what they were gathered for.
+
+    A root (and with ZeRO-2 every unit) stays gathered after a forward. If no backward follows, an optimizer's step
+    would be missed by the next forward, and writes to ``model.parameters()`` would go to copies.
+    """
+    fsdp_begin(model)
+    groups = list(groups_of(units_in([model])))
+
+    def forget(*_: object) -> None:
+        for group in groups:
+            if not group.is_sharded:
+                group.reshard()
+
+    def forget_after_evaluation(*_: object) -> None:
+        if not torch.is_grad_enabled():
+            forget()
+
+    model.register_forward_pre_hook(forget, prepend=True)
+    model.register_forward_hook(forget_after_evaluation)
+
+
+def _prefetch(sharded: list[list[nn.Module]], setting: Setting) -> None:
+    """FSDP2 gathers ahead by itself on a GPU, one unit in backward; the options ask for it earlier, or not at all."""
+    order = [group[0] for group in sharded]
+    if chosen(setting.plan, "forward_prefetch"):
+        for module, following in itertools.pairwise(order):
+            module.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
+    how = chosen(setting.plan, "backward_prefetch")
+    if how == "BACKWARD_POST":
+        setting.say("fsdp: backward_prefetch=BACKWARD_POST has no counterpart in FSDP2; runs as NO_PREFETCH")
+    if how in ("BACKWARD_POST", "NO_PREFETCH"):
+        for module in order:
+            module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # itself: nothing ahead
+
+
+def _check_plan(plan: StrategyPlan) -> None:
+    strategy, reshard = chosen(plan, "sharding_strategy"), plan.options.get("reshard_after_forward")
+    ranks, copies = plan.degree("dp_shard"), plan.degree("dp_replicate")
+    if strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2") and copies == 1:
+        raise StrategyError(
+            f"sharding_strategy={strategy} replicates across groups of ranks, and there is one group",
+            "use --strategy hsdp (-O dp_shard=RANKS_IN_A_GROUP), or FULL_SHARD",
+        )
+    if strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") and reshard not in (None, False):
+        raise StrategyError(
+            f"sharding_strategy={strategy} keeps parameters between forward and backward, "
+            f"reshard_after_forward={reshard} frees them",
+            "leave one of the two out",
+        )
+    if type(reshard) is int and (ranks % reshard or reshard == ranks):
+        raise StrategyError(
+            f"reshard_after_forward={reshard} with {ranks} ranks that share the parameters",
+            f"a number between 1 and {ranks} that divides {ranks}; =1 is all of them",
+        )
+
+
+def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
+    """The trained parameters of a unit travel in one buffer."""
+    home = _homes(model, {group[0] for group in units(model, plan)})
+    seen: dict[nn.Module, tuple[str, torch.dtype]] = {}
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(f"{module_name}".strip("."), recurse=False):
+            if parameter.requires_grad and parameter.ndim:
+                first, dtype = seen.setdefault(home[module], (name, parameter.dtype))
+                if dtype != parameter.dtype:
+                    raise StrategyError(
+                        f"{first} ({dtype}) and {name} ({parameter.dtype}) are trained in one unit of fsdp",
+                        "give the model one dtype (and --precision bf16), or freeze one of them, or use ddp",
+                    )
+
+
+def explain(error: BaseException) -> StrategyError | None:
+    """What torch says when a sharded model is used other than by calling it, in words; None for another error."""
+    if isinstance(error, StrategyError):
+        return None
+    first = next(iter(str(error).splitlines()), "")
+    if OF_PLAIN_ONES.search(first) and in_backward(error):
+        return StrategyError(
+            "this backward needs parameters as they were before the model's first call, in which they were sharded "
+            f"({type(error).__name__}: {first:.160})",
+            "compute what the loss takes from parameters (a penalty) after model(x), or use --strategy ddp",
+        )
+    if not any(words in str(error) for words in _OF_SHARDS):
+        return None
+    return StrategyError(
+        "a parameter sharded by fsdp or tp was used outside of the forward of the module it belongs to, where this "
+        f"operation knows its shards alone ({type(error).__name__}: {first:.160})",
+        "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
+        "forward, or use --strategy ddp. Logits that -O loss_parallel=1 leaves split go into cross_entropy alone",
+    )
+
+
+def in_backward(error: BaseException) -> bool:
+    """Sizes that do not match have other causes elsewhere: a batch without samples."""
+    return any(frame.name == "_engine_run_backward" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def recover(model: nn.Module) -> None:
+    """After a forward that raised the parameters are shards, and the next one may begin."""
+    for unit in units_in([model]):
+        if fsdp_is_root(unit):
+            fsdp_recover(unit)
+
+
+OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
+"""Their values are gone: what autograd kept of them has no elements."""
+_OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered", "DeviceMesh", "for storage of size 0")
+
+
+def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
+    raise StrategyError(
+        f"copy.deepcopy of {own_class(module).__name__}, which is sharded: a copy would be without what gathers its "
+        "parameters",
+        INSTEAD_OF_A_COPY,
+    )

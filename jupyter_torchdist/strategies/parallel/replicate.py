@@ -1,0 +1,93 @@
+"""Data parallelism with a copy on every rank: PyTorch's DDP, in place.
+
+``torch.distributed._composable.replicate`` is DDP's own reducer behind hooks: no ``.module``, no ``module.`` in names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy_options import chosen
+from ...torch_private import replicate_in_place
+from . import fsdp
+from ..core import loading
+from ..core.agreement import check_untouched
+from ..core.context import Setting
+from ..core.ownership import own_class
+
+POWERSGD_START = 1000
+"""Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""
+
+
+def check(model: nn.Module, setting: Setting) -> None:
+    """Raise ``StrategyError`` for what DDP cannot do here."""
+    check_untouched(model)
+    if chosen(setting.plan, "comm_hook") == "bf16" and dist.get_backend(setting.data_group) == "gloo":
+        raise StrategyError(
+            "comm_hook=bf16: DDP's own reducer takes it with NCCL alone, and these ranks talk through Gloo",
+            "use -O comm_hook=fp16, or run on GPUs",
+        )
+
+
+def apply(model: nn.Module, setting: Setting) -> None:
+    """Replicate ``model`` in place; all ranks. Parameters stay the same objects.
+
+    They begin as rank 0's. A model without trained parameters needs nothing. Beside tensor parallelism, whose
+    parameters are DTensors, FSDP2's own way to replicate does it (then they are replaced, as with fsdp).
+    """
+    if setting.plan.degree("tp") > 1:
+        fsdp.apply(model, beside_tp(setting))
+        return
+    loading.move(model, setting.device)
+    loading.broadcast_states(model, setting.data_group, setting.device)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    replicate_in_place(
+        model,
+        process_group=setting.data_group,
+        device_id=setting.device,
+        init_sync=False,  # done above, without writing what is equal
+        static_graph=chosen(setting.plan, "static_graph"),
+        find_unused_parameters=chosen(setting.plan, "find_unused_parameters"),
+        bucket_cap_mb=chosen(setting.plan, "bucket_cap_mb"),
+        gradient_as_bucket_view=chosen(setting.plan, "gradient_as_bucket_view"),
+    )
+    type(model).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
+    _compress(model, setting)
+
+
+def beside_tp(setting: Setting) -> Setting:
+    """FSDP2's own way to replicate."""
+    options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
+    return replace(setting, plan=replace(setting.plan, options=options))
+
+
+def _compress(model: Any, setting: Setting) -> None:
+    kind, group = chosen(setting.plan, "comm_hook"), setting.data_group
+    if kind == "fp16":
+        model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    elif kind == "bf16":
+        model.register_comm_hook(group, default_hooks.bf16_compress_hook)
+    elif kind == "powersgd":
+        model.register_comm_hook(powersgd_state(group), powerSGD_hook.powerSGD_hook)
+
+
+def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
+    """What PowerSGD keeps between steps: factors of rank 1, and what they left out.
+
+    Without the small number a layer whose gradient is zero for a step would be divided by zero.
+    """
+    return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START, orthogonalization_epsilon=1e-12)
+
+
+def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
+    raise StrategyError(
+        f"copy.deepcopy of {own_class(module).__name__}, which ddp replicates in place: a copy would share its reducer",
+        "copy the model before its first training step",
+    )

@@ -1,0 +1,165 @@
+"""Inputs divided along the sequence: cut where they enter a region of the model, joined where they leave it.
+
+The gradients of what computes within are those of a rank's tokens times the ranks (``shares``): their mean over the
+ranks of ``group`` is one device's, and averaging what is whole on every rank changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from ...torch_private import at_end_of_backward
+from ..step.gradients import AtEndOfBackward, average_gradients
+from ..core.ownership import INSTEAD_OF_A_COPY
+from ..core.scatter import Rows, cut_rows, join_rows, map_tensors, tensors_in
+
+Forward = Callable[..., Any]
+
+
+class Tokens:
+    """The sequence in flight: ``length`` tokens over the ranks of ``group``, along dimension 1."""
+
+    def __init__(self, group: dist.ProcessGroup, what: str) -> None:
+        self.group, self.what = group, what
+        self.length = self.batch = 0
+        self.are_whole = False
+        """On every rank: they do not divide, and no gradient is wanted."""
+        self.stay_whole = False
+        """What is computed now is kept for later tokens: it is left whole where no gradient is wanted."""
+        self.in_flight = False
+        """Each rank has its part: they were cut, and not yet joined."""
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.length, self.group)
+
+    @property
+    def part(self) -> int:
+        """Tokens of a rank."""
+        return self.length // int(self.group.size())
+
+    def begins(self, hidden: torch.Tensor, *, or_whole: bool = False) -> None:
+        """``hidden``: batch x sequence x width. Raises ``StrategyError`` for a length that the ranks do not divide.
+
+        ``or_whole``: such a sequence is left whole, as a text that grows word by word.
+        """
+        ranks = int(self.group.size())
+        if hidden.ndim != 3:
+            raise StrategyError(
+                f"{self.what} divides inputs of shape batch x sequence x width, and was given {list(hidden.shape)}",
+                "add the missing dimension, or use fsdp",
+            )
+        self.batch, self.length = hidden.shape[:2]
+        self.are_whole = or_whole and (self.length % ranks > 0 or self.stay_whole)
+        if self.length % ranks and not self.are_whole:
+            raise StrategyError(
+                f"{self.what}: {self.length} tokens over {ranks} ranks do not divide evenly",
+                f"pad the sequences to a multiple of {ranks}",
+            )
+        self.in_flight = not self.are_whole
+
+    def cut(self, value: Any) -> Any:
+        """This rank's tokens of every tensor that has the whole sequence in dimension 1 (no mask: it has four)."""
+        return map_tensors(value, lambda one: cut_rows(one, self.rows, 1) if self._has(one, self.length) else one)
+
+    def cut_all(self, value: Any) -> Any:
+        """As ``cut``; so of what goes beside them for all samples alike, such as the rotations of positions."""
+
+        def part(one: torch.Tensor) -> torch.Tensor:
+            dim = 1 if self._has(one, self.length) else self._only(one)
+            return one if dim is None else cut_rows(one, self.rows, dim)
+
+        return map_tensors(value, part)
+
+    def _only(self, tensor: torch.Tensor) -> int | None:
+        """The dimension of the sequence in: sequence, sequence x width, with any ones between and before.
+
+        None for a mask, which ends with it, and where it may be that of the samples.
+        """
+        long = [dim for dim, size in enumerate(tensor.shape) if size != 1]
+        if not long or len(long) > 2 or tensor.shape[long[0]] != self.length or tensor.shape.count(self.length) > 1:
+            return None
+        dim = long[0]
+        ends, samples = dim == tensor.ndim - 1 > 0, dim == 0 and self.length == self.batch
+        return None if ends or samples else dim
+
+    def join(self, value: Any) -> Any:
+        self.in_flight = False
+        return map_tensors(
+            value, lambda one: no_view(join_rows(one, self.rows, 1)) if self._has(one, self.part) else one
+        )
+
+    def _has(self, tensor: torch.Tensor, length: int) -> bool:
+        return tensor.ndim == 3 and tensor.shape[1] == length
+
+
+def no_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in the same memory, to be changed in place by who gets it: FSDP2's hooks get lost on views."""
+    result: torch.Tensor = _NoView.apply(tensor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _NoView(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]
+
+
+def refuse_copies(model: nn.Module, strategy: str) -> None:
+    """A copy would call the forward of what it was copied from."""
+
+    def refuse(_memo: object) -> NoReturn:
+        raise StrategyError(
+            f"copy.deepcopy of {type(model).__name__}, which is divided by {strategy}: a copy would be without that",
+            INSTEAD_OF_A_COPY,
+        )
+
+    vars(model)["__deepcopy__"] = refuse
+
+
+def hidden_in(args: Sequence[Any], kwargs: dict[str, Any], module: nn.Module) -> torch.Tensor:
+    """The tensor that flows through the blocks: the first one that is given."""
+    tensors = tensors_in((tuple(args), kwargs))
+    if not tensors:
+        raise StrategyError(f"{type(module).__name__} is called without a tensor", "pass the hidden states first")
+    return tensors[0]
+
+
+def around_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
+    """``module.forward(...)`` becomes ``wrapper(original, ...)``, until ``plain.restore``."""
+    original = module.forward
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    forward.__module__ = __name__
+    vars(module)["forward"] = forward
+
+
+def average_after_backward(model: nn.Module, group: dist.ProcessGroup, split_over_group: set[str]) -> None:
+    """Gradients of all parameters but those named are averaged over ``group`` at the end of each backward.
+
+    Parameters are looked up by then: a strategy may have replaced them since. After FSDP's own end of the backward,
+    which is queued before or after ours.
+    """
+
+    def average() -> None:
+        at_end_of_backward(lambda: average_gradients(_others(model, split_over_group), group))
+
+    model.register_forward_hook(AtEndOfBackward(average).watch)
+
+
+def _others(model: nn.Module, split: set[str]) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if name not in split]

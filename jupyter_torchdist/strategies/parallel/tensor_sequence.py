@@ -1,0 +1,98 @@
+"""Sequence parallelism beside tensor parallelism: between the split layers each rank keeps its tokens alone.
+
+Norms, dropout and residual sums work on a rank's part of the sequence, so their activations take ``1/tp`` of the
+memory (Korthikanti et al., https://arxiv.org/abs/2205.05198); the split layers are given the whole sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from ...protocol.strategy_options import chosen
+from ..core import blocks
+from ..core.context import Setting
+from .sequences import Tokens, around_forward, average_after_backward, hidden_in
+from .tensor_plan import Styles
+
+
+def check(model: nn.Module, styles: Styles, setting: Setting) -> None:
+    """Raise ``StrategyError`` where the split layers are no modules of their own within repeated blocks."""
+    found = blocks.repeated(model)
+    if not found:
+        raise StrategyError(
+            f"sequence_parallel divides what is between the layers of repeated blocks; {type(model).__name__} has none",
+            "leave sequence_parallel out",
+        )
+    names = {module: name for name, module in model.named_modules()}
+    for block in found:
+        inner = _split_parts(block, names, styles)
+        if not inner or block in inner:
+            raise StrategyError(
+                f"sequence_parallel needs attention and MLP as modules of their own; the split layers of "
+                f"{names[block]} ({type(block).__name__}) hang on the block itself, which reads the whole sequence",
+                "move them into modules of their own, or leave sequence_parallel out",
+            )
+
+
+def apply(model: nn.Module, styles: Styles, setting: Setting) -> None:
+    """Divide the sequence between the split layers of ``model``, and within layers of style ``sequence``."""
+    group = setting.mesh["tp"].get_group()
+    alone = [model.get_submodule(name) for name, style in styles.items() if style == "sequence"]
+    if not alone and not chosen(setting.plan, "sequence_parallel"):
+        return
+    for module in alone:
+        divide_around([module], Tokens(group, "sequence"))
+    if chosen(setting.plan, "sequence_parallel"):
+        names = {module: name for name, module in model.named_modules()}
+        found = blocks.repeated(model)
+        tokens = Tokens(group, "sequence_parallel")
+        for block in found:
+            for part in _split_parts(block, names, styles):
+                _whole_within(part, tokens)
+        divide_around(found, tokens)
+    split = {f"{name}.{own}" for name, style in styles.items() if style not in ("sequence", "replicate")
+             for own, _ in model.get_submodule(name).named_parameters()}  # fmt: skip
+    average_after_backward(model, group, split)
+
+
+def divide_around(parts: list[nn.Module], tokens: Tokens) -> None:
+    """Cut the sequence where it enters the first module and join it where it leaves the last."""
+
+    def enter(original: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens.begins(hidden_in(args, kwargs, parts[0]))
+        args, kwargs = tokens.cut((args, kwargs))
+        return original(*args, **kwargs)
+
+    def leave(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return tokens.join(original(*args, **kwargs))
+
+    around_forward(parts[-1], leave)
+    around_forward(parts[0], enter)
+
+
+def _whole_within(part: nn.Module, tokens: Tokens) -> None:
+    def forward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tokens.join((args, kwargs))
+        return tokens.cut(original(*args, **kwargs))
+
+    around_forward(part, forward)
+
+
+def _split_parts(block: nn.Module, names: dict[nn.Module, str], styles: Styles) -> list[nn.Module]:
+    """The innermost modules that hold a rowwise layer and a colwise one each, in a block."""
+    prefix = f"{names[block]}."
+    own = {name: style for name, style in styles.items() if name.startswith(prefix)}
+    rows = [name for name, style in own.items() if style == "rowwise"]
+    columns = [name for name, style in own.items() if style in ("colwise", "gathered")]
+    by_name = {names[module]: module for module in block.modules()}
+    found: dict[nn.Module, None] = {}
+    for row in rows:
+        above = [row.rsplit(".", number)[0] for number in range(1, row.count(".") + 1)]
+        for one in above:
+            if any(column.startswith(f"{one}.") for column in columns):
+                found[by_name.get(one, block)] = None
+                break
+    return list(found)

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages, microbatches, schedules."""

@@ -1,0 +1,264 @@
+"""Schedules that begin backwards before all forwards have ended, around a loop that computes its loss by itself.
+
+The loss of an unmodified loop is computed by code that comes after the forward. So the forward gives ``Deferred``
+outputs; what becomes of them is recorded, and when ``backward()`` is called on it and it is proved to be made of the
+microbatches' own losses (``pipeline_loss``), the last stage computes it for each microbatch and the schedule runs,
+forwards and backwards mixed, within ``backward()``. Of the whole batch no stage keeps activations.
+
+What a step cannot do so is said, or refused: nothing was trained before the first step that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import StrategyError
+from ..core.context import Setting
+from ..step.deferred import Deferred, Record
+from ..analysis.numerals import user_place
+from ..core.outputs import closed
+from .loss import Graph, Parts, graph_of, proved, weight_of
+from .passage import SPENT, Passage
+from .run import Microbatch, Pairs
+from .schedules import Orders
+from ..core.scatter import map_tensors
+from ..core.rng import OwnStream, as_then, present, undone
+
+if TYPE_CHECKING:
+    from .stages import Pipeline
+
+_BY_SCHEDULE, _TO_BE_PROVED, _AT_ONCE = range(3)
+"""What a rank has in mind when a step's values are needed; the largest holds for all."""
+
+
+class Inside:
+    """Of one pipeline."""
+
+    def __init__(self, pipeline: Pipeline, setting: Setting) -> None:
+        self.pipeline, self._say = pipeline, setting.say
+        self._name = pipeline.layout.schedule
+        self._known: dict[Hashable, Parts] = {}
+        self._has_run = self._has_said = False
+
+    def outputs(self, passage: Passage) -> Any:
+        """Of the forward: deferred where the schedule may be used."""
+        try:
+            orders = self.pipeline.layout.inside(len(passage.microbatches))
+        except StrategyError as error:
+            return self._whole(passage, error.message)
+        if len(passage.microbatches) == 1:
+            return self._whole(passage, "the batch goes through in one piece")
+        if passage.asking:
+            return self._whole(passage, "an input of the model asks for a gradient")
+        if not any(passage.requires_grad()):
+            return passage.outputs()
+        step = Step(self, passage, orders)
+        each = iter(step.record.outputs)
+        return closed(map_tensors(passage.microbatches[0].flow.outputs, lambda _: next(each)))
+
+    def _whole(self, passage: Passage, reason: str) -> Any:
+        self.instead(reason)
+        return passage.outputs()
+
+    def instead(self, reason: str) -> None:
+        """All forwards of this step come first, which is said once. Raises ``StrategyError`` in the first step."""
+        if not self._has_run:
+            raise StrategyError(
+                f"-O schedule={self._name} begins backwards before all forwards have ended; here it cannot: {reason}",
+                "use -O schedule=gpipe (or looped_bfs), which takes any loss",
+            )
+        if not self._has_said:
+            self._has_said = True
+            self._say(f"a step's forwards all came before its backwards, unlike schedule {self._name}: {reason}")
+
+    def ran(self) -> None:
+        """A step by the schedule is over."""
+        self._has_run = True
+
+    def parts(self, signature: Hashable) -> Parts | None:
+        """What was proved."""
+        return self._known.get(signature)
+
+    def learn(self, signature: Hashable, parts: Parts) -> None:
+        self._known[signature] = parts
+
+    def draws(self, passage: Passage) -> bool:
+        """Whether a forward of this kind draws random numbers: found by one without a graph, at its first call."""
+        flow = passage.microbatches[0].flow
+        if flow.draws is None and flow.may_draw:
+            before = torch.get_rng_state()
+            with undone():
+                passage.trial()
+                drew = not torch.equal(torch.get_rng_state(), before)
+            flow.draws = bool(self.pipeline.wires.largest([int(drew)])[0])
+        return bool(flow.draws)
+
+
+class Step:
+    """One passage whose backward is mixed with its forward, or both one after the other."""
+
+    def __init__(self, inside: Inside, passage: Passage, orders: Orders) -> None:
+        self._inside, self._passage, self._orders = inside, passage, orders
+        self._pipeline = inside.pipeline
+        draws = inside.draws(passage)
+        self._drawn_from = present()
+        if draws:
+            torch.rand(())
+        self._called = self._state()
+        kind = self._pipeline.wires.device.type
+        self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        self.record = Record(self, self._fakes(), self._pipeline.fake_mode, self._pipeline.wires.device)
+        self._value, self._weight, self._unit = 0.0, 0.0, 0.0
+
+    def _fakes(self) -> list[Tensor]:
+        """Of the whole batch's outputs."""
+        made = []
+        for place, graded in enumerate(self._passage.requires_grad()):
+            shape, dtype = self._passage.shape(place)
+            with self._pipeline.fake_mode:
+                fake = torch.empty(shape, dtype=dtype, device=self._pipeline.wires.device)
+            made.append(fake.requires_grad_(graded).view_as(fake) if graded else fake)
+        return made
+
+    def _state(self) -> list[Any]:
+        """What must be the same when the forward is done as when it was called."""
+        own = [parameter._version for parameter in self._pipeline.root.parameters()]
+        given = [tensor._version for one in self._passage.microbatches for tensor in one.tensors()]
+        return [own, given, [module.training for module in self._pipeline.root.modules()]]
+
+    @contextmanager
+    def _as_called(self) -> Iterator[None]:
+        """The forward is done as it was called. Raises ``StrategyError`` where that is too late."""
+        if self._state() != self._called:
+            raise StrategyError(
+                "weights, inputs or train()/eval() of the model changed between its forward and backward()",
+                "use -O schedule=gpipe, which computes a forward when it is called",
+            )
+        kind, dtype, enabled = self._autocast
+        with (
+            self._pipeline.within(),
+            as_then(self._drawn_from),
+            torch.enable_grad(),
+            torch.autocast(kind, dtype, enabled),
+            self._pipeline.precision(),
+        ):
+            yield
+
+    # --------------------------------------------------------------------------------------------- values are needed
+
+    def now(self, why: str) -> Sequence[Tensor]:
+        """As ``Source``: on this rank something needs a value."""
+        self._pipeline.wires.largest([_AT_ONCE, 0])
+        return self._forward(f"{_place()} needs a value before backward() ({why})")
+
+    def _forward(self, reason: str) -> Sequence[Tensor]:
+        self._inside.instead(reason)
+        with self._as_called():
+            return self._passage.differentiable()
+
+    def backward(self, loss: Deferred, grad: Tensor | None) -> bool:
+        """As ``Source``: all of the step, by the schedule where that is proved."""
+        graph = graph_of(self.record, loss, len(self._passage.fakes()))
+        signature = graph.signature(self._passage.total)
+        parts = self._inside.parts(signature)
+        mind = _BY_SCHEDULE if parts is not None else _TO_BE_PROVED
+        agreed, wanted = self._pipeline.wires.largest([mind, int(self.record.wanted(loss))])
+        if agreed == _AT_ONCE:
+            self.record.come(self._forward("a rank needs a value before backward()"))
+            return False
+        if agreed == _TO_BE_PROVED:
+            found = self._proof(graph)
+            if isinstance(found, str):
+                self.record.come(self._forward(f"the loss is not one of microbatches: {found}"))
+                return False
+            self._inside.learn(signature, found)
+            parts = found
+        assert parts is not None
+        self._run(graph, parts, grad, loss.dtype, wanted=bool(wanted))
+        return True
+
+    def _proof(self, graph: Graph) -> Parts | str:
+        with self._as_called(), undone():
+            outputs = self._passage.trial()
+        assert self._passage.ways is not None
+        return proved(graph, outputs, self._passage.ways, [one.rows for one in self._passage.microbatches])
+
+    # --------------------------------------------------------------------------------------------------- by schedule
+
+    def _run(self, graph: Graph, parts: Parts, grad: Tensor | None, dtype: torch.dtype, *, wanted: bool) -> None:
+        """Forwards and backwards in the schedule's order; then the values for which user code may ask."""
+        passage, wires, counted = self._passage, self._pipeline.wires, parts.way.counted
+        sums = torch.zeros(3, dtype=torch.float64, device=wires.device)
+
+        def ends(one: Microbatch) -> Pairs:
+            return self._ends(one, graph, parts, grad, wanted=wanted)
+
+        def scale() -> Tensor | None:
+            """Means over targets that count are divided by their number when it is known."""
+            sums.copy_(torch.tensor([self._value, self._weight, self._unit]))
+            wires.from_rank(sums, self._pipeline.layout.last_rank)
+            return sums[2] * len(passage.microbatches) / sums[1] if counted else None
+
+        with self._as_called():
+            with OwnStream(1 + wires.rank):
+                apart = self._pipeline.own_parameters() if counted else []
+                passage.with_own_gradients(apart, lambda: passage.work.perform(self._orders, ends), scale)
+            outputs = passage.joined() if wanted else []
+        known = {graph.loss: _spent((sums[0] / sums[1] if parts.way.mean else sums[0]).to(dtype))}
+        if wanted:
+            self.record.come([_spent(one) if one.is_floating_point() else one for one in outputs], known)
+        else:
+            self.record.come_alone(known)
+        passage.microbatches.clear()
+        self._inside.ran()
+
+    def _ends(self, one: Microbatch, graph: Graph, parts: Parts, grad: Tensor | None, *, wanted: bool) -> Pairs:
+        """The loss of one microbatch, with what it counts with."""
+        total = self._passage.total
+        outputs = [self._pipeline.as_given(output) for output in one.outputs]
+        with torch.enable_grad():
+            loss = graph.value(outputs, parts.externals(graph, one.rows, total))
+        weight = float(weight_of(loss, parts.way, one.rows, total))
+        if wanted:
+            one.let_go()
+        else:
+            one.outputs = []
+        if weight == 0:  # all its targets are to be ignored: its own mean is 0 / 0
+            return []
+        self._value += float(loss.detach()) * weight
+        self._weight += weight
+        begin = torch.ones_like(loss) if grad is None else grad.to(loss.dtype)
+        return [(loss, begin * self._relative(weight, counted=parts.way.counted))]
+
+    def _relative(self, weight: float, *, counted: bool) -> float:
+        """A number of targets beside that of the first microbatch: near one, so that no half precision overflows."""
+        if not counted:
+            return weight
+        self._unit = self._unit or weight
+        return weight / ((self._unit or 1.0) * len(self._passage.microbatches))
+
+
+def _place() -> str:
+    place = user_place()
+    return "the cell" if place is None else f"{place}"
+
+
+def _spent(value: Tensor) -> Tensor:
+    """A value of a graph through which ``backward`` went."""
+    spent: Tensor = _Spent.apply(value.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
+    return spent
+
+
+class _Spent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, _anchor: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(SPENT)

@@ -1,0 +1,249 @@
+"""One passage of a batch through the stages: all microbatches forward, and later all of them backward.
+
+A passage whose backward is mixed with its forward (``pipeline_inside``) has the same parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ...protocol.errors import StrategyError
+from ..step.divided import Added, Joined, Way
+from ..analysis.divisors import Parted
+from ..analysis.leftovers import no_trace
+from ..core.outputs import closed
+from .flow import OTHER_PATH
+from .run import Microbatch, Pairs, Work
+from ..core.scatter import map_tensors, tensors_in, weighed
+from ..core.rng import OwnStream
+
+if TYPE_CHECKING:
+    from .stages import Pipeline
+
+SPENT = "Trying to backward through the graph a second time: a pipeline keeps what it needs for one backward"
+
+
+class Passage:
+    """One forward of a pipeline and its backward. All ranks of the pipeline go through it together."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rows: Sequence[slice],
+        ways: tuple[Way, ...] | None,
+    ) -> None:
+        self._pipeline, self._wires = pipeline, pipeline.wires
+        self._last_rank = pipeline.layout.last_rank
+        graded = torch.is_grad_enabled()
+        self.asking = [tensor for tensor in tensors_in((args, kwargs)) if graded and tensor.requires_grad]
+        """Inputs that ask for a gradient."""
+        leaves = {id(t): t.detach().requires_grad_() for t in self.asking}
+        self._leaves = list(leaves.values())
+        values = map_tensors((args, kwargs), lambda tensor: leaves.get(id(tensor), tensor))
+        parts = [pipeline.cut_inputs(values, part) for part in rows]
+        sizes = [part.stop - part.start for part in rows]
+        flows = {size: pipeline.flow_of(*inputs) for size, inputs in dict(zip(sizes, parts, strict=True)).items()}
+        self.microbatches = [
+            Microbatch(number, part, flows[size], inputs)
+            for number, (part, size, inputs) in enumerate(zip(rows, sizes, parts, strict=True))
+        ]
+        self.ways = ways
+        self.total = sum(sizes)
+        self.work = Work(pipeline, self.microbatches)
+        self._divisors: dict[int, Tensor] = {}
+        """By what outputs that are means over targets were divided."""
+        self._spent = False
+
+    def outputs(self) -> Any:
+        """The whole batch's outputs on all ranks, differentiable."""
+        each = iter(self.differentiable())
+        return closed(map_tensors(self.microbatches[0].flow.outputs, lambda _: next(each)))
+
+    def differentiable(self) -> Sequence[Tensor]:
+        """The tensors within the outputs."""
+        if self.ways is not None and len(self.ways) != len(self.fakes()):
+            raise StrategyError("the model returns other outputs than it did in the trial")
+        if torch.is_grad_enabled() and any(self.requires_grad()):
+            anchor = torch.zeros((), requires_grad=True)
+            results: Sequence[Tensor] = _Pipelined.apply(self, anchor, *self.asking)  # type: ignore[no-untyped-call]
+            return [
+                Parted.of(result, self._divisors[place], ()) if place in self._divisors else result
+                for place, result in enumerate(results)
+            ]
+        return self.forward()
+
+    def fakes(self, number: int = 0) -> list[Tensor]:
+        """The tensors within the outputs of one microbatch, without values."""
+        return tensors_in(self.microbatches[number].flow.outputs)
+
+    def requires_grad(self) -> list[bool]:
+        """Of each output."""
+        return [fake.requires_grad for fake in self.fakes()]
+
+    def forward(self) -> list[Tensor]:
+        """All microbatches through the stages; the outputs, joined."""
+        orders, common = self._pipeline.layout.forwards(len(self.microbatches)), torch.get_rng_state()
+        if not any(one.flow.may_draw for one in self.microbatches):
+            self.work.perform(orders)
+            if not torch.equal(torch.get_rng_state(), common):
+                raise OTHER_PATH
+            return self.joined()
+        with OwnStream(1 + self._wires.rank):
+            self.work.perform(orders)
+        drew = torch.tensor([float(not torch.equal(torch.get_rng_state(), common))], device=self._wires.device)
+        somewhere = self._wires.begin_to_sum(drew)
+        outputs = self.joined()  # on its way at the same time
+        somewhere.wait()
+        torch.set_rng_state(common)
+        if drew.item():  # the common stream of random numbers is a number further on all ranks if a stage drew any
+            torch.rand(())
+        return outputs
+
+    def trial(self) -> list[Tensor]:
+        """The outputs of the whole batch, computed without a graph and without a trace."""
+        with torch.no_grad(), no_trace(self._pipeline.root), OwnStream(1 + self._wires.rank):
+            Work(self._pipeline, self.microbatches).perform(self._pipeline.layout.forwards(len(self.microbatches)))
+            outputs = self.joined()
+        for one in self.microbatches:
+            one.outputs, one.weights = [], []
+        return outputs
+
+    def joined(self) -> list[Tensor]:
+        """The outputs of the whole batch, without a graph, from the rank that has them."""
+        return [self._joined(place) for place in range(len(self.fakes()))]
+
+    def shape(self, place: int) -> tuple[list[int], torch.dtype]:
+        """Of one output of the whole batch."""
+        way = self.ways[place] if self.ways is not None else None
+        fakes = [self.fakes(one.number)[place] for one in self.microbatches]
+        shape = list(fakes[0].shape)
+        if isinstance(way, Joined):
+            shape[way.dim] = sum(fake.size(way.dim) for fake in fakes)
+        return shape, torch.float32 if self._widened(fakes[0].dtype) else fakes[0].dtype
+
+    def _joined(self, place: int) -> Tensor:
+        shape, dtype = self.shape(place)
+        whole = torch.empty(shape, dtype=dtype, device=self._wires.device)
+        if self._wires.rank == self._last_rank:
+            parts = [one.outputs[place] for one in self.microbatches]
+            whole.copy_(self._combined(place, parts, self.ways[place] if self.ways is not None else None).detach())
+        self._wires.hand_out(whole, self._last_rank)
+        if self._counts_targets(place):  # ranks beside this pipeline ask
+            divisor = self._divisors.setdefault(place, torch.empty((), dtype=dtype, device=self._wires.device))
+            self._wires.hand_out(divisor, self._last_rank)
+        return whole
+
+    def _widened(self, dtype: torch.dtype) -> bool:
+        return self._pipeline.in_fp32 and dtype in (torch.float16, torch.bfloat16)
+
+    def _combined(self, place: int, parts: Sequence[Tensor], way: Way | None) -> Tensor:
+        weights = self._weights(place, way)
+        for one, weight in zip(self.microbatches, weights, strict=True):
+            one.weights.append(weight)
+        if isinstance(way, Joined):
+            return torch.cat([part.detach() for part in parts], way.dim)
+        if isinstance(way, Added):
+            return torch.stack([weighed(part.detach(), one) for part, one in zip(parts, weights, strict=True)]).sum(0)
+        return parts[0]
+
+    def _counts_targets(self, place: int) -> bool:
+        way = self.ways[place] if self.ways is not None else None
+        return isinstance(way, Added) and way.counted and torch.is_grad_enabled()
+
+    def _weights(self, place: int, way: Way | None) -> list[float | Tensor]:
+        if not isinstance(way, Added) or not way.mean:
+            return [1.0] * len(self.microbatches)
+        if not self._counts_targets(place):
+            return [(one.rows.stop - one.rows.start) / self.total for one in self.microbatches]
+        divisors = [one.divisor(place) for one in self.microbatches]
+        counted = [divisor for divisor in divisors if divisor is not None]
+        if len(counted) != len(divisors):
+            raise StrategyError("the loss is no longer the cross entropy that it was in the first steps")
+        whole = torch.stack(counted).sum()
+        self._divisors[place] = whole.to(self.shape(place)[1])
+        return [divisor / whole for divisor in counted]
+
+    def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """All microbatches back through the stages; the gradients of those inputs that ask for one."""
+        if self._spent:
+            raise RuntimeError(SPENT)
+        self._spent = True
+        orders = self._pipeline.layout.backwards(len(self.microbatches))
+        self.with_own_gradients([], lambda: self.work.perform(orders, lambda one: self._ends(one, grads)))
+        self.microbatches.clear()
+        return [self._of_all(leaf) for leaf in self._leaves]
+
+    def with_own_gradients(
+        self, apart: Sequence[nn.Parameter], run: Callable[[], Any], scale: Callable[[], Tensor | None] = lambda: None
+    ) -> None:
+        """``run`` a backward. Parameters that several ranks hold get the sum of their gradients.
+
+        ``scale`` multiplies the gradients of this backward, those of ``apart``, not what was there before.
+        """
+        tied = dict(self._pipeline.tied())
+        before = {parameter: parameter.grad for parameter in dict.fromkeys((*tied, *apart))}
+        for parameter in before:
+            parameter.grad = None
+        run()
+        factor = scale()
+        for parameter, old in before.items():
+            new = parameter.grad
+            if parameter in tied:
+                new = torch.zeros_like(parameter) if new is None else new.to_dense() if new.is_sparse else new
+                new = self._wires.summed(new, tied[parameter])
+            if new is not None and factor is not None:
+                new = new * factor.to(new.dtype)
+            parameter.grad = new if old is None else old if new is None else old.add_(new)
+
+    def _of_all(self, leaf: Tensor) -> Tensor:
+        """An input may be used in several stages."""
+        grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        self._wires.sum_over_all(grad)
+        return grad
+
+    def _ends(self, one: Microbatch, grads: Sequence[Tensor | None]) -> Pairs:
+        pairs = []
+        for place, output in enumerate(one.outputs):
+            grad = grads[place]
+            if grad is None or not output.requires_grad:
+                continue
+            way = self.ways[place] if self.ways is not None else None
+            if isinstance(way, Joined):
+                grad = grad.narrow(way.dim, *self.rows_of(one, place, way))
+            elif isinstance(way, Added):
+                grad = grad * one.weights[place]
+            elif one.number:
+                continue  # nothing of the batch is in it: the first microbatch's stands for all
+            pairs.append((output, grad.to(output.dtype)))
+        one.outputs = []
+        return pairs
+
+    def rows_of(self, one: Microbatch, place: int, way: Joined) -> tuple[int, int]:
+        """Where a microbatch's rows begin in an output of the whole batch, and how many they are."""
+        sizes = [self.fakes(other.number)[place].size(way.dim) for other in self.microbatches]
+        return sum(sizes[: one.number]), sizes[one.number]
+
+
+class _Pipelined(torch.autograd.Function):
+    """The join of the microbatches' outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, passage: Passage, _anchor: Tensor, *_asking: Tensor) -> tuple[Tensor, ...]:
+        ctx.passage = passage
+        graded = passage.requires_grad()
+        with torch.enable_grad():
+            outputs = passage.forward()
+        ctx.mark_non_differentiable(*(output for output, asks in zip(outputs, graded, strict=True) if not asks))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return (None, None, *ctx.passage.backward(grads))

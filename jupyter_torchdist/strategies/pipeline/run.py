@@ -1,0 +1,219 @@
+"""One rank's work on the microbatches of a passage: forwards and backwards of its stages, in a given order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...torch_private import stage_backward_input, stage_backward_weight
+from ..analysis.divisors import divisor_of
+from .flow import Flow, Value
+from .schedules import Action, Kind, Orders, messages, taken
+from .wires import Arriving
+from ..core.scatter import tensors_in
+
+if TYPE_CHECKING:
+    from .stages import Pipeline
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""Tensors, each with its gradient."""
+
+
+@dataclass
+class Microbatch:
+    """Rows of a batch on their way. ``outputs`` are there on the rank of the last stage, while they are needed."""
+
+    number: int
+    rows: slice
+    flow: Flow
+    inputs: tuple[Any, Any]
+    """Positional and named arguments of the forward."""
+    outputs: list[Tensor] = field(default_factory=list)
+    weights: list[float | Tensor] = field(default_factory=list)
+    """What each output counts with in the whole batch's."""
+    _divisors: list[Tensor | None] = field(default_factory=list)
+
+    def divisor(self, place: int) -> Tensor | None:
+        """By what an output that is a cross entropy was divided."""
+        return self._divisors[place] if self._divisors else divisor_of(self.outputs[place])
+
+    def let_go(self) -> None:
+        """Of the outputs' graphs, not of their values."""
+        self._divisors = [divisor_of(output) for output in self.outputs]
+        self.outputs = [output.detach() for output in self.outputs]
+
+    def tensors(self) -> list[Tensor]:
+        """Among the inputs."""
+        return tensors_in(self.inputs)
+
+
+@dataclass
+class _Part:
+    """What a stage keeps of one microbatch between forward and backward."""
+
+    received: dict[int, Tensor]
+    passed: dict[int, Tensor] = field(default_factory=dict)
+    pairs: Pairs = field(default_factory=list)
+    groups: Any = None
+    """What the first half of a split backward leaves to the second."""
+
+
+class Work:
+    """``ends``: what the last stage's backward of a microbatch begins with."""
+
+    def __init__(self, pipeline: Pipeline, microbatches: Sequence[Microbatch]) -> None:
+        self._pipeline, self._layout, self._wires = pipeline, pipeline.layout, pipeline.wires
+        self._microbatches = microbatches
+        self._last = self._layout.stages - 1
+        self._kept: dict[tuple[int, int], _Part] = {}
+        self._mail: dict[Action, list[Tensor]] = {}
+        self._orders: Orders = []
+        self._arriving: list[Iterator[tuple[int, Action]]] = []
+        self._begun: list[deque[tuple[int, Action, list[Arriving]]]] = []
+        """Of each rank what it was begun to receive from, in order."""
+        self._sent: dict[Action, list[Any]] = {}
+        """To other ranks, for these actions of theirs."""
+        self._done: list[int] = []
+        """How many of its actions each rank has surely done."""
+
+    def perform(self, orders: Orders, ends: Callable[[Microbatch], Pairs] = lambda one: []) -> None:
+        """This rank's actions; all ranks of the pipeline are given the same orders."""
+        rank = self._wires.rank
+        self._orders, self._done = orders, [0 for _ in orders]
+        self._arriving = [messages(self._layout, order, rank) for order in orders]
+        self._begun = [deque() for _ in orders]
+        for other in range(len(orders)):
+            self._begin_to_receive(other, self._wires.ahead)
+        for action in orders[rank]:
+            if action.kind is Kind.FORWARD:
+                self._forward(action)
+            else:
+                self._backward(action, ends)
+        self._wires.flush()
+        self._sent.clear()
+
+    # ------------------------------------------------------------------------------------------------- neighbours
+
+    def _take(self, needed: Action, stage: int) -> list[Tensor]:
+        """What an action needs of the neighbouring ``stage``; what was sent before it is kept until it is needed."""
+        rank = self._layout.rank_of(stage)
+        while needed not in self._mail:
+            self._begin_to_receive(rank, 1)
+            done, arrived, tensors = self._begun[rank].popleft()
+            self._mail[arrived] = [tensor.arrived() for tensor in tensors]
+            self._let_go(rank, done)
+            self._begin_to_receive(rank, self._wires.ahead)
+        return self._mail.pop(needed)
+
+    def _let_go(self, rank: int, done: int) -> None:
+        """Of what another rank has: it sent something after so many actions, and took what these needed before."""
+        for action in taken(self._orders[rank][self._done[rank] : done]):
+            for work in self._sent.pop(action, ()):
+                self._wires.has_arrived(work)
+        self._done[rank] = done
+
+    def _begin_to_receive(self, rank: int, count: int) -> None:
+        """What comes next from a rank, until so much is under way."""
+        while len(self._begun[rank]) < count and (arriving := next(self._arriving[rank], None)) is not None:
+            done, needed = arriving
+            tensors = [self._wires.begin_to_receive(one.shape, one.dtype, rank) for one in self._values(needed)]
+            self._begun[rank].append((done, needed, tensors))
+
+    def _give(self, needed: Action, tensors: Sequence[Tensor]) -> None:
+        rank = self._layout.rank_of(needed.stage)
+        if rank == self._wires.rank:
+            self._mail[needed] = [tensor.detach() for tensor in tensors]
+        else:
+            self._sent[needed] = [self._wires.send(tensor, rank) for tensor in tensors]
+
+    def _values(self, needed: Action) -> list[Value]:
+        """What crosses the border before a stage, for a forward, or behind it, for a backward."""
+        entering = self._microbatches[needed.microbatch].flow.entering
+        return entering[needed.stage] if needed.kind is Kind.FORWARD else _graded(entering[needed.stage + 1])
+
+    # ---------------------------------------------------------------------------------------------------- actions
+
+    def _forward(self, action: Action) -> None:
+        stage, one = action.stage, self._microbatches[action.microbatch]
+        part = _Part({})
+        if stage > 0:
+            arrived = self._take(action, stage - 1)
+            for value, tensor in zip(one.flow.entering[stage], arrived, strict=True):
+                part.received[value.number] = tensor.requires_grad_(value.requires_grad)
+        outputs, part.passed = self._pipeline.run_stage(one.flow, stage, part.received, *one.inputs)
+        if stage < self._last:
+            leaving = [part.passed[value.number] for value in one.flow.entering[stage + 1]]
+            self._give(Action(Kind.FORWARD, stage + 1, one.number), leaving)
+        else:
+            one.outputs = tensors_in(outputs)
+        if torch.is_grad_enabled():
+            self._kept[stage, one.number] = part
+
+    def _backward(self, action: Action, ends: Callable[[Microbatch], Pairs]) -> None:
+        stage, one = action.stage, self._microbatches[action.microbatch]
+        part = self._kept[stage, one.number]
+        if action.kind is not Kind.WEIGHTS:
+            inputs = [part.received[value.number] for value in _graded(one.flow.entering[stage])]
+            pairs = ends(one) if stage == self._last else self._returned(one, stage, part)
+            part.pairs = [(tensor, grad) for tensor, grad in pairs if tensor.requires_grad]
+            if action.kind is Kind.INPUTS and inputs and part.pairs:
+                part.groups = self._of_inputs(part, inputs)
+            elif action.kind is Kind.BACKWARD:
+                _whole(part)
+            if stage > 0:
+                slopes = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in inputs]
+                self._give(Action(Kind.BACKWARD, stage - 1, one.number), slopes)
+            part.received, part.passed = {}, {}  # a second half begins between them
+        elif part.groups is not None:
+            self._of_weights(part)
+        else:
+            _whole(part)
+        if action.kind is not Kind.INPUTS:
+            del self._kept[stage, one.number]
+
+    def _returned(self, one: Microbatch, stage: int, part: _Part) -> Pairs:
+        """What a stage passed on, with the gradients that came back."""
+        values = _graded(one.flow.entering[stage + 1])
+        arrived = self._take(Action(Kind.BACKWARD, stage, one.number), stage + 1)
+        return [(part.passed[value.number], grad) for value, grad in zip(values, arrived, strict=True)]
+
+    def _of_inputs(self, part: _Part, inputs: list[Tensor]) -> Any:
+        """The first half of a split backward."""
+
+        aliases = [(_Alias.apply(tensor), grad) for tensor, grad in part.pairs]  # type: ignore[no-untyped-call]
+        part.pairs = []
+        outputs, grads = map(list, zip(*aliases, strict=True))
+        _, groups = stage_backward_input(outputs, grads, inputs, iter(self._pipeline.own_parameters()))
+        return groups
+
+    def _of_weights(self, part: _Part) -> None:
+
+        stage_backward_weight(iter(self._pipeline.own_parameters()), part.groups)
+
+
+def _whole(part: _Part) -> None:
+    """A backward that is not split."""
+    if part.pairs:
+        tensors, grads = zip(*part.pairs, strict=True)
+        torch.autograd.backward(tensors, grads)
+
+
+def _graded(values: Sequence[Value]) -> list[Value]:
+    return [value for value in values if value.requires_grad]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory under another tensor, which is no view: torch detaches outputs in place, which no view bears."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0]

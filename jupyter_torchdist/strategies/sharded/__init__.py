@@ -1,0 +1,1 @@
+"""Sharded parameters that look whole to user code."""

@@ -1,0 +1,94 @@
+"""Plain tensors of the cell's that meet shards: averages, masks and copies of weights, made before these were sharded.
+
+PyTorch refuses to compute with both. Element by element, what is as large as the whole parameter is the same on every
+rank: it is cut as the parameter is, without a word to other ranks. What is written to such a tensor, or computed with
+one that asks for gradients (a gathered parameter), is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...torch_private import in_backward
+from ..core.dtensors import Handler, as_ever, divided_as, in_full, whole, write_in_full
+
+_ELEMENT_BY_ELEMENT = (
+    *("add", "sub", "rsub", "mul", "div", "pow", "lerp", "addcmul", "addcdiv", "copy", "maximum", "minimum", "where"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "masked_fill"),
+)
+
+
+def handlers() -> dict[Any, Handler]:
+    """What is asked in place of DTensor, by operation."""
+    return dict.fromkeys(_operations(), _compute)
+
+
+def _operations() -> Iterator[Any]:
+    """Those of several tensors, new and in place, of one and of lists."""
+    for name in (
+        f"{before}{one}{after}" for one in _ELEMENT_BY_ELEMENT for before in ("", "_foreach_") for after in ("", "_")
+    ):
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            operation = getattr(packet, overload)
+            given = operation._schema.arguments
+            if sum("Tensor" in str(one.type) for one in given) > 1 and not any(one.is_out for one in given):
+                yield operation
+
+
+def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """In place of what DTensor does; it does all else."""
+    if _is_plain(args) or _is_plain(kwargs.values()):
+        args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
+    try:
+        return as_ever(operation, args, kwargs, _compute)
+    except RuntimeError as error:
+        if not isinstance(args[0], Tensor) or not any(words in str(error) for words in _OF_OTHER_SHARDS):
+            raise
+        return (write_in_full if operation._schema.is_mutable else in_full)(operation, args, kwargs)
+
+
+_OF_OTHER_SHARDS = ("in-place operations that require placement changes", "with different meshes")
+"""A row that is written to all others; norms of parameters of which tp splits some."""
+
+
+def _is_plain(values: Iterable[Any]) -> bool:
+    """Whether any of them is a plain tensor of several numbers, or a list that begins with one."""
+    firsts = (one[0] if isinstance(one, (list, tuple)) and one else one for one in values)
+    return any(isinstance(one, Tensor) and not isinstance(one, DTensor) and one.numel() > 1 for one in firsts)
+
+
+def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Arguments of one kind, where they are as large. ``written``: what the first holds is changed."""
+    lists = [one for one in args if isinstance(one, (list, tuple))]
+    if lists and isinstance(lists[0][0], Tensor):
+        rows = [_alike([_at(one, row) for one in args], {}, written=written)[0] for row in range(len(lists[0]))]
+        columns = zip(args, zip(*rows, strict=True), strict=True)
+        return [list(column) if isinstance(one, (list, tuple)) else one for one, column in columns], kwargs
+    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor) and one.numel() > 1]
+    shards = [one for one in tensors if isinstance(one, DTensor)]
+    plain = [one for one in tensors if not isinstance(one, DTensor)]
+    if not shards or not plain or any(one.shape != shards[0].shape for one in plain):
+        return args, kwargs
+    if written or in_backward():  # a gradient comes first
+        gathers = args[0] is plain[0]
+    else:
+        gathers = torch.is_grad_enabled() and any(one.requires_grad for one in plain)
+
+    def alike(one: Any) -> Any:
+        if gathers:
+            return whole(one) if isinstance(one, DTensor) else one
+        if any(one is other for other in plain):
+            return divided_as(one, shards[0])
+        return one
+
+    return [alike(one) for one in args], {name: alike(one) for name, one in kwargs.items()}
+
+
+def _at(argument: Any, place: int) -> Any:
+    return argument[place] if isinstance(argument, (list, tuple)) else argument

@@ -1,0 +1,498 @@
+"""The training forward of a distributed model: each rank computes its rows of the batch, and all get all outputs.
+
+Before the first forward of its kind the model is tried on this rank's rows and watched, operation by operation
+(``batchwise``): only what is proved to treat the samples one by one is divided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from ..parallel import batchnorm
+from ..analysis import packing
+from ..core.agreement import of_every_rank
+from .batch_consistency import check_alike, fingerprint
+from ..analysis.batchwise import BatchwiseTracker
+from ..core.side_effects import other_notes
+from ..analysis.divisors import divisor_of
+from ..parallel.fsdp import recover
+from .halves import Window, at_least_two, halves_differ, window, without_chance
+from ..analysis.lattice import Fact, Mixed, Rows, Same, Total, Unknown
+from ..analysis.leftovers import changed_buffer, kept_beside, no_trace
+from ..core.outputs import closed, numbers_in, opening
+from ..core.ownership import own_class
+from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
+from ..core.scatter import Rows as Share
+from ..core.scatter import join_rows, map_tensors, tensors_in, weighted
+from ..core.rng import OwnStream, undone
+
+if TYPE_CHECKING:
+    from .accumulating import Accumulation
+
+WHOLE = (
+    "-O model=whole computes the whole batch on every rank: the same training, no faster; "
+    "-O trust_model=1 divides it unproved"
+)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The whole output is the ranks' parts one after the other along ``dim``, as many rows a sample as there are.
+
+    ``turns``: along ``dim`` all samples come in turn, with one row each, as often as there are rows (time in front).
+    ``single``: there was one row a sample, which says nothing of the order of more.
+    """
+
+    dim: int
+    turns: bool = False
+    single: bool = False
+
+
+@dataclass(frozen=True)
+class Added:
+    """The whole output is the sum of the ranks': of means, each counted with its samples.
+
+    ``counted``: with the targets that took part instead, as a cross entropy leaves out those to be ignored.
+    """
+
+    mean: bool
+    counted: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Nothing of the batch is in the output: every rank has the same."""
+
+
+Way = Joined | Added | Kept
+_NUMBERS = "numbers that it returns"
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a forward cannot be divided."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a trial found. ``dims``: where the inputs' samples are, if not in the first dimension."""
+
+    ways: tuple[Way, ...]
+    dims: Dims | None = None
+
+
+def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str) -> tuple[Way, ...] | Refused:
+    """What all ranks found; what one refuses, all refuse."""
+    found = of_every_rank(mine, group)
+    refusal = next((one for one in found if isinstance(one, Refused)), None)
+    if refusal is None and any(one != found[0] for one in found):
+        return Refused(f"{parts} do not agree in what becomes of the samples")
+    return refusal or mine
+
+
+class Divider:
+    """Divides the forwards of all root modules of a job among the ranks of ``group``."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        accumulation: Accumulation | None = None,
+        *,
+        whole: bool,
+        trusted: bool,
+        anywhere: bool = False,
+    ) -> None:
+        """``anywhere``: samples may be in another dimension of the inputs than the first."""
+        self._group, self._rank, self._accumulation = group, group.rank(), accumulation
+        self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
+        self._known: dict[Hashable, Learned] = {}
+        self._padded = packing.Padded(packing.over_ranks(group))
+        self._sharing: dict[int, batchnorm.Sharing | None] = {}
+        self.samples: int | None = None
+        """Samples of the batch that a loader gave last."""
+        self.replicated = True
+        """Whether what a forward is given now is the whole batch, the same on all ranks."""
+        self.divided = False
+        """Whether a forward was divided: the gradients are parts then."""
+        self.ways: tuple[Way, ...] = ()
+        """How the outputs of the last forward were made of the ranks' parts; empty when it was not divided."""
+        self.in_front = True
+        """Whether the last forward had its samples in the first dimension, if it was divided."""
+        self.exact = True
+        """Whether a gradient that comes back is the same on all ranks, as it is outside functional calls."""
+
+    def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``forward(*args, **kwargs)`` of a root, divided where it can be. Raises ``StrategyError`` where not."""
+        self.ways, self.in_front = (), True
+        share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
+        if not self._whole and share is not None:
+            learned = self._known.get(_kind(module, tensors, share.total))
+            learned = learned or self.learn(forward, module, args, kwargs, share)
+            if learned.dims is not None:
+                share = self._over(samples_in(tensors, learned.dims))
+        if learned is None or share is None:
+            with self.whole_batch():
+                return self._undivided(forward, module, args, kwargs)
+        dims = learned.dims or in_front(tensors, share.total)
+        part_args, part_kwargs = cut((args, kwargs), share, dims)
+        self.divided, self.in_front = True, learned.dims is None
+        with OwnStream(self._rank):
+            outputs = self._in_parts(forward, module, part_args, part_kwargs, learned.ways, dims, share)
+        self.ways = learned.ways
+        return closed(self._join(outputs, learned.ways, share))
+
+    @property
+    def dividing(self) -> bool:
+        """Whether forwards are divided among ranks, where they have a batch of samples."""
+        return not self._whole and self._group.size() > 1
+
+    def sliced(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+    ) -> Any:
+        """The forward of a loop that has its rows of the batch alone."""
+        self.divided = True
+        if self._accumulation is None:
+            with OwnStream(self._rank), self._padded:
+                return forward(*args, **kwargs)
+        size, tensors = share.mine.stop - share.mine.start, tensors_in((args, kwargs))
+        learned = self._known.get(_kind(module, tensors, size))
+        ways, dims = None if learned is None else learned.ways, in_front(tensors, size)
+        with OwnStream(self._rank):
+            return closed(self._in_parts(forward, module, args, kwargs, ways, dims, share))
+
+    def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Among no other ranks, or too small for them."""
+        share = self._parts(args, kwargs)
+        if share is None:
+            return forward(*args, **kwargs)
+        tensors = tensors_in((args, kwargs))
+        learned = self._known.get(_kind(module, tensors, share.total))
+        learned = learned or self.learn(forward, module, args, kwargs, share)
+        dims = in_front(tensors, share.total)
+        return closed(
+            self._in_parts(forward, module, args, kwargs, learned.ways, dims, Share(share.total, self._group))
+        )
+
+    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
+        """A batch that lies on this rank alone, in parts; None where it is not to be."""
+        total = self._total(args, kwargs)
+        if self._accumulation is None or self._group.size() > 1 or total is None or total < self._accumulation.count:
+            return None
+        return Share(total, self._accumulation.as_ranks)
+
+    def _in_parts(
+        self,
+        forward: Call,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ways: tuple[Way, ...] | None,
+        dims: Dims,
+        share: Share,
+    ) -> Any:
+        """Outputs, opened, of this rank's rows, one part of them after another where that is asked for."""
+        forward = opening(forward)
+        if self._accumulation is None or ways is None:
+            with self._padded:
+                return forward(*args, **kwargs)
+        return self._accumulation(forward, module, args, kwargs, ways, [dim is not None for dim in dims], share)
+
+    def learn(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+    ) -> Learned:
+        """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
+        if self.replicated:
+            self._check_data(module, (args, kwargs))
+        tensors, dims = tensors_in((args, kwargs)), None
+        found = self._agreed(self._tried(forward, module, args, kwargs, share, in_front(tensors, share.total)))
+        if isinstance(found, Refused):
+            other = self._found_elsewhere(forward, module, args, kwargs, share.total)
+            if other is None:
+                among = "among the ranks" if self._group.size() > 1 else "in parts"
+                raise StrategyError(f"{own_class(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
+            found, dims = other
+        learned = self._known[_kind(module, tensors, share.total)] = Learned(found, dims)
+        return learned
+
+    def _found_elsewhere(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int
+    ) -> tuple[tuple[Way, ...], Dims] | None:
+        """What a trial finds with the samples in another dimension; None where it finds nothing either."""
+        tensors = tensors_in((args, kwargs))
+        for dims in elsewhere(tensors, total) if self._anywhere and not self._trusted else ():
+            share = self._over(samples_in(tensors, dims))
+            found = None if share is None else self._agreed(self._tried(forward, module, args, kwargs, share, dims))
+            if found is not None and not isinstance(found, Refused):
+                return found, dims
+        return None
+
+    def ready(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Way, ...] | None:
+        """What is learned, before the module is changed; None where there is nothing to divide."""
+        share = self._share(args, kwargs) or self._parts(args, kwargs)
+        if share is None or self._whole:
+            return None
+        return self.learn(forward, module, args, kwargs, share).ways
+
+    def part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What this rank's forward will be given."""
+        share = self._share(args, kwargs)
+        if self._whole or share is None:
+            return args, kwargs
+        found: tuple[tuple[Any, ...], dict[str, Any]] = cut(
+            (args, kwargs), share, in_front(tensors_in((args, kwargs)), share.total)
+        )
+        return found
+
+    def samples_of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """How many samples ``part`` gives, where a loader has said how many there are."""
+        if self.samples not in [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]:
+            return None
+        share = self._share(args, kwargs)
+        return self.samples if self._whole or share is None else share.mine.stop - share.mine.start
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether ranks exchange moments of batches in some model."""
+        return any(sharing is not None for sharing in self._sharing.values())
+
+    def shares(self, module: nn.Module, sharing: batchnorm.Sharing | None) -> None:
+        """The batch normalisation of a root is synchronised."""
+        self._sharing[id(module)] = sharing
+
+    def whole_batch(self) -> AbstractContextManager[None]:
+        """Within it every rank has all of what its batch normalisation is given."""
+        return batchnorm.whole_batch(*self._sharing.values())
+
+    def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
+        """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
+        return None if self._group.size() == 1 else self._over(self._total(args, kwargs))
+
+    def _over(self, samples: int | None) -> Share | None:
+        return Share(samples, self._group) if samples is not None and samples >= self._group.size() else None
+
+    def _total(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
+        return self.samples if self.samples in sizes else sizes[0] if sizes else None
+
+    def _tried(
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share, dims: Dims
+    ) -> tuple[Way, ...] | Refused:
+        forward = opening(forward)
+        low, high = at_least_two(share)
+        size = high - low
+        part_args, part_kwargs = narrowed((args, kwargs), dims, low, high)
+        entered = {
+            part: dim for part, dim in zip(tensors_in((part_args, part_kwargs)), dims, strict=True) if dim is not None
+        }
+        tracker = BatchwiseTracker()
+        try:
+            with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
+                before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+                follows = contextlib.nullcontext() if self._accumulation else packing.followed(tracker)
+                with tracker, follows, self.whole_batch():
+                    for part, dim in entered.items():
+                        tracker.enters(part, size, dim)
+                    outputs = forward(*part_args, **part_kwargs)
+                    changed = changed_buffer(module, before, tracker)
+                made = tensors_in(outputs)
+                ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
+                held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
+                del outputs, made
+                kept = kept_beside(tracker, [*entered, *module.buffers()])
+            notes: list[dict[str, Any]] = []
+            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), dims, ways, notes)
+        except StrategyError as error:
+            return Refused(error.message)
+        except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
+            recover(module)
+            why = _likely_cause(list(entered), tensors_in((args, kwargs)), share.total)
+            return Refused(
+                f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
+            )
+        if differ and not self._trusted:
+            return Refused("what it makes of a sample is another value when fewer samples are beside it")
+        if changed and not self._trusted:
+            return Refused(f"its buffer {changed} changes by the samples of the batch")
+        if kept is not None and not self._trusted:
+            return Refused(
+                f"it keeps {kept} of the batch beside its outputs (an attribute or a hook): return it from forward"
+            )
+        elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
+        if elsewhere == _NUMBERS and not self._trusted:
+            return Refused(
+                "it returns a number or an array (no tensor) that is another one for fewer samples: compute it of its "
+                "outputs, or return a tensor with a value for each sample"
+            )
+        if elsewhere is not None and not self._trusted:
+            return Refused(f"it notes something of its samples in {elsewhere}, and each rank would note of its own")
+        if tracker.branch is not None and not self._trusted:
+            return Refused(
+                f"{tracker.branch} branches on a value of its samples, and each rank would by its own: compute that "
+                "before the model is called, where every rank has the whole batch, and give it as an argument"
+            )
+        refusal = next((way for way in ways if isinstance(way, Refused)), None)
+        return refusal or tuple(way for way in ways if not isinstance(way, Refused))
+
+    def _halves_differ(
+        self,
+        forward: Call,
+        module: nn.Module,
+        inputs: Any,
+        tried: Window,
+        dims: Dims,
+        ways: Sequence[Way | Refused],
+        notes: list[dict[str, Any]],
+    ) -> bool:
+        """Whether rows of the batch disprove what was followed; ``notes`` are what the whole and the parts note.
+
+        Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
+        """
+
+        lengths: list[int] = []
+
+        def outputs(low: int, high: int) -> Any:
+            part_args, part_kwargs = narrowed(inputs, dims, low, high)
+            is_whole = high - low == tried.stop - tried.start
+            padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
+            with no_trace(module) as belongings, without_chance(module), self.whole_batch(), padded:
+                made = forward(*part_args, **part_kwargs)
+                own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
+                notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})
+                return made
+
+        def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
+            if not len(ways) == len(halves[0]) == len(halves[1]):
+                return []
+            first_and_other = (first, tried.stop - tried.start - first)
+            return [_joined(way, (one, other), first_and_other) for way, one, other in zip(ways, *halves, strict=True)]
+
+        return halves_differ(outputs, tried, join)
+
+    def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
+        kind = fact.kind
+        if isinstance(kind, Same):
+            spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
+            return Joined(0, single=True) if spread else Kept()
+        if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is kind.owners.order is None:
+            vector, samples = kind.owners.vector, torch.arange(size)
+            if torch.equal(vector, samples.repeat_interleave(len(vector) // max(1, size))):
+                return Joined(kind.dim, single=len(vector) == size)
+            if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
+                return Joined(kind.dim, turns=True)
+        if isinstance(kind, Rows) and kind.owners.order is not None and not self._trusted:
+            return Refused("an output is in the order of a sorting: sort it back, as the samples come")
+        if isinstance(kind, Total) and not kind.floored:
+            if kind.den is None:
+                return Added(mean=False)
+            if divisor_of(output) is not None:
+                return Added(mean=True, counted=True)
+            if kind.den.counts_samples and not kind.den.full:
+                return Added(mean=True)
+        if self._trusted:
+            return Joined(0) if output.dim() and output.size(0) % size == 0 else Kept()
+        if isinstance(kind, Mixed | Unknown):
+            where = f" ({kind.place})" if kind.place else ""
+            return Refused(f"{kind.operation} {kind.why}{where}")
+        return Refused("an output is a weighted mean, or not in the order of the samples")
+
+    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
+        return agreed(mine, self._group, "the ranks' parts")
+
+    def _check_data(self, module: nn.Module, given: Any) -> None:
+        """Raise ``StrategyError`` where the ranks were given different batches."""
+        check_alike(
+            of_every_rank(fingerprint(given), self._group), f"data in the first batch for {own_class(module).__name__}"
+        )
+
+    def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
+        if len(ways) != len(tensors_in(outputs)):
+            raise _other_outputs()
+        way = iter(ways)
+        return map_tensors(outputs, lambda tensor: self._whole_of(tensor, next(way), share))
+
+    def _whole_of(self, part: torch.Tensor, way: Way, share: Share) -> torch.Tensor:
+        if isinstance(way, Joined):
+            mine = share.mine.stop - share.mine.start
+            if part.dim() <= way.dim or (part.size(way.dim) != mine if way.single else part.size(way.dim) % mine):
+                raise _other_outputs()
+            if way.turns:
+                part = part.unflatten(way.dim, (-1, mine))
+                return join_rows(part, share, way.dim + 1, exact=self.exact).flatten(way.dim, way.dim + 1)
+            rows = Share(share.total, share.group, part.size(way.dim) // mine)
+            return join_rows(part, rows, way.dim, exact=self.exact)
+        if isinstance(way, Added):
+            return weighted(part, weight_of(part, way, share), share.group)
+        return part
+
+
+def _other_outputs() -> StrategyError:
+    return StrategyError("the model returns other outputs than it did in the trial", WHOLE)
+
+
+def weight_of(part: torch.Tensor, way: Added, share: Share) -> float | torch.Tensor:
+    """What a rank's value counts with in the whole batch's. ``counted``: all ranks call it."""
+    if not way.mean:
+        return 1.0
+    if not way.counted:
+        return share.weight
+    mine = targets_of(part)
+    whole = mine.clone()
+    dist.all_reduce(whole, group=share.group)
+    weight: torch.Tensor = mine / whole
+    return weight
+
+
+def targets_of(loss: torch.Tensor) -> torch.Tensor:
+    """By what a rank's cross entropy was divided. Raises ``StrategyError`` when it is none."""
+    found: torch.Tensor | None = divisor_of(loss)
+    if found is None:
+        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps", WHOLE)
+    return found
+
+
+def _joined(
+    way: Way | Refused, parts: tuple[torch.Tensor, torch.Tensor], samples: tuple[int, int]
+) -> torch.Tensor | None:
+    """The whole's output of two parts, which have so many samples; None: that cannot be told."""
+    one, other = parts
+    if isinstance(way, Joined) and way.turns:
+        in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
+        return torch.cat(in_turns, way.dim + 1).flatten(way.dim, way.dim + 1)
+    if isinstance(way, Joined):
+        return torch.cat(parts, way.dim)
+    if isinstance(way, Added) and not way.counted:
+        first = samples[0] / sum(samples)
+        return first * one + (1 - first) * other if way.mean else one + other
+    return one if isinstance(way, Kept) else None
+
+
+def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
+    """What makes most forwards fail on fewer samples."""
+    if all(tensor.dim() == 1 for tensor in cut):
+        return "is it given one sample, without a batch"
+    if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):
+        return "is the batch another dimension than the first, as in the hidden states of an LSTM"
+    return "is a batch size written in the model as a number, or the batch another dimension than the first"
+
+
+def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:
+    """Equal for forwards of which one trial speaks for all: a sequence of one shows nothing of longer ones."""
+    shapes = []
+    for tensor in tensors:
+        batch = tensor.dim() > 0 and tensor.size(0) == total
+        shapes.append((batch, *(size == 1 for size in (tensor.shape[1:] if batch else tensor.shape))))
+    return (id(module), module.training, torch.is_autocast_enabled(), tuple(shapes))

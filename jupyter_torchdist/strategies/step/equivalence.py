@@ -1,0 +1,267 @@
+"""A model whose layers are divided, held against itself as it was: one forward and backward before, one after.
+
+What divides a model's inside (``tensor``, ``context``) recognises layers by their form, and user code between them may
+do what cannot be seen from there. So the same rows go through both, without dropout, and outputs and gradients must
+be the same but for rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from ...protocol.errors import StrategyError
+from ..core.context import Setting
+from ..core.side_effects import other_notes
+from ..core.dtensors import fill, local, whole
+from .halves import without_chance
+from ..analysis.leftovers import no_trace
+from ..core.scatter import map_tensors, tensors_in
+from ..core.rng import undone
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Of a tensor: its norm, and its products with a few vectors of random signs.
+
+    The mean square of the differences of two tensors' products is about the square of the norm of their difference
+    (Achlioptas, *Database-friendly random projections*, 2003).
+    """
+
+    norm: float
+    products: tuple[float, ...]
+
+    def distance(self, other: Measure) -> float:
+        """About the norm of the difference."""
+        squares = [(one - two) ** 2 for one, two in zip(self.products, other.products, strict=True)]
+        return math.sqrt(sum(squares) / len(squares))
+
+
+@dataclass(frozen=True)
+class Measures:
+    """By name: of what a forward gives, and of the gradients of parameters."""
+
+    outputs: dict[str, Measure]
+    gradients: dict[str, Measure]
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a forward in training leaves beside its outputs."""
+
+
+FEW = 2
+"""Samples of a batch, which stand for all. The whole model is there, with gradients: more would need more memory than
+any later step."""
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+ROUNDING = {torch.bfloat16: 0.2, torch.float16: 0.03, torch.float32: 5e-3, torch.float64: 1e-6}
+"""How far apart two results may be, as a part of either: what is taken for another one differs by a tenth or more."""
+NOISE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-6, torch.float64: 1e-12}
+"""…as a part of the largest: gradients that are zero but for rounding."""
+
+_PRODUCTS, _COLUMNS = 8, 4096
+_INSTEAD = {
+    "tp": "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the others), or use --strategy fsdp",
+    "cp": (
+        "compute positions and masks before the blocks, where sequences are whole, and pass them in as arguments "
+        "(sequence x width), and what else looks at all tokens (a mean over them) after the blocks; or use --strategy "
+        "fsdp"
+    ),
+}
+
+
+class Held:
+    """Measures of a model, taken before it is changed. Nothing where a rank lacks the weights, or the memory."""
+
+    def __init__(
+        self, forward: Callable[..., Any], module: nn.Module, inputs: Inputs, samples: int | None, setting: Setting
+    ) -> None:
+        """``samples`` that ``inputs`` have, of which two are enough; None: not known. All ranks call it."""
+        self._forward, self._module, self._inputs = forward, module, inputs
+        self._before = Measures({}, {})
+        self._lacking = any(parameter.is_meta for parameter in module.parameters())
+        self._zero = [] if self._lacking else [name for name, one in module.named_parameters() if not one.any()]
+        if not self._lacking and _someone(not self._fits(samples), setting.device):
+            self._lacking = True
+            setting.say(
+                f"{type(module).__name__} is divided unchecked: what it is held against, a step of {FEW} samples by "
+                "the undivided model, takes more memory than there is"
+            )
+
+    def _fits(self, samples: int | None) -> bool:
+        """Measure two samples; all, where the model does not take two. False without the memory for that."""
+        given = self._inputs
+        try:
+            if samples is not None and samples > FEW:
+                self._inputs = map_tensors(given, functools.partial(few, samples=samples))
+                try:
+                    self._before = self._measured()
+                    return True
+                except torch.OutOfMemoryError:
+                    raise
+                except Exception:  # noqa: BLE001  # a batch size that is written in the model
+                    self._inputs = given
+            self._before = self._measured()
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def compare(self, what: str, explain: Callable[[BaseException], StrategyError | None]) -> None:
+        """Raise ``StrategyError`` where the changed model computes something else, or nothing; ``what`` changed it."""
+        if self._lacking:
+            return
+        try:
+            after = self._measured()
+        except StrategyError:
+            raise
+        except Exception as error:
+            raise explain(error) or StrategyError(
+                f"{type(self._module).__name__} cannot be computed once {what} has divided it: "
+                f"{type(error).__name__}: {error}",
+                _INSTEAD[what],
+            ) from error
+        where = other_notes(self._before.notes, after.notes)
+        if where is not None:
+            raise StrategyError(
+                f"{type(self._module).__name__} leaves something in {where} beside its outputs, "
+                f"and under {what} a rank would leave that of its part",
+                "return it from the model's forward, or use --strategy fsdp",
+            )
+        kinds = [_kind_of(parameter) for parameter in self._module.parameters()] + _of_autocast(self._module)
+        within, noise = max(ROUNDING[kind] for kind in kinds), max(NOISE[kind] for kind in kinds)
+        earlier = self._before
+        for before, now in ((earlier.outputs, after.outputs), (earlier.gradients, after.gradients)):
+            least = noise * max((one.norm for one in before.values()), default=0.0)
+            for name, one in before.items():
+                other = now.get(name)
+                if other is None or not one.distance(other) <= within * one.norm + least:
+                    change = "missing" if other is None else f"{one.distance(other) / (one.norm or 1.0):.2g} of it away"
+                    raise StrategyError(
+                        f"{what} would change what {type(self._module).__name__} computes: {name} is {change}",
+                        _INSTEAD[what],
+                    )
+
+    def _measured(self) -> Measures:
+        module, zero = self._module, self._zero
+        with no_trace(module), undone(), _gradients_aside(module), _not_zero(module, zero), torch.enable_grad():
+            module.eval()
+            args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
+            outputs = [one for one in tensors_in(self._forward(*args, **kwargs)) if one.is_floating_point()]
+            found = {f"output {number}": _measure(output) for number, output in enumerate(outputs)}
+            trained = [_signed_sum(output) for output in outputs if output.requires_grad]
+            if trained:
+                torch.autograd.backward([torch.stack(trained).sum()])
+            gradients = {
+                f"the gradient of {name}": _measure(parameter.grad)
+                for name, parameter in self._module.named_parameters()
+                if parameter.grad is not None
+            }
+        return Measures(found, gradients, self._noted())
+
+    def _noted(self) -> dict[str, Any]:
+        """What a forward in training leaves; nothing where it leaves it to chance."""
+        args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
+        with no_trace(self._module) as belongings, undone(), without_chance(self._module):
+            state = torch.get_rng_state()
+            made = self._forward(*args, **kwargs)
+            by_chance = not torch.equal(state, torch.get_rng_state())
+            del made
+            notes: dict[str, Any] = {} if by_chance else belongings.noted() | belongings.changed()
+            copied: dict[str, Any] = map_tensors(notes, lambda tensor: whole(tensor.detach()).clone())
+            return copied
+
+
+def few(tensor: torch.Tensor, samples: int | None, count: int = FEW) -> torch.Tensor:
+    """The first samples of a tensor of a batch; another as it is."""
+    is_of_the_batch = tensor.dim() and tensor.size(0) == samples and not isinstance(tensor, nn.Parameter)
+    return tensor[:count] if is_of_the_batch else tensor
+
+
+def _someone(lacks: bool, device: torch.device) -> bool:
+    """Whether any rank of the job does; all ask."""
+    told = torch.tensor(float(lacks), device=device)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return bool(told.item())
+
+
+def _signed_sum(output: torch.Tensor) -> torch.Tensor:
+    """A number into which every element enters with a sign of its own, the same ones on all ranks."""
+    full = whole(output).float()
+    columns, rows = _signs(full.numel(), full.device)
+    signs = (rows[:, :1] * columns[:, 0]).flatten()[: full.numel()].view(full.shape)
+    total: torch.Tensor = (full * signs).sum() / math.sqrt(max(1, full.numel()))
+    return total
+
+
+@torch.no_grad()
+def _measure(tensor: torch.Tensor) -> Measure:
+    values = whole(tensor.detach()).flatten().float().nan_to_num(0.0, 0.0, 0.0)  # a mask's infinities
+    columns, rows = _signs(values.numel(), values.device)
+    padded = functional.pad(values, (0, len(rows) * len(columns) - len(values)))
+    products = ((padded.view(len(rows), len(columns)) @ columns) * rows).sum(0)
+    return Measure(float(values.norm()), tuple(products.tolist()))
+
+
+def _signs(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Signs of columns and of rows, whose products are those of ``count`` elements; the same ones each time."""
+    generator = torch.Generator().manual_seed(2003)
+    columns, rows = (
+        torch.randint(2, (size, _PRODUCTS), generator=generator).mul(2).sub(1).float().to(device)
+        for size in (_COLUMNS, max(1, -(-count // _COLUMNS)))
+    )
+    return columns, rows
+
+
+def _kind_of(parameter: torch.Tensor) -> torch.dtype:
+    """How exactly it is computed with."""
+    tensor_cores = parameter.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    rounded = torch.float16 if tensor_cores else parameter.dtype  # TF32 has as many digits
+    return rounded if rounded in ROUNDING else torch.float32
+
+
+def _of_autocast(module: nn.Module) -> list[torch.dtype]:
+    """What the cell's autocast computes in, where it is within one."""
+    devices = {parameter.device.type for parameter in module.parameters()}
+    found = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
+    return [kind for kind in found if kind in ROUNDING]
+
+
+@contextmanager
+def _not_zero(module: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Parameters that begin at zero have values, as training gives them: behind them nothing could be seen."""
+    parameters = [parameter for name, parameter in module.named_parameters() if name in names]
+    generator = torch.Generator().manual_seed(2003)
+    for parameter in parameters:
+        scale = max(1, *parameter.shape[-1:]) ** -0.5
+        values = torch.randn(parameter.shape, generator=generator).mul(scale).to(parameter.device)
+        if isinstance(parameter, DTensor):
+            fill(parameter, values)
+        else:
+            parameter.data.copy_(values)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            local(parameter).data.zero_()
+
+
+@contextmanager
+def _gradients_aside(module: nn.Module) -> Iterator[None]:
+    """The gradients of within are forgotten, and no hook of the cell's sees them; those of before come back."""
+    kept = [(parameter, parameter.grad, parameter._backward_hooks) for parameter in module.parameters()]
+    for parameter, _, _ in kept:
+        parameter.grad = parameter._backward_hooks = None
+    try:
+        yield
+    finally:
+        for parameter, gradient, hooks in kept:
+            parameter.grad, parameter._backward_hooks = gradient, hooks

@@ -1,0 +1,72 @@
+"""A part of a model that is called by itself, by a method other than ``forward``: named where it cannot be divided."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection
+from types import FrameType
+
+import torch
+from torch import nn
+
+from ...protocol.errors import StrategyError
+from ...ranks.autolog import is_users
+from ..core.holders import all_of
+
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList)
+
+
+def explain(
+    error: StrategyError, part: nn.Module, strategy: str, pending: Collection[torch.Tensor]
+) -> StrategyError | None:
+    """``error``, which says of ``part`` that it cannot be divided, with why it was to be; None where it is no part.
+
+    ``pending``: what optimizers train and no module was distributed with.
+    """
+    owner, method = _method(part, pending) or (_whole(part, pending), "")
+    if owner is None:
+        return None
+    name = type(owner).__name__
+    called = {
+        "": f"a part of {name} is called by itself",
+        "forward": f"{name}.forward is called, and not the model",
+    }.get(method, f"{name}.{method} is called, which is not its forward")
+    moved = "" if method == "forward" else f", and move what {method or 'the loop'} does with its layers into forward"
+    return StrategyError(
+        f"{called}: {strategy} would divide {type(part).__name__} alone, the first layer of it that is called "
+        f"({error.message})",
+        f"train through the forward of {name}: call the model itself (model(x)){moved}; or use --strategy ddp",
+    )
+
+
+def _method(part: nn.Module, pending: Collection[torch.Tensor]) -> tuple[nn.Module, str] | None:
+    """The innermost method of the user's, of a module that holds ``part`` and trains more, within which it is called.
+
+    No such module was called: it would have been the one to be distributed.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_argcount and is_users(code.co_filename):
+            holder = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(holder, nn.Module) and hasattr(holder, code.co_name) and _trains_more(holder, part, pending):
+                return holder, code.co_name
+        frame = frame.f_back
+    return None
+
+
+def _whole(part: nn.Module, pending: Collection[torch.Tensor]) -> nn.Module | None:
+    """The largest model that ``part`` is of."""
+    found = [one for one in all_of(nn.Module) if _trains_more(one, part, pending)]
+    return max(found, key=lambda one: sum(1 for _ in one.modules()), default=None)
+
+
+def _trains_more(holder: nn.Module, part: nn.Module, pending: Collection[torch.Tensor]) -> bool:
+    forward = inspect.getattr_static(type(holder), "forward")  # of a torch.jit script it is a descriptor that fails
+    if holder is part or isinstance(holder, _CONTAINERS) or forward is nn.Module.forward:
+        return False
+    if not any(module is part for module in holder.modules()):
+        return False
+    own = set(part.parameters())
+    return any(parameter in pending and parameter not in own for parameter in holder.parameters())

@@ -1,0 +1,41 @@
+"""Which frames and files are the user's: told by where a file lies."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+OURS = str(Path(__file__).parents[1]) + os.sep
+"""This package's directory."""
+
+NOWHERE = "<jupyter_torchdist>"
+"""The file of what is ours and torch.compile must not know as such."""
+
+_ENGINE = os.sep + os.path.join("torch", "distributed", "elastic") + os.sep
+_STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""Where else libraries are: of the interpreter below a virtual environment, of the user, of the system."""
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    torch = importlib.util.find_spec("torch")
+    places = [] if torch is None else list(torch.submodule_search_locations or ())
+    places += [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return (*(place + os.sep for place in dict.fromkeys(places)), "<frozen")
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a frame of this file belongs to the launching, not to the user."""
+    return filename.startswith((OURS, NOWHERE)) or _ENGINE in filename or filename.endswith(_STARTERS)
+
+
+@functools.lru_cache(maxsize=1024)
+def is_users(filename: str) -> bool:
+    """Whether a file's code is the user's own: a cell, a script, a module beside the notebook; no library."""
+    library = filename.startswith(_libraries()) or _INSTALLED.search(filename)
+    return not library and not is_ours(filename)

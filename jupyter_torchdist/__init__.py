@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from .checkpoint.export import export as export
+    from .checkpoint.loading import load as load
+    from .checkpoint.position import follow as follow
+    from .checkpoint.saving import save as save
     from .client.functions import distributed as distributed
     from .client.functions import launch as launch
     from .client.job import Job as Job
@@ -33,15 +37,11 @@ if TYPE_CHECKING:
     from .ranks.api import rank as rank
     from .ranks.api import tp_rank as tp_rank
     from .ranks.api import world_size as world_size
-    from .checkpoint.export import export as export
-    from .checkpoint.loading import load as load
-    from .checkpoint.position import follow as follow
-    from .checkpoint.saving import save as save
-    from .strategies.explicit import prepare as prepare
-    from .strategies.explicit import reduce_mean as reduce_mean
+    from .store.catalog import jobs as jobs
     from .strategies.core.meta import meta as meta
     from .strategies.core.stages import stage as stage
-    from .store.catalog import jobs as jobs
+    from .strategies.explicit import prepare as prepare
+    from .strategies.explicit import reduce_mean as reduce_mean
 
     last: Job | None
 

@@ -17,8 +17,8 @@ from ..protocol.errors import CheckpointError
 from . import saving
 from .loading import open_latest
 from .optimizer_states import empty
-from .structures import Slot
 from .rank_agreement import all_ranks
+from .structures import Slot
 
 
 def export(source: str | os.PathLike[str] | nn.Module, file: str | os.PathLike[str], name: str = "model") -> Path:

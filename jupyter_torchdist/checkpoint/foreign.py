@@ -20,9 +20,9 @@ import torch
 
 from ..protocol.errors import CheckpointError
 from .optimizer_states import Sizes, place_of
-from .structures import Slot, apart, mapped
 from .rank_agreement import Ranks
 from .sources import Content, Sharded, Source, Whole, nested
+from .structures import Slot, apart, mapped
 
 _STEP = re.compile(r"step-(\d+)")
 _METADATA = ".metadata"

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ..protocol.errors import CheckpointError
-from . import optimizer_states, structures, position
+from . import optimizer_states, position, structures
 from .optimizer_states import Names, Sizes
 
 OWN = ("loader", "generator")

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from ..protocol.errors import CheckpointError
 from .directory import MANIFEST, Manifest
 from .optimizer_states import Sizes
-from .structures import Slot
 from .rank_agreement import Ranks
 from .saving import STATE, in_words
 from .staging import FLAT
+from .structures import Slot
 
 
 @dataclass

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import TorchDistError, UserError
-from ..protocol.feed import MESSAGE_BYTES, RATE, UNSEEN, VERSION, Around, Events, Gone, Hello, Lines, Older, Said, Status
+from ..protocol.feed import (
+    MESSAGE_BYTES,
+    RATE,
+    UNSEEN,
+    VERSION,
+    Around,
+    Events,
+    Gone,
+    Hello,
+    Lines,
+    Older,
+    Said,
+    Status,
+)
 from ..protocol.paths import Home, JobPaths
 from ..store import jobdir, liveness, presence
 from ..store.gauges import GaugeFiles

@@ -5,14 +5,13 @@ The node's agent looks, as such a rank may hold the GIL for good; ``faulthandler
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from ..protocol.paths import NodePaths
 from ..protocol.process import ProcessId
+from ..usercode.frames import OURS
 
 PATIENCE = 5.0
 """Seconds that an end may take before anything is said."""
@@ -22,7 +21,6 @@ _WRITING = 0.5
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _LIBRARY = re.compile(r"/lib/python3[^/]*/|^<frozen ")
-_OURS = str(Path(__file__).parents[1]) + os.sep
 
 Frame = tuple[str, str, str]
 """File, line, function."""
@@ -78,8 +76,8 @@ def where(text: str) -> str:
     if not threads:
         return ""
     main = threads.pop()  # the first thread of a process is written last
-    if any(function == "_join_threads" for file, _, function in main if file.startswith(_OURS)):
-        others = [frames for frames in threads if not any(file.startswith(_OURS) for file, _, _ in frames)]
+    if any(function == "_join_threads" for file, _, function in main if file.startswith(OURS)):
+        others = [frames for frames in threads if not any(file.startswith(OURS) for file, _, _ in frames)]
         places = ", ".join(_position(frames) for frames in others)
         return f"it waits for its threads ({places}), as Python does for those that are no daemons"
     return f"it is in {_position(main)}"
@@ -87,6 +85,6 @@ def where(text: str) -> str:
 
 def _position(frames: list[Frame]) -> str:
     """The innermost line that is no library's; else the innermost."""
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(_OURS)]
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(OURS)]
     file, line, function = (own or frames)[0]
     return f"{file}, line {line}, {function}"

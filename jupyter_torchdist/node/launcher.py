@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 from ..protocol import releases
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
+from ..ranks.eventfile import EventFile
 from . import assignment as world
 from .assignment import Assignment
-from ..ranks.eventfile import EventFile
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import MultiprocessContext

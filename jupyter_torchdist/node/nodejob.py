@@ -14,8 +14,8 @@ from pathlib import Path
 from ..protocol.events import Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
-from .endings import Endings
 from ..ranks.eventfile import EventFile
+from .endings import Endings
 from .out_of_memory import OutOfMemory
 from .tail import EventTail
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import os
-import re
 import sys
-import sysconfig
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -16,21 +13,13 @@ from typing import Any
 
 import torch
 
+from ..strategies.core.losses import UNSCALED
 from ..usercode import positions
+from ..usercode.frames import is_users
 from .afterimport import after_import
-from .failures import is_ours
 from .streams.metrics import Recorder
 
-UNSCALED = "_torchdist_unscaled"
 _NAME_LIMIT = 40
-_LIBRARIES = tuple(
-    {
-        os.path.dirname(torch.__file__) + os.sep,
-        *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-"""Where else libraries are: of the interpreter below a virtual environment, of the user, of the system."""
 
 
 @dataclass
@@ -113,13 +102,6 @@ class Autolog:
             self._names[name] += 1
             self._sites[key] = Site(name if self._names[name] == 1 else f"{name} (line {frame.f_lineno})")
         return self._sites[key]
-
-
-@functools.lru_cache(maxsize=1024)
-def is_users(filename: str) -> bool:
-    """Whether a file's code is the user's own: a cell, a script, a module beside the notebook; no library."""
-    library = filename.startswith((*_LIBRARIES, "<frozen")) or _INSTALLED.search(filename)
-    return not library and not is_ours(filename)
 
 
 def loss_name(filename: str, line: int, span: positions.Span | None = None, *, direct: bool = True) -> str:

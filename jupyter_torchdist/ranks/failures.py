@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -10,24 +9,13 @@ from dataclasses import replace
 
 from ..protocol.errors import TorchDistError
 from ..protocol.events import ErrorRecord
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_ENGINE = os.sep + os.path.join("torch", "distributed", "elastic") + os.sep
-NOWHERE = "<jupyter_torchdist>"
-"""The file of what is ours and torch.compile must not know as such."""
-
-_STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
+from ..usercode.frames import is_ours
 
 _FRAMES = 40
 """Of a deep recursion, so many frames at each end are kept."""
 
 _TEXT = 200_000
 """Characters of the whole traceback, at most."""
-
-
-def is_ours(filename: str) -> bool:
-    """Whether a frame of this file belongs to the launching, not to the user."""
-    return filename.startswith((_OURS, NOWHERE)) or _ENGINE in filename or filename.endswith(_STARTERS)
 
 
 def record(error: BaseException, raised: float | None = None) -> ErrorRecord:

@@ -30,28 +30,28 @@ from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from ..protocol.spec import PROGRAMS, JobSpec
 from ..states import Place
-from . import api, bootstrap, children, execution, failures, group, shell
 from ..strategies.core import rank_context
+from . import api, bootstrap, children, execution, failures, group, shell
 from .alone import Alone
-from .module_attributes import Attributes
 from .autolog import Autolog
-from .notebook_state import Carried
 from .collectives import CollectiveWatch, Marks
-from .streams.display import Display
 from .eventfile import EventFile
-from .streams.flusher import Flusher
 from .lastwill import LastWill
-from .streams.metrics import Recorder
+from .module_attributes import Attributes
 from .notanumber import FirstNaN
-from .streams.output import Output
+from .notebook_state import Carried
 from .results import Results
+from .streams.display import Display
+from .streams.flusher import Flusher
+from .streams.metrics import Recorder
+from .streams.output import Output
 from .streams.times import Times
 
 if TYPE_CHECKING:
     import torch
 
-    from ..strategies.core.unrecoverable import Apart
     from ..strategies.auto import Automatic
+    from ..strategies.core.unrecoverable import Apart
     from ..strategies.prepared import Prepared
 
 _LAST_SECONDS = 3.0

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..torch_private import disable_current_modes
+from ..strategies.core.scatter import map_tensors, tensors_in
 from ..strategies.step import equivalence
 from ..strategies.step.divided import Added, Joined, Kept, Way
-from ..strategies.core.scatter import map_tensors, tensors_in
+from ..torch_private import disable_current_modes
 
 
 class Reached(BaseException):

@@ -24,10 +24,10 @@ from ..protocol.bundle import Manifest
 from ..protocol.memory import Rehearsed
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
-from ..states import Place
 from ..ranks import bootstrap, execution
 from ..ranks.module_attributes import Attributes
 from ..ranks.notebook_state import Carried
+from ..states import Place
 
 SECONDS = 60
 """The longest a rehearsal of one strategy may take."""
@@ -102,9 +102,9 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
     import torch.distributed as dist
 
     from ..protocol.errors import TorchDistError
-    from . import fakes, steps
     from ..strategies.already import distributed_by
     from ..strategies.core.context import make_setting
+    from . import fakes, steps
 
     spec, manifest = JobSpec.from_json(order.spec), Manifest.from_json(order.manifest)
     module = bootstrap.new_main()

@@ -22,15 +22,15 @@ from torch.autograd.graph import Node
 from torch.utils.flop_counter import flop_registry
 
 from ..protocol.strategy_options import chosen
-from ..torch_private import TorchDispatchMode
-from .allocations import Allocations
-from ..strategies.pipeline import checks
 from ..strategies.core.context import Setting
-from .fakes import NotRehearsed
+from ..strategies.core.scatter import map_tensors, tensors_in
 from ..strategies.parallel.fsdp import DTYPES
+from ..strategies.pipeline import checks
 from ..strategies.pipeline.schedules import WHOLE_FORWARD, Kind, Layout, stages_a_rank
 from ..strategies.pipeline.units import Units, assigned, marked, measured
-from ..strategies.core.scatter import map_tensors, tensors_in
+from ..torch_private import TorchDispatchMode
+from .allocations import Allocations
+from .fakes import NotRehearsed
 
 RUN = 3
 """Microbatches that are run, of many: the first, the last, and one for all between them."""

@@ -27,20 +27,20 @@ from torch.utils.data import DataLoader
 from .. import torch_private
 from ..protocol.memory import ParameterSize, Rehearsed, elements
 from ..protocol.strategy import StrategyPlan
-from ..torch_private import FakeTensor, FakeTensorMode, disable_current_modes, fsdp_groups, fsdp_states, in_backward
-from .allocations import Allocations, Weight, storages
-from ..strategies.step import accumulating, gradients, equivalence
-from ..strategies.parallel import activations, transforms, fsdp, precision, replicate
-from . import fakes
 from ..strategies.core import loading, meta, optimizers
 from ..strategies.core.context import Setting
-from ..strategies.step.divided import Way
 from ..strategies.core.dtensors import local
-from .fakes import NotRehearsed, Reached, cut, joined, place
 from ..strategies.core.holders import all_of
 from ..strategies.core.patches import Patches
-from .pipeline import Stages
 from ..strategies.core.scatter import Rows, map_tensors, tensors_in
+from ..strategies.parallel import activations, fsdp, precision, replicate, transforms
+from ..strategies.step import accumulating, equivalence, gradients
+from ..strategies.step.divided import Way
+from ..torch_private import FakeTensor, FakeTensorMode, disable_current_modes, fsdp_groups, fsdp_states, in_backward
+from . import fakes
+from .allocations import Allocations, Weight, storages
+from .fakes import NotRehearsed, Reached, cut, joined, place
+from .pipeline import Stages
 
 REHEARSED = ("dp_replicate", "dp_shard", "cp", "tp")
 """Dimensions of the mesh in a rehearsal."""

@@ -25,30 +25,30 @@ from torch.utils.data import DataLoader
 from ..protocol.errors import StrategyError
 from ..protocol.strategy_options import chosen
 from ..torch_private import UNSCALING, in_backward, in_functorch
-from .step import accumulating, averaging, deferred, lazy, submodules
-from .parallel import activations, batchnorm, transforms, compiling, fsdp, restore, precision, replicate, zero1
-from .core import agreement, dtensors, hooks, loading, meta, optimizers
-from .deepspeed import engine
-from .pipeline import remote_parameters, stages, checks
-from .sharded import noise, norms, statedicts
-from .step.averaging import Averaging, How
-from .backwards import Backwards
-from .core.context import Setting
-from .sharded.dtensor_dispatch import ByHand
-from .core.calls import Calls
-from .step.divided import Divider, Way
-from .step.equivalence import Held
-from .sharded.unsharded import Gathered
 from .analysis.leftovers import within_checkpoint
-from .loop.loops import Loops
-from .loop.training_objects import Made
-from .sharded.trained_parameters import Optimized
+from .backwards import Backwards
+from .core import agreement, dtensors, hooks, loading, meta, optimizers
+from .core.calls import Calls
+from .core.context import Setting
 from .core.ownership import own_class
 from .core.patches import Patches
-from .loop.resuming import Resuming
-from .core.scatter import map_tensors, tensors_in, to_device
-from .loop.steps import Steps
 from .core.rng import begin_alike
+from .core.scatter import map_tensors, tensors_in, to_device
+from .deepspeed import engine
+from .loop.loops import Loops
+from .loop.resuming import Resuming
+from .loop.steps import Steps
+from .loop.training_objects import Made
+from .parallel import activations, batchnorm, compiling, fsdp, precision, replicate, restore, transforms, zero1
+from .pipeline import checks, remote_parameters, stages
+from .sharded import noise, norms, statedicts
+from .sharded.dtensor_dispatch import ByHand
+from .sharded.trained_parameters import Optimized
+from .sharded.unsharded import Gathered
+from .step import accumulating, averaging, deferred, lazy, submodules
+from .step.averaging import Averaging, How
+from .step.divided import Divider, Way
+from .step.equivalence import Held
 
 _NOTHING = contextlib.nullcontext()
 

@@ -15,17 +15,17 @@ from torch.distributed.tensor import DTensor
 
 from ..protocol.errors import StrategyError
 from ..torch_private import in_backward, in_functorch
+from .core.hooks import Before
+from .core.scatter import averaged
+from .deepspeed.engine import Engine
+from .loop.loops import Loops
+from .loop.loss_scaling import Joined, Joining, Weight
+from .pipeline.stages import Pipeline
+from .sharded.trained_parameters import Optimized
+from .sharded.unsharded import Gathered
 from .step.accumulating import Accumulation
 from .step.averaging import Averaging
-from .deepspeed.engine import Engine
 from .step.divided import Divider
-from .sharded.unsharded import Gathered
-from .core.hooks import Before
-from .loop.loss_scaling import Joined, Joining, Weight
-from .loop.loops import Loops
-from .sharded.trained_parameters import Optimized
-from .pipeline.stages import Pipeline
-from .core.scatter import averaged
 
 
 class Backwards:

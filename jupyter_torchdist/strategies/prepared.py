@@ -22,23 +22,23 @@ from ..protocol.errors import StrategyError
 from ..protocol.strategy import StrategyPlan
 from ..protocol.strategy_options import chosen
 from ..torch_private import UNSCALING, in_backward
-from .parallel import activations, batchnorm, transforms, compiling, fsdp, restore, precision, replicate, zero1
-from .core import agreement, loading, meta, optimizers
-from .sharded import noise, norms, statedicts
-from .loop import prepared_loader
-from .core.agreement import of_every_rank
-from .backwards import creates_graph
-from .sharded.dtensor_dispatch import ByHand
-from .core.calls import Calls
-from .step.divided import Added, weight_of
 from .analysis.divisors import divisor_of
+from .backwards import creates_graph
+from .core import agreement, loading, meta, optimizers
+from .core.agreement import of_every_rank
+from .core.calls import Calls
 from .core.holders import all_of
 from .core.hooks import Before
-from .sharded.trained_parameters import Optimized
 from .core.patches import Patches
-from .core.scatter import to_device
-from .loop.steps import Steps
 from .core.rng import OwnStream
+from .core.scatter import to_device
+from .loop import prepared_loader
+from .loop.steps import Steps
+from .parallel import activations, batchnorm, compiling, fsdp, precision, replicate, restore, transforms, zero1
+from .sharded import noise, norms, statedicts
+from .sharded.dtensor_dispatch import ByHand
+from .sharded.trained_parameters import Optimized
+from .step.divided import Added, weight_of
 
 if TYPE_CHECKING:
     from .core.context import Setting

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from jupyter_torchdist.node import replica
 from jupyter_torchdist.protocol import frames, version
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.connect import connect_agent
@@ -25,7 +26,6 @@ from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job, stat_fields
 from jupyter_torchdist.protocol.version import agent_directory, source_digest
 from jupyter_torchdist.protocol.world import World
-from jupyter_torchdist.node import replica
 from jupyter_torchdist.ranks.eventfile import EventFile
 from tests.leaks import command_of, processes_of_runtime, wait_until
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from jupyter_torchdist.strategies.core.hooks import Before
 from jupyter_torchdist.strategies.parallel import replicate
 from jupyter_torchdist.strategies.step.averaging import Averaging, How
 from jupyter_torchdist.strategies.step.early import REGULAR
-from jupyter_torchdist.strategies.core.hooks import Before
 from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO, Bucket
 
 from .models import Mlp

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from jupyter_torchdist.strategies.sharded.dtensor_dispatch import ByHand
 from jupyter_torchdist.strategies.core.patches import Patches
+from jupyter_torchdist.strategies.sharded.dtensor_dispatch import ByHand
 from jupyter_torchdist.torch_private import dtensor_dispatches_subclasses
 
 from .ranks import refusal, setting

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
-from jupyter_torchdist.strategies.parallel import replicate
 from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.parallel import replicate
 from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO
 
 from .averaging import sent

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from jupyter_torchdist.strategies.parallel import activations, batchnorm, compiling, fsdp, restore, precision, replicate
 from jupyter_torchdist.strategies.core import agreement
-from jupyter_torchdist.strategies.step import gradients
 from jupyter_torchdist.strategies.core.dtensors import local, whole
+from jupyter_torchdist.strategies.parallel import activations, batchnorm, compiling, fsdp, precision, replicate, restore
+from jupyter_torchdist.strategies.step import gradients
 
 from . import models
 from .languages import LENGTH, WORDS, Language

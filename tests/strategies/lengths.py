@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from jupyter_torchdist.strategies.parallel import context_parallel, restore
 from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.parallel import context_parallel, restore
 from jupyter_torchdist.strategies.parallel.sequences import Tokens
 
 from . import models

@@ -126,7 +126,7 @@ def equal(how: Setting, cell: Callable[[Prepare], Result], within: float = CLOSE
     if dist.get_rank() == 0:
         assert_close(model.state_dict(), expected.state_dict(), within)
         assert {id(p) for g in optimizer.param_groups for p in g["params"]} <= {id(p) for p in model.parameters()}
-    assert not [rank_context for part in model.modules() if "forward" in vars(rank_context)]
+    assert not [part for part in model.modules() if "forward" in vars(part)]
     return model, optimizer, losses
 
 

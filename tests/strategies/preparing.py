@@ -154,7 +154,7 @@ def check_shuffled_alike_whatever_the_seeds() -> None:
             assert drawn[0] != drawn[1]
             for epoch, found in zip(epochs, drawn, strict=True):
                 assert sorted(joined(everyone(found))) == list(range(16))
-                noise = joined(everyone([float(v) for batch in epoch for part in batch[1:] for v in rank_context]))
+                noise = joined(everyone([float(v) for batch in epoch for part in batch[1:] for v in part]))
                 assert len(set(noise)) == len(noise)  # each rank's own
         torch.manual_seed(5)
         random.seed(5)

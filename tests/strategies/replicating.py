@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from jupyter_torchdist.ranks import alone, flight
-from jupyter_torchdist.strategies.parallel import batchnorm, restore, replicate, zero1
-from jupyter_torchdist.strategies.step import gradients
 from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.parallel import batchnorm, replicate, restore, zero1
+from jupyter_torchdist.strategies.step import gradients
 
 from . import models
 from .models import CASES, Gpt, Mixture, Mlp, adamw, sgd, step

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from jupyter_torchdist.strategies.core import dtensors, optimizers
-from jupyter_torchdist.strategies.parallel import fsdp, restore
 from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.parallel import fsdp, restore
 
 from . import models
 from .models import CASES, Gpt, adamw, sgd, step

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
+from jupyter_torchdist.strategies.core import optimizers
 from jupyter_torchdist.strategies.parallel import fsdp, restore
 from jupyter_torchdist.strategies.sharded import norms
-from jupyter_torchdist.strategies.core import optimizers
 
 from . import models
 from .models import CASES, Block, Gpt, Mixture, Mlp, adamw, sgd, step

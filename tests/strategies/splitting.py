@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jupyter_torchdist.strategies.parallel import fsdp, replicate, tensor
 from jupyter_torchdist.strategies.core import optimizers
 from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.parallel import fsdp, replicate, tensor
 
 from . import models
 from .languages import LENGTH, WORDS, Apart, Fused, Language

@@ -22,10 +22,10 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 import jupyter_torchdist as td
-from jupyter_torchdist.protocol.errors import CheckpointError
-from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.checkpoint import saving
 from jupyter_torchdist.checkpoint.directory import Writer
+from jupyter_torchdist.protocol.errors import CheckpointError
+from jupyter_torchdist.protocol.process import ProcessId
 
 
 class Net(nn.Module):

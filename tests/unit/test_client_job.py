@@ -17,7 +17,16 @@ from jupyter_torchdist import marshal
 from jupyter_torchdist.client import job as jobs
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.client.job import VALUE, Job, attach, attach_to
-from jupyter_torchdist.protocol.errors import DamagedJob, JobCancelled, JobLost, JobNotFound, JobTimedOut, LaunchError, RankFailed, UserError
+from jupyter_torchdist.protocol.errors import (
+    DamagedJob,
+    JobCancelled,
+    JobLost,
+    JobNotFound,
+    JobTimedOut,
+    LaunchError,
+    RankFailed,
+    UserError,
+)
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options

@@ -15,7 +15,17 @@ from jupyter_torchdist import client
 from jupyter_torchdist.client import Job, Request, leases, prepare, rerun, submit
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.client.functions import run
-from jupyter_torchdist.protocol.errors import CaptureError, CellSyntaxError, DamagedJob, JobNotFound, LaunchError, OptionError, ResourceError, StoreError, UndefinedName
+from jupyter_torchdist.protocol.errors import (
+    CaptureError,
+    CellSyntaxError,
+    DamagedJob,
+    JobNotFound,
+    LaunchError,
+    OptionError,
+    ResourceError,
+    StoreError,
+    UndefinedName,
+)
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.plan import Gpu, Inventory
 from jupyter_torchdist.protocol.spec import Options

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from jupyter_torchdist.node.gauges import Board, GaugeWatch, Look, Subject
+from jupyter_torchdist.node.nodejob import NodeJob
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.gauges import Gauges, rounded
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan
 from jupyter_torchdist.protocol.process import ProcessId
-from jupyter_torchdist.node.gauges import Board, GaugeWatch, Look, Subject
-from jupyter_torchdist.node.nodejob import NodeJob
 from jupyter_torchdist.server.listing import Listing
 from jupyter_torchdist.store import gauges as files
 from jupyter_torchdist.store.files import publish_json

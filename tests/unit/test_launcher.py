@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from torch.distributed import run
 
+from jupyter_torchdist.node.launcher import RankWatch, _AllReturned, launch_config, torchrun_words
 from jupyter_torchdist.protocol.events import parse_lines
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import OPTIONS
 from jupyter_torchdist.ranks.eventfile import EventFile
-from jupyter_torchdist.node.launcher import RankWatch, _AllReturned, launch_config, torchrun_words
 
 NODES = (NodePlan("node0", (0, 1), address="10.0.0.1"), NodePlan("node1", (2, 3, 4), address="10.0.0.2"))
 PLAN = Plan("j", 5, "nccl", NODES, threads=1, fresh=False, numa_binding=None, timeout=None, grace=7.0)

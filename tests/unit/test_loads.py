@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jupyter_torchdist.protocol.process import ProcessId, parse_stat, stat_fields
 from jupyter_torchdist.node.loads import SHARE, Load, Loads, Seldom
+from jupyter_torchdist.protocol.process import ProcessId, parse_stat, stat_fields
 from tests.leaks import wait_until
 
 MB = 1_000_000

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
+from jupyter_torchdist.node import nodejob
+from jupyter_torchdist.node.nodejob import NodeJob
+from jupyter_torchdist.node.tail import EventTail
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.process import JOB_TOKEN, ProcessId, job_token, processes_of_job
-from jupyter_torchdist.node import nodejob
 from jupyter_torchdist.ranks.eventfile import EventFile
-from jupyter_torchdist.node.nodejob import NodeJob
-from jupyter_torchdist.node.tail import EventTail
 from tests.leaks import wait_until
 
 PRELUDE = """

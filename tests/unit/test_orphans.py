@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.node.orphans import DRIVER_TRIES, LEASH_SECONDS, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
+from jupyter_torchdist.protocol.paths import JobPaths
 from tests.leaks import wait_until
 
 

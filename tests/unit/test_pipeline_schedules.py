@@ -10,7 +10,17 @@ import torch
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.releases import release_of
 from jupyter_torchdist.protocol.strategy_options import BY_NAME
-from jupyter_torchdist.strategies.pipeline.schedules import LOOPED, WHOLE_FORWARD, Action, Kind, Layout, Orders, messages, stages_a_rank, taken
+from jupyter_torchdist.strategies.pipeline.schedules import (
+    LOOPED,
+    WHOLE_FORWARD,
+    Action,
+    Kind,
+    Layout,
+    Orders,
+    messages,
+    stages_a_rank,
+    taken,
+)
 
 EACH = [one for one in BY_NAME["schedule"].choices if one != "dualpipev" or release_of(torch.__version__) >= (2, 9)]
 

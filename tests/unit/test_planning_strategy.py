@@ -14,7 +14,14 @@ from jupyter_torchdist.protocol.help import help_text
 from jupyter_torchdist.protocol.plan import Gpu, NodePlan
 from jupyter_torchdist.protocol.spec import options_help, parse_options
 from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
-from jupyter_torchdist.protocol.strategy_options import BY_NAME, REFUSED, STRATEGY_OPTIONS, StrategyOption, options_of, strategy_help
+from jupyter_torchdist.protocol.strategy_options import (
+    BY_NAME,
+    REFUSED,
+    STRATEGY_OPTIONS,
+    StrategyOption,
+    options_of,
+    strategy_help,
+)
 from jupyter_torchdist.views import strategy_lines
 
 GPUS = (Gpu("GPU-0", 0, "NVIDIA H100", 80 * 1024**3, 0),)

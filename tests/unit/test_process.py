@@ -15,7 +15,19 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, boot_id, descendants, exit_in_words, job_token, job_token_of, processes_of_job, session_of, start_ticks
+from jupyter_torchdist.protocol.process import (
+    JOB_TOKEN,
+    JOB_TOKEN_LENGTH,
+    ProcessId,
+    boot_id,
+    descendants,
+    exit_in_words,
+    job_token,
+    job_token_of,
+    processes_of_job,
+    session_of,
+    start_ticks,
+)
 from tests.leaks import wait_until
 
 SLEEP = "import time; time.sleep(60)"

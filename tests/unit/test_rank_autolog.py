@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from jupyter_torchdist.ranks import execution
-from jupyter_torchdist.ranks.autolog import Autolog, is_users, loss_name
+from jupyter_torchdist.ranks.autolog import Autolog, loss_name
 from jupyter_torchdist.ranks.streams.metrics import Recorder
+from jupyter_torchdist.usercode.frames import is_users
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.node.replica import Incoming, prepare, replica, replica_blobs, trust_replica
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Blob, Manifest
-from jupyter_torchdist.node.replica import Incoming, prepare, replica, replica_blobs, trust_replica
 
 DATA = b"0123456789" * 1000
 DIGEST = hashlib.sha256(DATA).hexdigest()

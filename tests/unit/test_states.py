@@ -26,7 +26,20 @@ import tqdm
 
 from jupyter_torchdist import states
 from jupyter_torchdist.capture import capture_cell, carried
-from jupyter_torchdist.states import Adapter, Place, State, base, logs, numpy_settings, plotting, python_settings, randoms, table, tables, torch_settings
+from jupyter_torchdist.states import (
+    Adapter,
+    Place,
+    State,
+    base,
+    logs,
+    numpy_settings,
+    plotting,
+    python_settings,
+    randoms,
+    table,
+    tables,
+    torch_settings,
+)
 
 RANK = Place(rank=0)
 

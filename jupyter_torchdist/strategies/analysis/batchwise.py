@@ -29,14 +29,32 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...torch_private import TorchDispatchMode, in_backward, is_pointwise
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
 from .bindings import chooses
-from .lattice import NOISE, SAME, Den, Fact, Kind, Mixed, MixesError, Noise, NoRuleError, Owners, Place, Positions, Rows, Same, Suspect, Total, Unknown
+from .constants import adds_up, drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
+from .lattice import (
+    NOISE,
+    SAME,
+    Den,
+    Fact,
+    Kind,
+    Mixed,
+    MixesError,
+    Noise,
+    NoRuleError,
+    Owners,
+    Place,
+    Positions,
+    Rows,
+    Same,
+    Suspect,
+    Total,
+    Unknown,
+)
 from .numerals import Origin, asking, origin, user_place
 from .rules import FOR_POSITIONS, ONE_SAMPLE, PACK, RANDOM, RULES, Call, elementwise, tensors_in
 from .slices import Slices
-from .constants import adds_up, drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
 from .verdicts import Verdict, judged
 from .writes import Writes
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils import checkpoint
 
 from ...torch_private import NormBase, saved_tensors_hooks
-from .batchwise import BatchwiseTracker
 from ..core.side_effects import Belongings
+from .batchwise import BatchwiseTracker
 from .lattice import Same
 
 

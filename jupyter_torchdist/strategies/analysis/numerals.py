@@ -13,11 +13,11 @@ from typing import TypeGuard
 
 import torch
 
+from ...usercode.frames import OURS
 from .bindings import running, sources, value_of
 from .lattice import Place, Rows
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OPERATORS = os.path.join(_TORCH, "_tensor.py")
 _OVERRIDES = os.path.join(_TORCH, "overrides.py")
 
@@ -30,13 +30,13 @@ class Origin(Enum):
 
 def user_place() -> Place | None:
     """The innermost frame outside torch and this package."""
-    frame = _frame(skip=(_TORCH, _HERE))
+    frame = _frame(skip=(_TORCH, OURS))
     return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def asking() -> FrameType | None:
     """The frame that a number is read in: of torch too, where that reads it for itself."""
-    return _frame(skip=(_HERE, _OPERATORS, _OVERRIDES))
+    return _frame(skip=(OURS, _OPERATORS, _OVERRIDES))
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def origin(value: float, rows: Callable[[torch.Tensor], Rows | None]) -> Origin:
     """How the source of the running operation came by ``value``, or its reciprocal."""
     frame = _frame(
         skip=(
-            _HERE,
+            OURS,
             _OPERATORS,
             os.path.join(_TORCH, "_dynamo"),
             _OVERRIDES,

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from ...torch_private import VF, disable_current_modes
+from ..core.patches import Patches
 from .batchwise import BatchwiseTracker
 from .lattice import Kind, Mixed, Noise, Rows, Same, Unknown, uniform
 from .numerals import user_place
-from ..core.patches import Patches
 from .rules import PACK
 
 _PAD = "_pad_packed_sequence"

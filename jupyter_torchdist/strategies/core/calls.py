@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ...ranks.failures import NOWHERE
+from ...usercode.frames import NOWHERE
 from .patches import Patches
 
 Call = Callable[..., Any]

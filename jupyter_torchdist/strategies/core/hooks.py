@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 
 _ROWS = "the gradients of this rank's rows"
 _REMEDY = "-O model=whole computes the whole batch on every rank: gradients within it are one device's then"

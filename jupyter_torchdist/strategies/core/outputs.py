@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MixtureSameFamily
 
 from ...protocol.errors import StrategyError
-from .side_effects import is_users_own
 from .scatter import map_others, map_parts, map_tensors, others_in, tensors_in
+from .side_effects import is_users_own
 
 _CACHES = "transformers.cache_utils"
 """Keys and values for later calls, which a loop that trains has no use for."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-_OURS = __name__.rpartition(".")[0]
-_FOREIGN = (_OURS, "torch.distributed", "torch.nn.parallel")
+OURS = __name__.split(".core.")[0]
+_FOREIGN = (OURS, "torch.distributed", "torch.nn.parallel")
 """Rooms whose hooks and classes a module gets from a strategy, never from a user."""
 
 INSTEAD_OF_A_COPY = (

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..auto import Automatic
-    from .context import Setting
     from ..prepared import Prepared
+    from .context import Setting
 
 
 class Part:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 from . import dtensors
 
 _MANY = 10_000

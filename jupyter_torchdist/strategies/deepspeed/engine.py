@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from ...protocol.errors import StrategyError
 from ..core import loading
 from ..core.context import Setting
+from ..core.patches import Patches
+from ..core.scatter import tensors_in
+from ..loop.loops import Loops
+from ..parallel.fsdp import DTYPES
+from ..sharded.trained_parameters import Optimized
 from .calls import REFUSED, clipping, imported, in_halves, take_over, total_of
 from .guard import guard
 from .states import States
 from .values import ELEMENTWISE, Filled, filled, has_scheduler
-from ..parallel.fsdp import DTYPES
-from ..loop.loops import Loops
-from ..sharded.trained_parameters import Optimized
-from ..core.patches import Patches
-from ..core.scatter import tensors_in
 
 INSTALL = "pip install 'jupyter_torchdist[deepspeed]', or choose --strategy fsdp, which shards as ZeRO does"
 KNOWN = "0.19."

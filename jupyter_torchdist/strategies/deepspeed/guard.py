@@ -19,9 +19,9 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ...torch_private import DisableTorchFunctionSubclass
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 
-_OURS = str(Path(__file__).parent) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 _MEANT = ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout", "is_meta", "ndim", "names")
 """What may be asked of a parameter whose values are elsewhere."""
 _WRITES = ("__setitem__", "requires_grad_")

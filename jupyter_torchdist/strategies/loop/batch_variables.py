@@ -12,8 +12,8 @@ from types import CodeType
 from typing import cast
 
 from ...usercode.positions import tree_of
-from .line_tracer import LinesRun
 from ...usercode.source import Block, Function, Key, Scopes, called_name, functions_of, names_bound_at, names_in
+from .line_tracer import LinesRun
 
 _STORES = frozenset({
     "add", "append", "appendleft", "extend", "extendleft", "feed", "insert", "log", "push", "put", "put_nowait",

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...protocol.errors import CheckpointError
-from ..core.context import Setting
-from ..sharded.statedicts import as_they_are
 from ...checkpoint import position, saving
 from ...checkpoint.loading import Opened, open_latest
 from ...checkpoint.objects import kind_of
 from ...checkpoint.rank_agreement import Ranks, all_ranks, apart
 from ...checkpoint.variables import Variables
+from ...protocol.errors import CheckpointError
+from ..core.context import Setting
+from ..sharded.statedicts import as_they_are
 
 _MINUTES = 10.0
 _KEEP = 2

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset, StackDataset, Subset
 
 from ...checkpoint import randomness
-from .sampler_rng import drew
 from ..core.scatter import rows_of, tensors_in
+from .sampler_rng import drew
 
 _PADS = "its batches are padded to the longest of their samples"
 _OTHER = "its collate_fn makes other values of samples beside others"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ...torch_private import function_modes
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 from .watching import Numbers
 
 _HOLD_NOTHING = (

@@ -22,18 +22,18 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, default_collate
 
 from ...protocol.errors import StrategyError
-from ...ranks.autolog import is_users
-from ..core.agreement import of_every_rank
-from ..step.batch_consistency import check_alike, fingerprint
-from .collating import Collate, loads_batches
-from ..step.divided import Added
+from ...usercode.frames import is_users
 from ..analysis.divisors import form_of
-from .sampler_rng import OwnNumbers, WorkerSeeds, draws, loads
-from .loss_scaling import values_of
-from .line_tracer import LinesRun
-from .places import ByLoop, Place
+from ..core.agreement import of_every_rank
 from ..core.scatter import Rows as Share
 from ..core.scatter import others_in, tensors_in, to_device
+from ..step.batch_consistency import check_alike, fingerprint
+from ..step.divided import Added
+from .collating import Collate, loads_batches
+from .line_tracer import LinesRun
+from .loss_scaling import values_of
+from .places import ByLoop, Place
+from .sampler_rng import OwnNumbers, WorkerSeeds, draws, loads
 from .steps import Steps
 from .unexecuted import unseen_use
 from .watching import LoopWatch

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from ...protocol.errors import StrategyError
-from ...ranks.autolog import UNSCALED
-from ..step.divided import Added, targets_of
+from ..core.losses import UNSCALED
 from ..core.scatter import Rows as Share
+from ..step.divided import Added, targets_of
 
 Weight = float | torch.Tensor
 """What a rank's loss counts with in the whole batch's."""

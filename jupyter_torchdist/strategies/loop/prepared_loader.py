@@ -21,12 +21,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from ...protocol.errors import StrategyError
 from ...checkpoint.position import position_of
+from ...protocol.errors import StrategyError
 from ..core.agreement import of_every_rank
 from ..core.context import Setting
-from .sampler_rng import Common, OwnNumbers, WorkerSeeds, loads
 from ..core.scatter import Rows, rows_of, to_device
+from .sampler_rng import Common, OwnNumbers, WorkerSeeds, loads
 
 Loader = DataLoader[Any]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from .checkpointer import Checkpointer
 from ...checkpoint.variables import Variables
 from ..core.context import Setting
-from .training_objects import Made
 from ..core.patches import Patches
+from .checkpointer import Checkpointer
 from .steps import Loader, Steps
+from .training_objects import Made
 
 
 class Resuming(Steps):

@@ -12,12 +12,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 from ...usercode.positions import tree_of
-from .branches import arms, deletes_names, not_run, not_run_of
+from ...usercode.source import (
+    Block,
+    Function,
+    Key,
+    Scopes,
+    arguments_of,
+    bodies_around,
+    called_name,
+    functions_of,
+    loop_at,
+    name_of,
+    names_in,
+)
 from .batch_variables import Holding
+from .branches import arms, deletes_names, not_run, not_run_of
 from .line_tracer import LinesRun
-from ...usercode.source import Block, Function, Key, Scopes, arguments_of, bodies_around, called_name, functions_of, loop_at, name_of, names_in
 
 _READS = frozenset({"item", "tolist", "numpy", "size", "shape", "float", "int", "len", "print", "bool", "numel"})
 

@@ -18,17 +18,23 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...torch_private import TENSOR_FILE, disable_current_modes, in_backward, number_of_function_modes, pop_function_mode, push_function_mode
-from ...ranks.autolog import is_users
-from ...ranks.failures import is_ours
-from ..step.batch_consistency import Print
+from ...torch_private import (
+    TENSOR_FILE,
+    disable_current_modes,
+    in_backward,
+    number_of_function_modes,
+    pop_function_mode,
+    push_function_mode,
+)
+from ...usercode.frames import is_ours, is_users
 from ..analysis.batchwise import BatchwiseTracker
-from ..step.divided import Added, Joined, Way
 from ..analysis.divisors import divisor_of, form_of
 from ..analysis.lattice import Noise, Rows, Same
 from ..analysis.rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
 from ..analysis.slices import Slices
 from ..analysis.verdicts import Judgement, Verdict
+from ..step.batch_consistency import Print
+from ..step.divided import Added, Joined, Way
 
 STEPS = 2
 """The second shows what was carried over from the first."""

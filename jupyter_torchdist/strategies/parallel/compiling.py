@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import activations, fsdp
 from ..core.context import Setting
+from . import activations, fsdp
 
 _MARK = "_torchdist_compiled"
 

@@ -25,9 +25,9 @@ from ... import torch_private
 from ...protocol.errors import StrategyError
 from ..core import blocks, loading
 from ..core.context import Setting
-from ..core.side_effects import Belongings
 from ..core.patches import Patches
 from ..core.scatter import tensors_in
+from ..core.side_effects import Belongings
 from .sequences import Tokens, around_forward, average_after_backward, hidden_in, refuse_copies
 
 _OWN_ATTENTION = "use F.scaled_dot_product_attention in the blocks, or --strategy fsdp"

@@ -28,15 +28,22 @@ from torch.distributed.fsdp import (
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from ...torch_private import fsdp_around_outputs, fsdp_begin, fsdp_is_root, fsdp_output_dtype, fsdp_recover, replicate_with_fsdp
+from ...torch_private import (
+    fsdp_around_outputs,
+    fsdp_begin,
+    fsdp_is_root,
+    fsdp_output_dtype,
+    fsdp_recover,
+    replicate_with_fsdp,
+)
 from ..core import blocks, loading
 from ..core.agreement import check_untouched
 from ..core.context import Setting
-from ..step.gradients import average_after_backward
-from ..sharded.unsharded import groups_of, units_in
 from ..core.outputs import changed, closed, opened
 from ..core.ownership import INSTEAD_OF_A_COPY, own_class
 from ..core.scatter import map_tensors, tensors_in
+from ..sharded.unsharded import groups_of, units_in
+from ..step.gradients import average_after_backward
 from .unused import agree_on_use
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

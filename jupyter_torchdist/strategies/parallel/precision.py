@@ -19,8 +19,8 @@ from ...protocol.errors import StrategyError
 from ...torch_private import unscale_all
 from ..core.context import Setting
 from ..core.dtensors import local
-from .fsdp import DTYPES
 from ..core.outputs import changed
+from .fsdp import DTYPES
 
 _BEFORE = "_torchdist_forward"
 """What was set on a model itself as its forward, as torch.compile does; None for its class's."""

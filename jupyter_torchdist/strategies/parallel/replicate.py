@@ -15,11 +15,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from ...torch_private import replicate_in_place
-from . import fsdp
 from ..core import loading
 from ..core.agreement import check_untouched
 from ..core.context import Setting
 from ..core.ownership import own_class
+from . import fsdp
 
 POWERSGD_START = 1000
 """Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from ...torch_private import REGISTRY_KEY, STATE_KEY, forget_composable_state
 from ..core import dtensors, loading, meta
-from . import zero1
 from ..core.ownership import is_foreign, own_class
+from . import zero1
 
 _HOOKS = (
     "_forward_pre_hooks",

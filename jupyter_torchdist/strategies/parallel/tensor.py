@@ -21,9 +21,9 @@ from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from ...torch_private import enable_custom_loss_ops
 from ..core import loading
-from . import tensor_sequence
 from ..core.agreement import check_untouched
 from ..core.context import Setting
+from . import tensor_sequence
 from .sequences import around_forward, no_view, refuse_copies
 from .tensor_inside import split_inside
 from .tensor_linear import Columns, Rows, entering, is_linear

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from . import activations, batchnorm, context_parallel, fsdp, tensor
 from ..core.context import Setting
+from . import activations, batchnorm, context_parallel, fsdp, tensor
 
 
 def check(model: nn.Module, setting: Setting) -> None:

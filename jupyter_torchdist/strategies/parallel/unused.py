@@ -15,7 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...torch_private import fsdp_around_backward, fsdp_fill_unused, fsdp_groups, fsdp_has_gradient, fsdp_reduce_unused, fsdp_states
+from ...torch_private import (
+    fsdp_around_backward,
+    fsdp_fill_unused,
+    fsdp_groups,
+    fsdp_has_gradient,
+    fsdp_reduce_unused,
+    fsdp_states,
+)
 from ..core.context import Setting
 
 

@@ -20,11 +20,19 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...protocol.errors import StrategyError
-from ...torch_private import GROUPED_MM, FakeTensor, FakeTensorMode, TorchDispatchMode, current_function_mode, pop_function_mode, push_function_mode
+from ...torch_private import (
+    GROUPED_MM,
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    current_function_mode,
+    pop_function_mode,
+    push_function_mode,
+)
 from ..core import loading
 from ..core.outputs import opened, without_tensors
-from .units import Call, Units
 from ..core.scatter import map_tensors, tensors_in
+from .units import Call, Units
 
 _TENSOR_PROPERTIES = ("T", "H", "mT", "mH", "data", "real", "imag", "grad")
 _OF_NO_VALUE = (

@@ -18,16 +18,16 @@ import torch
 from torch import Tensor
 
 from ...protocol.errors import StrategyError
-from ..core.context import Setting
-from ..step.deferred import Deferred, Record
 from ..analysis.numerals import user_place
+from ..core.context import Setting
 from ..core.outputs import closed
+from ..core.rng import OwnStream, as_then, present, undone
+from ..core.scatter import map_tensors
+from ..step.deferred import Deferred, Record
 from .loss import Graph, Parts, graph_of, proved, weight_of
 from .passage import SPENT, Passage
 from .run import Microbatch, Pairs
 from .schedules import Orders
-from ..core.scatter import map_tensors
-from ..core.rng import OwnStream, as_then, present, undone
 
 if TYPE_CHECKING:
     from .stages import Pipeline

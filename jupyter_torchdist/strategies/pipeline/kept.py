@@ -11,9 +11,9 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ...torch_private import FakeTensor
+from ..core.scatter import map_tensors, tensors_in
 from ..core.side_effects import Belongings
 from .wires import Wires
-from ..core.scatter import map_tensors, tensors_in
 
 
 def kept(belongings: Belongings) -> list[str]:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ...protocol.errors import StrategyError
-from ..step.divided import Added, Joined, Way
 from ..analysis.divisors import Parted
 from ..analysis.leftovers import no_trace
 from ..core.outputs import closed
+from ..core.rng import OwnStream
+from ..core.scatter import map_tensors, tensors_in, weighed
+from ..step.divided import Added, Joined, Way
 from .flow import OTHER_PATH
 from .run import Microbatch, Pairs, Work
-from ..core.scatter import map_tensors, tensors_in, weighed
-from ..core.rng import OwnStream
 
 if TYPE_CHECKING:
     from .stages import Pipeline

@@ -20,11 +20,10 @@ from torch.optim import optimizer
 
 from ...protocol.errors import StrategyError
 from ...torch_private import TENSOR_FILE, DisableTorchFunctionSubclass, parse_to
-from ...ranks.autolog import is_users
-from ...ranks.failures import is_ours
-from ..parallel.fsdp import OF_PLAIN_ONES, in_backward
+from ...usercode.frames import is_ours, is_users
 from ..core.patches import Patches
 from ..core.scatter import map_tensors, tensors_in
+from ..parallel.fsdp import OF_PLAIN_ONES, in_backward
 
 _IN_PLACE = frozenset(
     ("normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_", "random_")

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ...torch_private import stage_backward_input, stage_backward_weight
 from ..analysis.divisors import divisor_of
+from ..core.scatter import tensors_in
 from .flow import Flow, Value
 from .schedules import Action, Kind, Orders, messages, taken
 from .wires import Arriving
-from ..core.scatter import tensors_in
 
 if TYPE_CHECKING:
     from .stages import Pipeline

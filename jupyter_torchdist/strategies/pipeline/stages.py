@@ -25,17 +25,24 @@ from torch import Tensor, nn
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from ...torch_private import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode, UnsupportedFakeTensorException
-from ..step import deferred
-from . import remote_parameters
-from ..core import loading
-from ..sharded import norms
-from ..core.context import Setting
-from ..step.divided import Way, _kind
-from ..parallel.fsdp import DTYPES
+from ...torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 from ..analysis.leftovers import no_trace
+from ..core import loading
+from ..core.context import Setting
 from ..core.ownership import own_class
 from ..core.patches import Patches
+from ..core.rng import undone
+from ..core.scatter import map_tensors, tensors_in
+from ..parallel.fsdp import DTYPES
+from ..sharded import norms
+from ..step import deferred
+from ..step.divided import Way, _kind
+from . import remote_parameters
 from .checks import microbatches, no_reentrant_checkpoints
 from .flow import Fakes, Flow, Planner, StageRun
 from .inside import Inside
@@ -45,8 +52,6 @@ from .schedules import WHOLE_FORWARD, Layout, stages_a_rank
 from .trial import in_one_piece, ways_of_microbatches
 from .units import Units, assigned, clock, marked, measured
 from .wires import Wires
-from ..core.scatter import map_tensors, tensors_in
-from ..core.rng import undone
 
 _OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ..core.context import Setting
-from ..step.divided import Divider, Refused, Way, agreed
-from .checks import microbatches
-from ..step.placing import in_front
 from ..core.scatter import tensors_in
+from ..step.divided import Divider, Refused, Way, agreed
+from ..step.placing import in_front
+from .checks import microbatches
 
 
 class _Parts:

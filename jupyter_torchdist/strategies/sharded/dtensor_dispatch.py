@@ -16,9 +16,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from ...protocol.strategy import StrategyPlan
 from ...torch_private import AsyncCollectiveTensor, dispatcher, fill_in_dtensor, gathering
-from . import mixing, writable_views
 from ..core.dtensors import Handler
 from ..core.patches import Patches
+from . import mixing, writable_views
 
 
 class ByHand:

@@ -24,16 +24,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
 from ...torch_private import AsyncCollectiveTensor, default_store
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 from ..core import dtensors
-from ..core.side_effects import is_users_own
-from .dtensor_data import DATA
-from .unsharded import groups_of, units_in
 from ..core.optimizers import placed_like
 from ..core.ownership import own_class
 from ..core.patches import Patches
-from .writable_views import Piece
 from ..core.scatter import map_tensors, tensors_in
+from ..core.side_effects import is_users_own
+from .dtensor_data import DATA
+from .unsharded import groups_of, units_in
+from .writable_views import Piece
 
 
 def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ..core import hooks, loading, optimizers
-from .unsharded import shards_by_whole, shards_of
 from ..core.holders import all_of, hand_over
+from .unsharded import shards_by_whole, shards_of
 
 
 class Optimized:

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ...torch_private import DisableTorchFunctionSubclass, FSDPParam, FSDPParamGroup, chunk_with_empty, fsdp_groups, fsdp_shown, fsdp_state
+from ...torch_private import (
+    DisableTorchFunctionSubclass,
+    FSDPParam,
+    FSDPParamGroup,
+    chunk_with_empty,
+    fsdp_groups,
+    fsdp_shown,
+    fsdp_state,
+)
 from ..core.scatter import map_tensors
 
 

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...checkpoint import randomness
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...torch_private import BatchNorm
-from ...checkpoint import randomness
-from ..core.context import Setting
-from .divided import Added, Joined, Way
 from ..analysis.divisors import Parted, divisor_of, form_of
+from ..core.context import Setting
 from ..core.scatter import Rows, map_tensors, tensors_in, weighed
+from .divided import Added, Joined, Way
 
 Run = Callable[..., Any]
 

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import DIMENSIONS, StrategyPlan
 from ...protocol.strategy_options import chosen
+from ..core.ownership import OURS
 from .compression import Compression
 from .early import Early
 from .gradients import SPARSE, UNUSED, average_sparse, used_somewhere
@@ -57,7 +58,7 @@ class How:
         )
 
 
-_OURS = (__name__.rpartition(".")[0], "torch.distributed")
+_FROM_A_STRATEGY = (OURS, "torch.distributed")
 
 
 def check(model: nn.Module) -> None:
@@ -65,7 +66,7 @@ def check(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         for hook in hooks.values():
-            if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith(_OURS):
+            if not str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith(_FROM_A_STRATEGY):
                 raise StrategyError(
                     f"{name}.register_post_accumulate_grad_hook: a hook would see this rank's gradient, which is "
                     "averaged over the ranks after the backward",

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from ...torch_private import power_sgd_compresses
-from .layout import Bucket
 from ..parallel.replicate import powersgd_state
+from .layout import Bucket
 
 _SHORTER: dict[str, Any] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _LONG = (torch.float32, torch.float64)

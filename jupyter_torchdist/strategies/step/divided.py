@@ -17,23 +17,23 @@ import torch.distributed as dist
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ..parallel import batchnorm
 from ..analysis import packing
-from ..core.agreement import of_every_rank
-from .batch_consistency import check_alike, fingerprint
 from ..analysis.batchwise import BatchwiseTracker
-from ..core.side_effects import other_notes
 from ..analysis.divisors import divisor_of
-from ..parallel.fsdp import recover
-from .halves import Window, at_least_two, halves_differ, window, without_chance
 from ..analysis.lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from ..analysis.leftovers import changed_buffer, kept_beside, no_trace
+from ..core.agreement import of_every_rank
 from ..core.outputs import closed, numbers_in, opening
 from ..core.ownership import own_class
-from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
+from ..core.rng import OwnStream, undone
 from ..core.scatter import Rows as Share
 from ..core.scatter import join_rows, map_tensors, tensors_in, weighted
-from ..core.rng import OwnStream, undone
+from ..core.side_effects import other_notes
+from ..parallel import batchnorm
+from ..parallel.fsdp import recover
+from .batch_consistency import check_alike, fingerprint
+from .halves import Window, at_least_two, halves_differ, window, without_chance
+from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
 
 if TYPE_CHECKING:
     from .accumulating import Accumulation

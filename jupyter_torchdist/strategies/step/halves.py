@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from ...torch_private import DropoutNd, NormBase
+from ..core.rng import undone
 from ..core.scatter import Rows as Share
 from ..core.scatter import tensors_in
-from ..core.rng import undone
 
 Forward = Callable[[int, int], object]
 """The outputs for the samples from one number to another."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...ranks.autolog import is_users
+from ...usercode.frames import is_users
 from ..core.holders import all_of
 
 _CONTAINERS = (nn.ModuleDict, nn.ModuleList)

@@ -8,19 +8,23 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from . import byvalue, rebuild, refusals
 from .rebuild import Storage
 from .tensors import is_optimizer, is_parametrized, is_tensor, reduce_optimizer, reduce_parametrized, reduce_storage
 
-if TYPE_CHECKING:
-    from .pickler import Pickler
-
 LARGE = 256 << 10
 """Buffers of at least so many bytes travel out of band, each in a file of its own."""
 
-Handler = Callable[["Pickler", Any], Any]
+
+class Reducing(Protocol):
+    """The pickler that asks."""
+
+    def tensor(self, value: Any) -> Any: ...
+
+
+Handler = Callable[[Reducing, Any], Any]
 """Reduces one object, as ``reducer_override`` does."""
 
 _lru_wrapper = type(functools.lru_cache(lambda: None))
@@ -52,7 +56,7 @@ def for_type(kind: type) -> Handler | None:
     return None
 
 
-def _refuse(pickler: Pickler, value: Any) -> Any:
+def _refuse(pickler: Reducing, value: Any) -> Any:
     if value is sys.stdout or value is sys.stderr:
         return getattr, (sys, "stdout" if value is sys.stdout else "stderr")
     raise pickle.PicklingError(refusals.reason(type(value)))
@@ -80,19 +84,19 @@ def _cannot_be_asked(kind: type) -> bool:
     return False
 
 
-def _by_attributes(pickler: Pickler, value: Any) -> Any:
+def _by_attributes(pickler: Reducing, value: Any) -> Any:
     reading = (copyreg.__newobj__, (type(value),))  # type: ignore[attr-defined]
     return *reading, dict(vars(value)), None, None, rebuild.set_attributes
 
 
-def _array(pickler: Pickler, value: Any) -> Any:
+def _array(pickler: Reducing, value: Any) -> Any:
     numpy = sys.modules["numpy"]
     if value.nbytes < LARGE or value.dtype.hasobject or value.flags.c_contiguous or value.flags.f_contiguous:
         return NotImplemented
     return numpy.ascontiguousarray(value).__reduce_ex__(5)
 
 
-def _memmap(pickler: Pickler, value: Any) -> Any:
+def _memmap(pickler: Reducing, value: Any) -> Any:
     """A memory-mapped file goes as its path; a view of one whose layout has no such form, as data."""
     numpy: Any = sys.modules["numpy"]
     path, flags = value.filename, value.flags
@@ -109,26 +113,26 @@ def _memmap(pickler: Pickler, value: Any) -> Any:
     return rebuild.memmap, (str(path), value.dtype, mode, int(offset), value.shape, order)
 
 
-def _lru_cache(pickler: Pickler, value: Any) -> Any:
+def _lru_cache(pickler: Reducing, value: Any) -> Any:
     parameters = value.cache_parameters()
     parts = (value.__wrapped__, parameters["maxsize"], parameters["typed"])
     state = {name: item for name, item in vars(value).items() if name != "cache_parameters"}
     return rebuild.lru_cache, parts, state, None, None, rebuild.set_attributes
 
 
-def _tensor(pickler: Pickler, value: Any) -> Any:
+def _tensor(pickler: Reducing, value: Any) -> Any:
     return pickler.tensor(value)
 
 
-def _optimizer(pickler: Pickler, value: Any) -> Any:
+def _optimizer(pickler: Reducing, value: Any) -> Any:
     return reduce_optimizer(value)
 
 
-def _parametrized(pickler: Pickler, value: Any) -> Any:
+def _parametrized(pickler: Reducing, value: Any) -> Any:
     return reduce_parametrized(value)
 
 
-def _operator(pickler: Pickler, value: Any) -> Any:
+def _operator(pickler: Reducing, value: Any) -> Any:
     """Of ``torch.library.custom_op``: by name where a module registers it, else with its functions."""
     from .. import torch_private
 
@@ -143,15 +147,15 @@ def _operator(pickler: Pickler, value: Any) -> Any:
     return rebuild.operator, (name, *rest), functions, None, None, rebuild.set_operator
 
 
-def _weak_keys(pickler: Pickler, value: Any) -> Any:
+def _weak_keys(pickler: Reducing, value: Any) -> Any:
     return type(value), (dict(value),)
 
 
-def _weak(pickler: Pickler, value: Any) -> Any:
+def _weak(pickler: Reducing, value: Any) -> Any:
     return rebuild.weak_reference, (value(),)
 
 
-def _storage(pickler: Pickler, value: Storage) -> Any:
+def _storage(pickler: Reducing, value: Storage) -> Any:
     return reduce_storage(value)
 
 
@@ -160,7 +164,7 @@ _EXCEPTION_FIELDS = ("errno", "strerror", "filename", "filename2", "name", "path
                      "encoding", "object", "start", "end", "reason")  # fmt: skip
 
 
-def _exception(pickler: Pickler, value: BaseException) -> Any:
+def _exception(pickler: Reducing, value: BaseException) -> Any:
     """By class, arguments and attributes; a class with a ``__reduce__`` of its own knows better."""
     kind = type(value)
     builtin = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
@@ -175,7 +179,7 @@ def _exception(pickler: Pickler, value: BaseException) -> Any:
     return rebuild.exception, (kind, value.args), state, None, None, rebuild.set_exception
 
 
-def _named_type(pickler: Pickler, value: Any) -> Any:
+def _named_type(pickler: Reducing, value: Any) -> Any:
     """``typing.NewType`` and the like pickle by name, which the notebook's namespace is too late to give."""
     if getattr(value, "__module__", None) not in (None, "__main__"):
         return NotImplemented

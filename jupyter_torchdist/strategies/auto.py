@@ -39,16 +39,17 @@ from .loop.loops import Loops
 from .loop.resuming import Resuming
 from .loop.steps import Steps
 from .loop.training_objects import Made
-from .parallel import activations, batchnorm, compiling, fsdp, precision, replicate, restore, transforms, zero1
+from .parallel import activations, compiling, fsdp, precision, replicate, restore, transforms, zero1
 from .pipeline import checks, remote_parameters, stages
 from .sharded import noise, norms, statedicts
 from .sharded.dtensor_dispatch import ByHand
 from .sharded.trained_parameters import Optimized
 from .sharded.unsharded import Gathered
-from .step import accumulating, averaging, deferred, lazy, submodules
+from .step import accumulating, averaging, batchnorm, deferred, lazy, submodules
 from .step.averaging import Averaging, How
-from .step.divided import Divider, Way
+from .step.divided import Divider
 from .step.equivalence import Held
+from .step.ways import Way
 
 _NOTHING = contextlib.nullcontext()
 

@@ -34,11 +34,13 @@ from .core.rng import OwnStream
 from .core.scatter import to_device
 from .loop import prepared_loader
 from .loop.steps import Steps
-from .parallel import activations, batchnorm, compiling, fsdp, precision, replicate, restore, transforms, zero1
+from .parallel import activations, compiling, fsdp, precision, replicate, restore, transforms, zero1
 from .sharded import noise, norms, statedicts
 from .sharded.dtensor_dispatch import ByHand
 from .sharded.trained_parameters import Optimized
-from .step.divided import Added, weight_of
+from .step import batchnorm
+from .step.divided import weight_of
+from .step.ways import Added
 
 if TYPE_CHECKING:
     from .core.context import Setting
@@ -323,7 +325,7 @@ class Prepared:
     def _plateau(self, original: Callable[..., Any], scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:
         """``ReduceLROnPlateau.step``: every rank decides by the same number."""
         if any(scheduler is known for known in self._schedulers):
-            from .explicit import reduce_mean
+            from .reducing import reduce_mean
 
             metrics = reduce_mean(metrics)
         original(scheduler, metrics, *args, **kwargs)

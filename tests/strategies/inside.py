@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from jupyter_torchdist.strategies.core import agreement
 from jupyter_torchdist.strategies.core.dtensors import local, whole
-from jupyter_torchdist.strategies.parallel import activations, batchnorm, compiling, fsdp, precision, replicate, restore
-from jupyter_torchdist.strategies.step import gradients
+from jupyter_torchdist.strategies.parallel import activations, compiling, fsdp, precision, replicate, restore
+from jupyter_torchdist.strategies.step import batchnorm, gradients
 
 from . import models
 from .languages import LENGTH, WORDS, Language

@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from jupyter_torchdist.ranks import alone, flight
 from jupyter_torchdist.strategies.core.context import Setting
-from jupyter_torchdist.strategies.parallel import batchnorm, replicate, restore, zero1
-from jupyter_torchdist.strategies.step import gradients
+from jupyter_torchdist.strategies.parallel import replicate, restore, zero1
+from jupyter_torchdist.strategies.step import batchnorm, gradients
 
 from . import models
 from .models import CASES, Gpt, Mixture, Mlp, adamw, sgd, step

@@ -90,7 +90,7 @@ import os, signal, sys
 from pathlib import Path
 group = Path(sys.argv[1])
 (group / "cgroup.procs").write_text(str(os.getpid()))
-from jupyter_torchdist.node import outofmemory
+from jupyter_torchdist.node import out_of_memory as outofmemory
 if sys.argv[2] == "no log":
     outofmemory.KERNEL_LOG = "/nonexistent"
 memory = outofmemory.OutOfMemory()

@@ -155,8 +155,8 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
     program = """
 import resource, signal, sys
 from pathlib import Path
-from jupyter_torchdist.node import times
-from jupyter_torchdist.node import times as writer
+from jupyter_torchdist.ranks.streams import times
+from jupyter_torchdist.ranks.streams import times as writer
 from jupyter_torchdist.ranks.streams.times import Times
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 times.PERIOD = 0.0
@@ -197,7 +197,7 @@ import os, sys, time
 from pathlib import Path
 from jupyter_torchdist.ranks.streams.flusher import Flusher
 from jupyter_torchdist.ranks.streams.output import Output
-from jupyter_torchdist.node import times as writer
+from jupyter_torchdist.ranks.streams import times as writer
 from jupyter_torchdist.ranks.streams.times import Times
 folder = Path(sys.argv[1])
 flusher = Flusher()

@@ -6,16 +6,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...protocol.strategy import StrategyPlan
 
 if TYPE_CHECKING:
     import torch
 
-    from ..auto import Automatic
-    from ..prepared import Prepared
     from .context import Setting
+
+
+class Way(Protocol):
+    """A way in which user code trains on many ranks."""
+
+    def weight(self) -> float | None:
+        """What this rank's value counts with in the mean of the data ranks; None: as much as any other's."""
+
+
+class AutomaticWay(Way, Protocol):
+    """``--strategy`` on an unmodified cell."""
+
+    def stand_aside(self, why: str) -> None:
+        """Leave the cell to itself, and tell the user ``why``."""
+
+
+class PreparedWay(Way, Protocol):
+    """``td.prepare``."""
+
+    def take(self, things: tuple[Any, ...]) -> None:
+        """Make them distributed, in place. Raises ``StrategyError``."""
 
 
 class Part:
@@ -29,8 +48,8 @@ class Part:
     ) -> None:
         self.device, self.patience = device, patience
         self._plan, self._say = plan, say
-        self.automatic: Automatic | None = None
-        self.prepared: Prepared | None = None
+        self.automatic: AutomaticWay | None = None
+        self.prepared: PreparedWay | None = None
 
     @property
     def has_mesh(self) -> bool:

@@ -8,17 +8,13 @@ import os
 import warnings
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..core.outputs import changed
 from ..core.scatter import map_tensors
-
-if TYPE_CHECKING:
-    from .engine import Engine
-
 
 REFUSED: tuple[tuple[Any, str], ...] = (
     (torch.optim.Optimizer, "load_state_dict"),
@@ -41,6 +37,23 @@ def imported(device: torch.device) -> Any:
     if device.type == "cpu":  # it would compile an operator, for a minute, for what Gloo does
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+class Engine(Protocol):
+    """What calls of the cell lead to."""
+
+    within: bool
+    """Whether the engine itself is at work."""
+
+    @property
+    def made(self) -> bool: ...
+
+    @property
+    def keeps_gradients(self) -> bool: ...
+
+    def step(self, closure: Any) -> Any: ...
+
+    def zero_grad(self) -> None: ...
 
 
 def take_over(engine: Engine, optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,7 @@ from ..core.agreement import of_every_rank
 from ..core.scatter import Rows as Share
 from ..core.scatter import others_in, tensors_in, to_device
 from ..step.batch_consistency import check_alike, fingerprint
-from ..step.divided import Added
+from ..step.ways import Added
 from .collating import Collate, loads_batches
 from .line_tracer import LinesRun
 from .loss_scaling import values_of

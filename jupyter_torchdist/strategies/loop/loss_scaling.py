@@ -13,7 +13,8 @@ import torch.distributed as dist
 from ...protocol.errors import StrategyError
 from ..core.losses import UNSCALED
 from ..core.scatter import Rows as Share
-from ..step.divided import Added, targets_of
+from ..step.divided import targets_of
+from ..step.ways import Added
 
 Weight = float | torch.Tensor
 """What a rank's loss counts with in the whole batch's."""

@@ -34,7 +34,7 @@ from ..analysis.rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
 from ..analysis.slices import Slices
 from ..analysis.verdicts import Judgement, Verdict
 from ..step.batch_consistency import Print
-from ..step.divided import Added, Joined, Way
+from ..step.ways import Added, Joined, Way
 
 STEPS = 2
 """The second shows what was carried over from the first."""

@@ -31,9 +31,7 @@ from ...protocol.strategy_options import chosen
 from ...torch_private import (
     fsdp_around_outputs,
     fsdp_begin,
-    fsdp_is_root,
     fsdp_output_dtype,
-    fsdp_recover,
     replicate_with_fsdp,
 )
 from ..core import blocks, loading
@@ -360,13 +358,6 @@ def explain(error: BaseException) -> StrategyError | None:
 def in_backward(error: BaseException) -> bool:
     """Sizes that do not match have other causes elsewhere: a batch without samples."""
     return any(frame.name == "_engine_run_backward" for frame in traceback.extract_tb(error.__traceback__))
-
-
-def recover(model: nn.Module) -> None:
-    """After a forward that raised the parameters are shards, and the next one may begin."""
-    for unit in units_in([model]):
-        if fsdp_is_root(unit):
-            fsdp_recover(unit)
 
 
 OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")

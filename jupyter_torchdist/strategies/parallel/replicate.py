@@ -21,7 +21,6 @@ from ..core.context import Setting
 from ..core.ownership import own_class
 from . import fsdp
 
-POWERSGD_START = 1000
 """Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""
 
 
@@ -76,14 +75,6 @@ def _compress(model: Any, setting: Setting) -> None:
         model.register_comm_hook(group, default_hooks.bf16_compress_hook)
     elif kind == "powersgd":
         model.register_comm_hook(powersgd_state(group), powerSGD_hook.powerSGD_hook)
-
-
-def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
-    """What PowerSGD keeps between steps: factors of rank 1, and what they left out.
-
-    Without the small number a layer whose gradient is zero for a step would be divided by zero.
-    """
-    return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START, orthogonalization_epsilon=1e-12)
 
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:

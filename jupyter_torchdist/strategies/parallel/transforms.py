@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from ..core.context import Setting
-from . import activations, batchnorm, context_parallel, fsdp, tensor
+from ..step import batchnorm
+from . import activations, context_parallel, fsdp, tensor
 
 
 def check(model: nn.Module, setting: Setting) -> None:

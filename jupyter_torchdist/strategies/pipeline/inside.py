@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +24,11 @@ from ..core.outputs import closed
 from ..core.rng import OwnStream, as_then, present, undone
 from ..core.scatter import map_tensors
 from ..step.deferred import Deferred, Record
+from .contract import StagedModel
 from .loss import Graph, Parts, graph_of, proved, weight_of
 from .passage import SPENT, Passage
 from .run import Microbatch, Pairs
 from .schedules import Orders
-
-if TYPE_CHECKING:
-    from .stages import Pipeline
 
 _BY_SCHEDULE, _TO_BE_PROVED, _AT_ONCE = range(3)
 """What a rank has in mind when a step's values are needed; the largest holds for all."""
@@ -39,7 +37,7 @@ _BY_SCHEDULE, _TO_BE_PROVED, _AT_ONCE = range(3)
 class Inside:
     """Of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, setting: Setting) -> None:
+    def __init__(self, pipeline: StagedModel, setting: Setting) -> None:
         self.pipeline, self._say = pipeline, setting.say
         self._name = pipeline.layout.schedule
         self._known: dict[Hashable, Parts] = {}

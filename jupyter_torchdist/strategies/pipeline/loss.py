@@ -22,7 +22,7 @@ from ..analysis.rules import IGNORED
 from ..analysis.verdicts import judged
 from ..loop.watching import way_of
 from ..step.deferred import Deferred, External, Node, Record, Ref, mapped
-from ..step.divided import Added, Joined, Way
+from ..step.ways import Added, Joined, Way
 
 _MOST_ASSIGNMENTS = 16
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}

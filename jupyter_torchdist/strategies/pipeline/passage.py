@@ -6,7 +6,7 @@ A passage whose backward is mixed with its forward (``pipeline_inside``) has the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,10 @@ from ..analysis.leftovers import no_trace
 from ..core.outputs import closed
 from ..core.rng import OwnStream
 from ..core.scatter import map_tensors, tensors_in, weighed
-from ..step.divided import Added, Joined, Way
+from ..step.ways import Added, Joined, Way
+from .contract import StagedModel
 from .flow import OTHER_PATH
 from .run import Microbatch, Pairs, Work
-
-if TYPE_CHECKING:
-    from .stages import Pipeline
 
 SPENT = "Trying to backward through the graph a second time: a pipeline keeps what it needs for one backward"
 
@@ -33,7 +31,7 @@ class Passage:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: StagedModel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         rows: Sequence[slice],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from torch import Tensor
 from ...torch_private import stage_backward_input, stage_backward_weight
 from ..analysis.divisors import divisor_of
 from ..core.scatter import tensors_in
+from .contract import StagedModel
 from .flow import Flow, Value
 from .schedules import Action, Kind, Orders, messages, taken
 from .wires import Arriving
-
-if TYPE_CHECKING:
-    from .stages import Pipeline
 
 Pairs = list[tuple[Tensor, Tensor]]
 """Tensors, each with its gradient."""
@@ -66,7 +64,7 @@ class _Part:
 class Work:
     """``ends``: what the last stage's backward of a microbatch begins with."""
 
-    def __init__(self, pipeline: Pipeline, microbatches: Sequence[Microbatch]) -> None:
+    def __init__(self, pipeline: StagedModel, microbatches: Sequence[Microbatch]) -> None:
         self._pipeline, self._layout, self._wires = pipeline, pipeline.layout, pipeline.wires
         self._microbatches = microbatches
         self._last = self._layout.stages - 1

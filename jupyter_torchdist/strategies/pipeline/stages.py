@@ -41,7 +41,8 @@ from ..core.scatter import map_tensors, tensors_in
 from ..parallel.fsdp import DTYPES
 from ..sharded import norms
 from ..step import deferred
-from ..step.divided import Way, _kind
+from ..step.divided import _kind
+from ..step.ways import Way
 from . import remote_parameters
 from .checks import microbatches, no_reentrant_checkpoints
 from .flow import Fakes, Flow, Planner, StageRun

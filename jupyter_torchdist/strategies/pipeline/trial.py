@@ -11,8 +11,9 @@ from torch import nn
 from ...protocol.errors import StrategyError
 from ..core.context import Setting
 from ..core.scatter import tensors_in
-from ..step.divided import Divider, Refused, Way, agreed
+from ..step.divided import Divider, Refused, agreed
 from ..step.placing import in_front
+from ..step.ways import Way
 from .checks import microbatches
 
 

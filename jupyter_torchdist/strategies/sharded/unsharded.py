@@ -236,3 +236,10 @@ def _keep(one: FSDPParam) -> None:
     mine = chunk_with_empty(values, ranks, dim=one.fsdp_placement.dim)[rank]
     if mine.numel() and not torch.equal(mine, shard.to(mine)):
         shard.copy_(mine)
+
+
+def recover(model: nn.Module) -> None:
+    """After a forward that raised the parameters are shards, and the next one may begin."""
+    for unit in units_in([model]):
+        if fsdp_is_root(unit):
+            fsdp_recover(unit)

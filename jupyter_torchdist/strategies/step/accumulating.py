@@ -26,7 +26,7 @@ from ...torch_private import BatchNorm
 from ..analysis.divisors import Parted, divisor_of, form_of
 from ..core.context import Setting
 from ..core.scatter import Rows, map_tensors, tensors_in, weighed
-from .divided import Added, Joined, Way
+from .ways import Added, Joined, Way
 
 Run = Callable[..., Any]
 

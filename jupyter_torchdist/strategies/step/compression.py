@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from ...torch_private import power_sgd_compresses
-from ..parallel.replicate import powersgd_state
 from .layout import Bucket
 
 _SHORTER: dict[str, Any] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
@@ -107,3 +106,11 @@ class Seen:
         pieces = [piece.view(1) if piece.dim() == 0 else piece for piece in self._bucket.pieces]
         end = self.buffer()[self._bucket.elements - self._bucket.tail :]
         return [*pieces, end] if self._bucket.tail else pieces
+
+
+def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
+    """What PowerSGD keeps between steps: factors of rank 1, and what they left out.
+
+    Without the small number a layer whose gradient is zero for a step would be divided by zero.
+    """
+    return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START, orthogonalization_epsilon=1e-12)

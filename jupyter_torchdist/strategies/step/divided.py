@@ -29,11 +29,12 @@ from ..core.rng import OwnStream, undone
 from ..core.scatter import Rows as Share
 from ..core.scatter import join_rows, map_tensors, tensors_in, weighted
 from ..core.side_effects import other_notes
-from ..parallel import batchnorm
-from ..parallel.fsdp import recover
+from ..sharded.unsharded import recover
+from . import batchnorm
 from .batch_consistency import check_alike, fingerprint
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
+from .ways import Added, Joined, Kept, Way
 
 if TYPE_CHECKING:
     from .accumulating import Accumulation
@@ -44,36 +45,6 @@ WHOLE = (
 )
 
 
-@dataclass(frozen=True)
-class Joined:
-    """The whole output is the ranks' parts one after the other along ``dim``, as many rows a sample as there are.
-
-    ``turns``: along ``dim`` all samples come in turn, with one row each, as often as there are rows (time in front).
-    ``single``: there was one row a sample, which says nothing of the order of more.
-    """
-
-    dim: int
-    turns: bool = False
-    single: bool = False
-
-
-@dataclass(frozen=True)
-class Added:
-    """The whole output is the sum of the ranks': of means, each counted with its samples.
-
-    ``counted``: with the targets that took part instead, as a cross entropy leaves out those to be ignored.
-    """
-
-    mean: bool
-    counted: bool = False
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Nothing of the batch is in the output: every rank has the same."""
-
-
-Way = Joined | Added | Kept
 _NUMBERS = "numbers that it returns"
 Call = Callable[..., Any]
 

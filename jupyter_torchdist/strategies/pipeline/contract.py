@@ -1,0 +1,50 @@
+"""What passages and schedules ask of the model whose stages they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ...torch_private import FakeTensorMode
+from .flow import Flow
+from .schedules import Layout
+from .wires import Wires
+
+
+class StagedModel(Protocol):
+    """A model that is divided into stages; ``stages.Pipeline`` is one."""
+
+    root: nn.Module
+    layout: Layout
+    wires: Wires
+    within: Callable[[], AbstractContextManager[None]]
+    """Forwards and backwards are done within it."""
+
+    @property
+    def fake_mode(self) -> FakeTensorMode: ...
+
+    @property
+    def in_fp32(self) -> bool:
+        """Whether outputs of lower precision are given in fp32."""
+
+    def precision(self) -> AbstractContextManager[Any]: ...
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Those of this rank's stages."""
+
+    def tied(self) -> list[tuple[nn.Parameter, list[int]]]:
+        """Parameters of this rank that other ranks have too, and which ranks those are."""
+
+    def cut_inputs(self, values: Any, rows: slice) -> Any: ...
+
+    def as_given(self, output: Tensor) -> Tensor:
+        """An output as the cell gets it."""
+
+    def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow: ...
+
+    def run_stage(
+        self, flow: Flow, stage: int, received: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]: ...

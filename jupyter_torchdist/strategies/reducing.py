@@ -1,0 +1,46 @@
+"""``td.reduce_mean``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .core import rank_context
+
+
+def reduce_mean(value: Any) -> Any:
+    """The mean over the data ranks, the same on all; they all call it. A tensor gives a tensor, a number a float.
+
+    In a loop over a prepared loader each rank counts with its samples of the batch, so that the ranks' mean losses give
+    that of the whole batch. A list or tuple, of microbatches, is averaged first. Gradients do not flow through it.
+    """
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        value = _mean_of(value)
+    is_tensor = isinstance(value, torch.Tensor)
+    mine = rank_context.current
+    weights, group = (None, None) if mine is None else _weights(mine)
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return value.detach() if is_tensor else float(value)
+    ranks = torch.distributed.get_world_size(group)
+    device = mine.device if mine is not None else torch.device("cpu")
+    whole = value.detach() if is_tensor else torch.tensor(float(value), dtype=torch.float64, device=device)
+    whole = whole * (1.0 / ranks if weights is None else weights)
+    torch.distributed.all_reduce(whole, group=group)
+    return whole if is_tensor else float(whole)
+
+
+def _mean_of(values: Sequence[Any]) -> Any:
+    if not values:
+        raise ValueError("reduce_mean of an empty list")
+    return sum(values[1:], values[0]) / len(values)
+
+
+def _weights(mine: rank_context.Part) -> tuple[float | None, Any]:
+    """What this rank's value counts with, None for as much as any other's, and the group of data ranks."""
+    if not mine.has_mesh:
+        return None, None
+    if mine.prepared is not None:
+        return mine.prepared.weight(), mine.setting.data_group
+    return (None if mine.automatic is None else mine.automatic.weight()), mine.setting.data_group

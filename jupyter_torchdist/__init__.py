@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .strategies.core.meta import meta as meta
     from .strategies.core.stages import stage as stage
     from .strategies.explicit import prepare as prepare
-    from .strategies.explicit import reduce_mean as reduce_mean
+    from .strategies.reducing import reduce_mean as reduce_mean
 
     last: Job | None
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from ..torch_private import default_store
+from ..torch_private.places import default_store
 from .rank_agreement import Ranks
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

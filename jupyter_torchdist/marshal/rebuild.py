@@ -148,28 +148,28 @@ def set_attributes(target: Any, attributes: dict[str, Any]) -> None:
 
 def operator(name: str, schema: str, kinds: list[str | None], tags: list[str]) -> Any:
     """An operator of ``torch.library``, registered here; its functions come with ``set_operator``."""
-    from .. import torch_private
+    from ..torch_private import operators
 
     context = _LOADING.get()
-    if not context.registers and (found := torch_private.operators().get(name)) is not None:
+    if not context.registers and (found := operators.operators().get(name)) is not None:
         context.kept[id(found)] = found
         return found
-    return torch_private.make_operator(name, schema, kinds, tags)
+    return operators.make_operator(name, schema, kinds, tags)
 
 
 def set_operator(target: Any, functions: dict[str, Any]) -> None:
-    from .. import torch_private
+    from ..torch_private import operators
 
     if id(target) not in _LOADING.get().kept:
-        torch_private.set_operator_functions(target, functions)
+        operators.set_operator_functions(target, functions)
 
 
 def operator_of(home: str, name: str) -> Any:
     """The operator that the module ``home`` registers."""
-    from .. import torch_private
+    from ..torch_private import operators
 
     importlib.import_module(home)
-    return torch_private.operators()[name]
+    return operators.operators()[name]
 
 
 def weak_reference(target: Any) -> Any:
@@ -248,9 +248,9 @@ def tensor(
     value: Any = torch.empty(0, dtype=dtype, device="cpu")
     value = value.set_(over.untyped, offset + over.start // value.element_size(), size, stride)
     if kind is not torch.Tensor:
-        from .. import torch_private
+        from ..torch_private.tensors import make_subclass
 
-        return torch_private.make_subclass(kind, value, requires_grad)
+        return make_subclass(kind, value, requires_grad)
     return value.requires_grad_(True) if requires_grad else value
 
 
@@ -273,9 +273,9 @@ def set_parametrized(target: Any, state: dict[str, Any]) -> None:
         del target.__dict__[name]
     target.__dict__.update(state)
     if type(target).__module__ != "torch.nn.utils.parametrize":
-        from .. import torch_private
+        from ..torch_private.tensors import restore_parametrized_class
 
-        torch_private.restore_parametrized_class(target)
+        restore_parametrized_class(target)
 
 
 def set_optimizer(target: Any, state: tuple[Any, tuple[dict[str, Any], bool, bool | None]]) -> None:

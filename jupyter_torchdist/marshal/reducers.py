@@ -24,7 +24,7 @@ class Reducing(Protocol):
     def tensor(self, value: Any) -> Any: ...
 
 
-Handler = Callable[[Reducing, Any], Any]
+Handler = Callable[[Any, Any], Any]
 """Reduces one object, as ``reducer_override`` does."""
 
 _lru_wrapper = type(functools.lru_cache(lambda: None))
@@ -134,14 +134,14 @@ def _parametrized(pickler: Reducing, value: Any) -> Any:
 
 def _operator(pickler: Reducing, value: Any) -> Any:
     """Of ``torch.library.custom_op``: by name where a module registers it, else with its functions."""
-    from .. import torch_private
+    from ..torch_private import operators
 
-    home = torch_private.operator_home(value)
-    name, *rest = torch_private.operator_maker(value)
+    home = operators.operator_home(value)
+    name, *rest = operators.operator_maker(value)
     if home != "__main__" and not byvalue.exists_only_here(home):
         return rebuild.operator_of, (home, name)
     try:
-        functions = torch_private.operator_functions(value)
+        functions = operators.operator_functions(value)
     except ValueError as error:
         raise pickle.PicklingError(f"{error}; register it in a module beside the notebook") from None
     return rebuild.operator, (name, *rest), functions, None, None, rebuild.set_operator

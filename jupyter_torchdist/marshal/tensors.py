@@ -67,9 +67,9 @@ def is_tensor(kind: type) -> bool:
 def reduce_tensor(value: Any, storages: Storages) -> Any:
     """The reduction of a dense tensor on a plain device; NotImplemented leaves any other to torch's own."""
     torch: Any = sys.modules["torch"]
-    from .. import torch_private
+    from ..torch_private.places import DisableTorchFunctionSubclass
 
-    with torch_private.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         if not _plain(value, torch):
             return NotImplemented
         dense = value.detach() if type(value) is not torch.Tensor or value.requires_grad else value
@@ -99,10 +99,10 @@ def _hooks(value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, torch: Any) -> bool:
-    from .. import torch_private
+    from ..torch_private.tensors import has_own_dispatch, is_functional
 
     kind = type(value)
-    wrapper = torch_private.has_own_dispatch(kind) and kind is not torch.Tensor
+    wrapper = has_own_dispatch(kind) and kind is not torch.Tensor
     own = "__reduce_ex__" in vars(kind) and kind is not torch.nn.Parameter and kind is not torch.Tensor
     return (
         not wrapper
@@ -112,7 +112,7 @@ def _plain(value: Any, torch: Any) -> bool:
         and value.device.type in ("cpu", "cuda")
         and not value.is_quantized
         and not value.is_nested
-        and not torch_private.is_functional(value)
+        and not is_functional(value)
     )
 
 

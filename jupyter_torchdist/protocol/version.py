@@ -34,7 +34,7 @@ def source_digest() -> str:
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(f"{sys.executable} {package}\n".encode())
     for room in NODE_ROOMS:
-        for file in sorted([*(package / room).rglob("*.py"), *package.glob(f"{room}.py")]):
+        for file in sorted((package / room).rglob("*.py")):
             status = file.stat()
             digest.update(f"{file.relative_to(package)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:12]

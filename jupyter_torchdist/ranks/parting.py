@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .. import torch_private
+from ..torch_private.collectives import ranks_of_groups
 
 LIMIT = 16
 """So many groups are kept: each has threads and sockets. A program may make and destroy hundreds."""
@@ -62,7 +62,7 @@ def end() -> None:
 def _groups(group: Any) -> list[Any]:
     """The groups that ``destroy_process_group(group)`` ends."""
     if group is None or group is dist.group.WORLD:
-        return [known for known, _ in torch_private.ranks_of_groups()]
+        return [known for known, _ in ranks_of_groups()]
     return [group]
 
 

@@ -50,9 +50,7 @@ from .streams.times import Times
 if TYPE_CHECKING:
     import torch
 
-    from ..strategies.auto import Automatic
     from ..strategies.core.unrecoverable import Apart
-    from ..strategies.prepared import Prepared
 
 _LAST_SECONDS = 3.0
 """How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
@@ -167,13 +165,13 @@ class Rank:
 
     def take_part(self, plan: Plan, device: torch.device) -> rank_context.Part:
         """What ``td.prepare`` and its kin ask for; with a strategy, the automatic way, ready for user code."""
-
         mine = rank_context.Part(plan.strategy, device, self.note, plan.grace / 2)
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
 
-            mine.automatic = auto.Automatic(mine.setting, vars(self.main), mine.patience)
-            mine.automatic.install()
+            automatic = auto.Automatic(mine.setting, vars(self.main), mine.patience)
+            automatic.install()
+            mine.automatic = automatic
         rank_context.take(mine)
         return mine
 
@@ -233,9 +231,11 @@ class Rank:
         self.alone.begin()
         self.watch.tell(self.alone.look)
 
-    def ways(self) -> list[Automatic | Prepared]:
+    def ways(self) -> list[rank_context.Way]:
         """What has changed torch and user code's objects in this rank."""
-        found = () if self.part is None else (self.part.automatic, self.part.prepared)
+        found: tuple[rank_context.Way | None, ...] = (
+            () if self.part is None else (self.part.automatic, self.part.prepared)
+        )
         return [way for way in found if way is not None]
 
     def apart(self) -> Apart | None:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..torch_private import ITEM, TorchDispatchMode, tree_leaves
+from ..torch_private.places import TorchDispatchMode, tree_leaves
+from ..torch_private.tensors import ITEM
 
 Scalar = Callable[[torch.Tensor], Any]
 """What a number read from a tensor is."""

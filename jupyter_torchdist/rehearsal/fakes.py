@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..strategies.core.scatter import map_tensors, tensors_in
 from ..strategies.step import equivalence
-from ..strategies.step.divided import Added, Joined, Kept, Way
-from ..torch_private import disable_current_modes
+from ..strategies.step.ways import Added, Joined, Kept, Way
+from ..torch_private.places import disable_current_modes
 
 
 class Reached(BaseException):

@@ -162,7 +162,7 @@ def _join(ranks: int) -> None:
     """A process group whose peers are not there, and that does not mind."""
     import torch.distributed as dist
 
-    from ..torch_private import FakeStore
+    from ..torch_private.places import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
 

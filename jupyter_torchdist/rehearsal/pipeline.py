@@ -28,7 +28,7 @@ from ..strategies.parallel.fsdp import DTYPES
 from ..strategies.pipeline import checks
 from ..strategies.pipeline.schedules import WHOLE_FORWARD, Kind, Layout, stages_a_rank
 from ..strategies.pipeline.units import Units, assigned, marked, measured
-from ..torch_private import TorchDispatchMode
+from ..torch_private.places import TorchDispatchMode
 from .allocations import Allocations
 from .fakes import NotRehearsed
 

@@ -24,7 +24,6 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from .. import torch_private
 from ..protocol.memory import ParameterSize, Rehearsed, elements
 from ..protocol.strategy import StrategyPlan
 from ..strategies.core import loading, meta, optimizers
@@ -35,8 +34,12 @@ from ..strategies.core.patches import Patches
 from ..strategies.core.scatter import Rows, map_tensors, tensors_in
 from ..strategies.parallel import activations, fsdp, precision, replicate, transforms
 from ..strategies.step import accumulating, equivalence, gradients
-from ..strategies.step.divided import Way
-from ..torch_private import FakeTensor, FakeTensorMode, disable_current_modes, fsdp_groups, fsdp_states, in_backward
+from ..strategies.step.ways import Way
+from ..torch_private.autograd import in_backward
+from ..torch_private.collectives import coordinates
+from ..torch_private.fully_shard import fsdp_groups, fsdp_states
+from ..torch_private.places import FakeTensor, FakeTensorMode, disable_current_modes
+from ..torch_private.training import SCALED_STEP
 from . import fakes
 from .allocations import Allocations, Weight, storages
 from .fakes import NotRehearsed, Reached, cut, joined, place
@@ -102,7 +105,7 @@ class Rehearsal:
         around(nn.Module, "__call__", self._call)
         around(torch.autograd, "backward", self._backward)
         around(DataLoader, "__iter__", self._batches)
-        around(*torch_private.SCALED_STEP, fakes.stepped_always)
+        around(*SCALED_STEP, fakes.stepped_always)
         around(torch, "compile", fakes.not_compiled)
         around(nn.Module, "compile", lambda *_: None)
         self._answer_for_the_others()
@@ -117,7 +120,7 @@ class Rehearsal:
         around(loading, "broadcast_states", lambda *_: None)
         around(loading, "someone_lacks_weights", lambda *_: False)
         around(gradients, "used_somewhere", lambda _original, ours, _group: [*map(gradients.state_of, ours)])
-        around(*torch_private.coordinates(), fakes.with_real_numbers)
+        around(*coordinates(), fakes.with_real_numbers)
 
     def undo(self) -> None:
         """torch is as it was."""

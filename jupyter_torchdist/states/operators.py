@@ -10,7 +10,7 @@ from .base import Adapter, Place, State
 
 
 def read(place: Place) -> State:
-    from ..torch_private import operator_home, operators
+    from ..torch_private.operators import operator_home, operators
 
     return {name: one for name, one in operators().items() if operator_home(one) == "__main__"}
 

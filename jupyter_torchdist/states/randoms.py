@@ -74,7 +74,7 @@ def _gpu(torch: Any) -> State:
 
 
 def _waiting_seed() -> Any:
-    from ..torch_private import seed_for_gpus
+    from ..torch_private.settings import seed_for_gpus
 
     return seed_for_gpus()
 

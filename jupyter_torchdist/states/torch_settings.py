@@ -19,7 +19,7 @@ def _torch() -> Any:
 
 def _default_device() -> str:
     """The kind alone: each rank has a GPU of its own. Asked without making a tensor, which would begin to use one."""
-    from ..torch_private import default_device
+    from ..torch_private.settings import default_device
 
     current = default_device()
     return "cpu" if current is None else current.type
@@ -47,14 +47,14 @@ _PRINTED = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 
 
 def _print_options() -> dict[str, Any]:
-    from ..torch_private import print_options
+    from ..torch_private.settings import print_options
 
     options = print_options()
     return {name: getattr(options, name) for name in _PRINTED}
 
 
 def _set_print_options(value: dict[str, Any]) -> None:
-    from ..torch_private import print_options
+    from ..torch_private.settings import print_options
 
     _torch().set_printoptions(**value)
     print_options().sci_mode = value["sci_mode"]  # None is no value to the function

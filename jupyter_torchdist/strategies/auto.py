@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader
 
 from ..protocol.errors import StrategyError
 from ..protocol.strategy_options import chosen
-from ..torch_private import UNSCALING, in_backward, in_functorch
+from ..torch_private.autograd import in_backward, in_functorch
+from ..torch_private.training import UNSCALING
 from .analysis.leftovers import within_checkpoint
 from .backwards import Backwards
 from .core import agreement, dtensors, hooks, loading, meta, optimizers

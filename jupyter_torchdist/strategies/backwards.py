@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from torch.distributed.tensor import DTensor
 
 from ..protocol.errors import StrategyError
-from ..torch_private import in_backward, in_functorch
+from ..torch_private.autograd import in_backward, in_functorch
 from .core.hooks import Before
 from .core.scatter import averaged
 from .deepspeed.engine import Engine

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader
 from ..protocol.errors import StrategyError
 from ..protocol.strategy import StrategyPlan
 from ..protocol.strategy_options import chosen
-from ..torch_private import UNSCALING, in_backward
+from ..torch_private.autograd import in_backward
+from ..torch_private.training import UNSCALING
 from .analysis.divisors import divisor_of
 from .backwards import creates_graph
 from .core import agreement, loading, meta, optimizers

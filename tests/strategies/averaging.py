@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from jupyter_torchdist.strategies.core.hooks import Before
-from jupyter_torchdist.strategies.parallel import replicate
+from jupyter_torchdist.strategies.step import compression
 from jupyter_torchdist.strategies.step.averaging import Averaging, How
 from jupyter_torchdist.strategies.step.early import REGULAR
 from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO, Bucket
@@ -326,11 +326,11 @@ def check_half_precision_hooks_send_half_the_bytes() -> None:
 
 
 def check_powersgd_sends_factors_and_what_it_left_out_the_next_time() -> None:
-    replicate.POWERSGD_START, before = 2, replicate.POWERSGD_START
+    compression.POWERSGD_START, before = 2, compression.POWERSGD_START
     try:
         average = averaging(How(hook="powersgd"))
     finally:
-        replicate.POWERSGD_START = before
+        compression.POWERSGD_START = before
     matrix, vector = nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(64))
     generator = torch.Generator().manual_seed(3)
     parts = [torch.randn(64, 3, generator=generator) @ torch.randn(3, 64, generator=generator) for _ in range(2)]

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from jupyter_torchdist.strategies.core.patches import Patches
 from jupyter_torchdist.strategies.sharded.dtensor_dispatch import ByHand
-from jupyter_torchdist.torch_private import dtensor_dispatches_subclasses
+from jupyter_torchdist.torch_private.dtensors import dtensor_dispatches_subclasses
 
 from .ranks import refusal, setting
 

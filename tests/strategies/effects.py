@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
 from jupyter_torchdist.strategies.core.context import Setting
-from jupyter_torchdist.strategies.parallel import replicate
+from jupyter_torchdist.strategies.step import compression
 from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO
 
 from .averaging import sent
@@ -66,7 +66,7 @@ def seen(how: Setting, build: Callable[[], nn.Module], look: Callable[[Any, torc
 
 def check_gradients_are_sent_as_the_option_says() -> None:
     elements, tail = sum(p.numel() for p in Mlp().parameters()), len(list(Mlp().parameters())) + ALARMS + CARGO
-    replicate.POWERSGD_START, before = 2, replicate.POWERSGD_START
+    compression.POWERSGD_START, before = 2, compression.POWERSGD_START
     try:
         for options, last in (
             ({}, [(torch.float32, elements + tail)]),
@@ -83,7 +83,7 @@ def check_gradients_are_sent_as_the_option_says() -> None:
             losses = 1 if options.keys() <= {"bucket_cap_mb"} else 2
             assert len(noted) == STEPS * len(last) + 1 + losses or "comm_hook" in options, noted
     finally:
-        replicate.POWERSGD_START = before
+        compression.POWERSGD_START = before
 
 
 def check_gradients_are_views_of_the_buckets_from_the_first_on() -> None:

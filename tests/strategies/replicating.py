@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from jupyter_torchdist.ranks import alone, flight
 from jupyter_torchdist.strategies.core.context import Setting
 from jupyter_torchdist.strategies.parallel import replicate, restore, zero1
-from jupyter_torchdist.strategies.step import batchnorm, gradients
+from jupyter_torchdist.strategies.step import batchnorm, compression, gradients
 
 from . import models
 from .models import CASES, Gpt, Mixture, Mlp, adamw, sgd, step
@@ -146,7 +146,7 @@ def check_a_hook_halves_the_bytes_and_powersgd_sends_factors() -> None:
         sent.append((tensor.dtype, tensor.numel()))
         return original(tensor, *args, **kwargs)
 
-    replicate.POWERSGD_START = 2
+    compression.POWERSGD_START = 2
     for hook in ("fp16", "powersgd"):
         model = replicated(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), ddp(comm_hook=hook))
         total = sum(p.numel() for p in model.parameters())

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from jupyter_torchdist.strategies.auto import Automatic
 from jupyter_torchdist.strategies.core.context import Setting
 from jupyter_torchdist.strategies.core.dtensors import local
-from jupyter_torchdist.torch_private import release
+from jupyter_torchdist.torch_private.settings import release
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
 from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting, spied

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from jupyter_torchdist import torch_private
-from jupyter_torchdist.torch_private import _PLACES
+import jupyter_torchdist
+from jupyter_torchdist.torch_private import collectives, places, tensors
+from jupyter_torchdist.torch_private.places import _PLACES
 
-PACKAGE = Path(torch_private.__file__).parent
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "torch_private.py"]
+PACKAGE = Path(jupyter_torchdist.__file__).parent
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "torch_private"]
 
 
 def is_private(dotted: str) -> bool:
@@ -76,7 +77,7 @@ def exists(name: str) -> bool:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nobody_else_touches_a_private_name(path: Path) -> None:
     private = sorted({name for name in names_of_torch(ast.parse(path.read_text())) if is_private(name)})
-    assert not private, f"through torch_private.py alone: {private}"
+    assert not private, f"through torch_private/ alone: {private}"
 
 
 def test_the_rule_finds_what_it_forbids() -> None:
@@ -95,12 +96,12 @@ def test_the_rule_finds_what_it_forbids() -> None:
 
 @pytest.mark.parametrize("name", sorted(_PLACES))
 def test_a_private_name_is_where_it_is_said_to_be(name: str) -> None:
-    assert getattr(torch_private, name) is not None
+    assert getattr(places, name) is not None
 
 
 def test_another_name_is_none() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        torch_private.nothing
+        places.nothing
 
 
 ONLY_WHERE_ASKED = {"torch.numa.binding.AffinityMode", "torch.numa.binding.NumaOptions"}
@@ -118,11 +119,11 @@ def test_public_names_are_in_this_release() -> None:
 
 def test_what_older_releases_lack() -> None:
     tensor = torch.ones(2, 3)
-    assert torch_private.is_dense(tensor.t()) and not torch_private.is_dense(tensor[:, :2])
+    assert tensors.is_dense(tensor.t()) and not tensors.is_dense(tensor[:, :2])
     assert all(
-        torch_private.is_pointwise(operation)
+        tensors.is_pointwise(operation)
         for operation in (torch.ops.aten.leaky_relu.default, torch.ops.aten.elu_.default, torch.ops.aten.add_.Tensor)
     )
-    assert not torch_private.is_pointwise(torch.ops.aten.sum.default)
-    module, name = torch_private.gathering()
+    assert not tensors.is_pointwise(torch.ops.aten.sum.default)
+    module, name = collectives.gathering()
     assert callable(getattr(module, name))

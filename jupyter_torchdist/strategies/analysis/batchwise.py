@@ -28,7 +28,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...torch_private import TorchDispatchMode, in_backward, is_pointwise
+from ...torch_private.autograd import in_backward
+from ...torch_private.places import TorchDispatchMode
+from ...torch_private.tensors import is_pointwise
 from ...usercode.frames import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
 from .bindings import chooses

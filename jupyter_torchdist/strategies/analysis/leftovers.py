@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils import checkpoint
 
-from ...torch_private import NormBase, saved_tensors_hooks
+from ...torch_private.autograd import saved_tensors_hooks
+from ...torch_private.places import NormBase
 from ..core.side_effects import Belongings
 from .batchwise import BatchwiseTracker
 from .lattice import Same

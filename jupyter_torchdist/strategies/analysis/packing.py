@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...torch_private import VF, disable_current_modes
+from ...torch_private.places import disable_current_modes
+from ...torch_private.tensors import VF
 from ..core.patches import Patches
 from .batchwise import BatchwiseTracker
 from .lattice import Kind, Mixed, Noise, Rows, Same, Unknown, uniform

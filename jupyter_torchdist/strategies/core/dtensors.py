@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from ...protocol.errors import StrategyError
-from ...torch_private import dispatcher
+from ...torch_private.dtensors import dispatcher
 from .scatter import map_tensors, tensors_in
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]

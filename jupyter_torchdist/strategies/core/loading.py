@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
-from ...torch_private import compute_local_shape_and_global_offset
+from ...torch_private.places import compute_local_shape_and_global_offset
 from . import meta
 from .dtensors import local
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...protocol.errors import StrategyError
-from ...torch_private import TorchDispatchMode, tree_leaves, tree_map_only
+from ...torch_private.places import TorchDispatchMode, tree_leaves, tree_map_only
 from . import rank_context
 
 _META = torch.device("meta")

@@ -4,7 +4,7 @@ without them."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,12 +19,33 @@ if TYPE_CHECKING:
 class Way(Protocol):
     """A way in which user code trains on many ranks."""
 
+    SAVING: str
+    """What to do so that nothing is lost when ranks are cut short."""
+
+    def finish(self, names: dict[str, Any] | None = None) -> None:
+        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
+
+    def stop(self, error: BaseException, names: dict[str, Any]) -> None:
+        """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
+
+    def abandon(self) -> None:
+        """torch is as it was. What is sharded stays so: other ranks may be gone."""
+
+    def explained(self, error: BaseException) -> BaseException:
+        """``error``, or what an error of torch's has to do with the strategy, raised where it was."""
+
+    def apart(self) -> Iterator[object]:
+        """What this rank has only a part of."""
+
     def weight(self) -> float | None:
         """What this rank's value counts with in the mean of the data ranks; None: as much as any other's."""
 
 
 class AutomaticWay(Way, Protocol):
     """``--strategy`` on an unmodified cell."""
+
+    def note_captured(self) -> None:
+        """The bundle is loaded."""
 
     def stand_aside(self, why: str) -> None:
         """Leave the cell to itself, and tell the user ``why``."""
@@ -33,7 +54,7 @@ class AutomaticWay(Way, Protocol):
 class PreparedWay(Way, Protocol):
     """``td.prepare``."""
 
-    def take(self, things: tuple[Any, ...]) -> None:
+    def take(self, things: Sequence[Any]) -> None:
         """Make them distributed, in place. Raises ``StrategyError``."""
 
 

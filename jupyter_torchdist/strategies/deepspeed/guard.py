@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...torch_private import DisableTorchFunctionSubclass
+from ...torch_private.places import DisableTorchFunctionSubclass
 from ...usercode.frames import is_users
 
 _OURS = str(Path(__file__).parents[1]) + os.sep

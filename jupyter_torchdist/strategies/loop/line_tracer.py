@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from ...torch_private import function_modes
+from ...torch_private.places import function_modes
 from ...usercode.frames import is_users
 from .watching import Numbers
 

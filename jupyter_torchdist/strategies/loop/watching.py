@@ -18,14 +18,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...torch_private import (
-    TENSOR_FILE,
-    disable_current_modes,
-    in_backward,
-    number_of_function_modes,
-    pop_function_mode,
-    push_function_mode,
-)
+from ...torch_private.autograd import in_backward, number_of_function_modes
+from ...torch_private.places import disable_current_modes, pop_function_mode, push_function_mode
+from ...torch_private.tensors import TENSOR_FILE
 from ...usercode.frames import is_ours, is_users
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of, form_of

@@ -10,7 +10,7 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
-from ...torch_private import checkpoint_in_place
+from ...torch_private.places import checkpoint_in_place
 from ..core import blocks
 from ..core.context import Setting
 

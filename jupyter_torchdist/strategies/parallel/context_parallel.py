@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from ... import torch_private
 from ...protocol.errors import StrategyError
+from ...torch_private.training import checkpointing
 from ..core import blocks, loading
 from ..core.context import Setting
 from ..core.patches import Patches
@@ -244,7 +244,7 @@ def _computed_again_within(mode: _Ulysses) -> Iterator[None]:
         return original(within(function), *args, **kwargs)
 
     patches, reentrant = Patches(), checkpoint.CheckpointFunction
-    patches.around(*torch_private.checkpointing(), given)
+    patches.around(*checkpointing(), given)
     patches.give(reentrant, "apply", functools.partial(given, reentrant.apply))
     try:
         yield

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
-from ...torch_private import unscale_all
+from ...torch_private.tensors import unscale_all
 from ..core.context import Setting
 from ..core.dtensors import local
 from ..core.outputs import changed

@@ -14,14 +14,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
-from ...torch_private import replicate_in_place
+from ...torch_private.places import replicate_in_place
 from ..core import loading
 from ..core.agreement import check_untouched
 from ..core.context import Setting
 from ..core.ownership import own_class
+from ..step.compression import powersgd_state
 from . import fsdp
-
-"""Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""
 
 
 def check(model: nn.Module, setting: Setting) -> None:

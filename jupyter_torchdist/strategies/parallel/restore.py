@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ...torch_private import REGISTRY_KEY, STATE_KEY, forget_composable_state
+from ...torch_private.places import REGISTRY_KEY, STATE_KEY
+from ...torch_private.training import forget_composable_state
 from ..core import dtensors, loading, meta
 from ..core.ownership import is_foreign, own_class
 from . import zero1

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...torch_private import at_end_of_backward
+from ...torch_private.autograd import at_end_of_backward
 from ..core.ownership import INSTEAD_OF_A_COPY
 from ..core.scatter import Rows, cut_rows, join_rows, map_tensors, tensors_in
 from ..step.gradients import AtEndOfBackward, average_gradients

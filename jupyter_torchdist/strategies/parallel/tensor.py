@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
-from ...torch_private import enable_custom_loss_ops
+from ...torch_private.places import enable_custom_loss_ops
 from ..core import loading
 from ..core.agreement import check_untouched
 from ..core.context import Setting

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.overrides import TorchFunctionMode
 
-from ...torch_private import tree_map_only
+from ...torch_private.places import tree_map_only
 
 _PARTS = {torch.split, torch.chunk, torch.Tensor.split, torch.Tensor.chunk}
 """What cuts fused projections into queries, keys and values."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...torch_private import (
+from ...torch_private.fully_shard import (
     fsdp_around_backward,
     fsdp_fill_unused,
     fsdp_groups,

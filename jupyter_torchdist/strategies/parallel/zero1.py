@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
-from ...torch_private import broadcast_all
+from ...torch_private.collectives import broadcast_all
 from ..core.loading import trained_by
 
 BUCKET_BYTES = 25 * 2**20

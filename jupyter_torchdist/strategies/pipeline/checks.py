@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
-from ...torch_private import BatchNorm
+from ...torch_private.places import BatchNorm
 from ..core.agreement import check_not_scripted, check_untouched
 from ..core.context import Setting
 from ..core.patches import Patches

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ...torch_private import FakeTensorMode
+from ...torch_private.places import FakeTensorMode
 from .flow import Flow
 from .schedules import Layout
 from .wires import Wires
@@ -46,5 +46,6 @@ class StagedModel(Protocol):
     def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow: ...
 
     def run_stage(
-        self, flow: Flow, stage: int, received: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]: ...
+        self, flow: Flow, stage: int, received: dict[int, Tensor], args: Any, kwargs: Any
+    ) -> tuple[Any, dict[int, Tensor]]:
+        """One stage's part of one microbatch: the outputs (in the last stage), and what is passed on."""

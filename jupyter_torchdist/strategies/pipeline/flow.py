@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ...protocol.errors import StrategyError
-from ...torch_private import (
-    GROUPED_MM,
+from ...torch_private.places import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -29,6 +28,7 @@ from ...torch_private import (
     pop_function_mode,
     push_function_mode,
 )
+from ...torch_private.tensors import GROUPED_MM
 from ..core import loading
 from ..core.outputs import opened, without_tensors
 from ..core.scatter import map_tensors, tensors_in

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...torch_private import FakeTensor
+from ...torch_private.places import FakeTensor
 from ..core.scatter import map_tensors, tensors_in
 from ..core.side_effects import Belongings
 from .wires import Wires

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 
 from ...protocol.errors import StrategyError
-from ...torch_private import TENSOR_FILE, DisableTorchFunctionSubclass, parse_to
+from ...torch_private.places import DisableTorchFunctionSubclass
+from ...torch_private.tensors import TENSOR_FILE, parse_to
 from ...usercode.frames import is_ours, is_users
 from ..core.patches import Patches
 from ..core.scatter import map_tensors, tensors_in

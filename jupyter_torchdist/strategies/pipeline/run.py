@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...torch_private import stage_backward_input, stage_backward_weight
+from ...torch_private.places import stage_backward_input, stage_backward_weight
 from ..analysis.divisors import divisor_of
 from ..core.scatter import tensors_in
 from .contract import StagedModel

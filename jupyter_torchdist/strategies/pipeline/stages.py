@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...protocol.strategy_options import chosen
-from ...torch_private import (
+from ...torch_private.places import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...protocol.strategy import StrategyPlan
-from ...torch_private import AsyncCollectiveTensor, dispatcher, fill_in_dtensor, gathering
+from ...torch_private.collectives import gathering
+from ...torch_private.dtensors import dispatcher, fill_in_dtensor
+from ...torch_private.places import AsyncCollectiveTensor
 from ..core.dtensors import Handler
 from ..core.patches import Patches
 from . import mixing, writable_views

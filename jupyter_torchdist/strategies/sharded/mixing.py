@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...torch_private import in_backward
+from ...torch_private.autograd import in_backward
 from ..core.dtensors import Handler, as_ever, divided_as, in_full, whole, write_in_full
 
 _ELEMENT_BY_ELEMENT = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from ...torch_private import dispatcher
+from ...torch_private.dtensors import dispatcher
 from ..core.patches import Patches
 
 _ATEN = torch.ops.aten

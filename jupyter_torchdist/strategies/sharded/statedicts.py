@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...protocol.errors import StrategyError
-from ...torch_private import AsyncCollectiveTensor, default_store
+from ...torch_private.places import AsyncCollectiveTensor, default_store
 from ...usercode.frames import is_users
 from ..core import dtensors
 from ..core.optimizers import placed_like

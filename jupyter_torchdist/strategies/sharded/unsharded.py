@@ -16,15 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from ...torch_private import (
-    DisableTorchFunctionSubclass,
-    FSDPParam,
-    FSDPParamGroup,
-    chunk_with_empty,
-    fsdp_groups,
-    fsdp_shown,
-    fsdp_state,
-)
+from ...torch_private.fully_shard import fsdp_groups, fsdp_is_root, fsdp_recover, fsdp_shown, fsdp_state
+from ...torch_private.places import DisableTorchFunctionSubclass, FSDPParam, FSDPParamGroup, chunk_with_empty
 from ..core.scatter import map_tensors
 
 

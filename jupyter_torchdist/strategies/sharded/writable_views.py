@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Shard
 
-from ...torch_private import StridedShard, aten_operations, dtensor_dispatches_subclasses, in_backward
+from ...torch_private.autograd import in_backward
+from ...torch_private.dtensors import aten_operations, dtensor_dispatches_subclasses
+from ...torch_private.places import StridedShard
 from ..core.dtensors import Handler, as_ever, fill, in_full, whole, write_in_full
 from ..core.scatter import map_tensors, tensors_in
 

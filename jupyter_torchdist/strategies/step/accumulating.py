@@ -22,7 +22,7 @@ from torch import nn
 from ...checkpoint import randomness
 from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
-from ...torch_private import BatchNorm
+from ...torch_private.places import BatchNorm
 from ..analysis.divisors import Parted, divisor_of, form_of
 from ..core.context import Setting
 from ..core.scatter import Rows, map_tensors, tensors_in, weighed

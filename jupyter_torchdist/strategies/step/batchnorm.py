@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
-from ...torch_private import BatchNorm, SyncBatchNormFunction
+from ...torch_private.places import BatchNorm, SyncBatchNormFunction
 from ..core.context import Setting
 
 _GROUP = "_torchdist_batch_norm_group"

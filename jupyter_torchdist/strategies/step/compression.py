@@ -13,8 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from ...torch_private import power_sgd_compresses
+from ...torch_private.collectives import power_sgd_compresses
 from .layout import Bucket
+
+POWERSGD_START = 1000
+"""Steps before PowerSGD begins to compress: early gradients change too much (torch's own default)."""
 
 _SHORTER: dict[str, Any] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
 _LONG = (torch.float32, torch.float64)

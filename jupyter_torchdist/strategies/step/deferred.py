@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...torch_private import FakeTensor, FakeTensorMode, TorchDispatchMode, make_wrapper_subclass
+from ...torch_private.places import FakeTensor, FakeTensorMode, TorchDispatchMode
+from ...torch_private.tensors import make_wrapper_subclass
 from ..core.patches import Patches
 from ..core.scatter import map_tensors, tensors_in
 

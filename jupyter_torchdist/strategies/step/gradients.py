@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...torch_private import at_end_of_backward
+from ...torch_private.autograd import at_end_of_backward
 from ..core.agreement import of_every_rank
 from ..core.dtensors import local
 from ..core.outputs import opened

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...torch_private import DropoutNd, NormBase
+from ...torch_private.places import DropoutNd, NormBase
 from ..core.rng import undone
 from ..core.scatter import Rows as Share
 from ..core.scatter import tensors_in

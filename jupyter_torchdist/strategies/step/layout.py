@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...torch_private import copy_all, is_dense, storage_references, unflatten_dense_tensors
+from ...torch_private.places import unflatten_dense_tensors
+from ...torch_private.tensors import copy_all, is_dense, storage_references
 
 ALARMS, CARGO = 2, 4
 """Numbers behind those that tell which gradients a rank had; the second ones are for whoever calls."""

@@ -1,0 +1,68 @@
+"""Tensors, their subclasses, and operations on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+GROUPED_MM = torch.ops.aten._grouped_mm.default
+ITEM = torch.ops.aten._local_scalar_dense.default
+TENSOR_FILE: str = torch._tensor.__file__
+VF = torch._VF
+"""The names by which ``torch.nn`` calls its recurrent functions."""
+
+copy_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_
+"""Copies each of the second list into its partner of the first."""
+unscale_all: Callable[[list[Tensor], Tensor, Tensor], None] = torch._amp_foreach_non_finite_check_and_unscale_
+"""(gradients, flag, factor): multiplies in place, and sets the flag where one is not finite."""
+parse_to = torch._C._nn._parse_to
+"""The arguments of ``Tensor.to`` as (device, dtype, non_blocking, memory_format)."""
+make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
+
+
+def storage_references(tensor: Tensor) -> int:
+    """How many tensors and others refer to the memory of ``tensor``."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements of ``tensor`` fill its memory without gaps, in any order of dimensions."""
+    prims: Any = torch._prims_common
+    ask = getattr(prims, "is_non_overlapping_and_dense_or_false", None) or prims.is_non_overlapping_and_dense
+    return bool(ask(tensor))
+
+
+def has_own_dispatch(kind: type) -> bool:
+    """Whether a subclass of ``Tensor`` computes in Python (a wrapper without memory of its own)."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
+
+
+def is_functional(tensor: Tensor) -> bool:
+    """Whether ``torch.func.functionalize`` made it."""
+    return torch._is_functional_tensor(tensor)
+
+
+def restore_parametrized_class(module: nn.Module) -> None:
+    """A parametrized module's own class, whose properties compute its tensors; pickling loses it."""
+    from torch.nn.utils import parametrize
+
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(module, name)
+
+
+_UNTAGGED = frozenset({"celu", "elu", "hardsigmoid", "hardtanh", "leaky_relu", "selu"})
+"""What computes element by element and is not tagged so before 2.12 (in place, and ``leaky_relu`` new, too)."""
+
+
+def is_pointwise(operation: Any) -> bool:
+    """Whether an operator computes element by element; some in-place forms lack the tag of their functional form."""
+    name = operation._schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    tagged = any(torch.Tag.pointwise in one.tags for one in (operation, *overloads))
+    return operation.namespace == "aten" and (tagged or name in _UNTAGGED)

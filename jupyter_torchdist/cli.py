@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from . import __version__, views
+from . import __version__
 from .client.drivers import pool
 from .client.job import Job, attach
 from .client.submit import Request, prepare, rerun, submit
@@ -27,6 +27,7 @@ from .verbs import defaults, parse, torchrun
 from .verbs.perform import perform
 from .verbs.stream import Console
 from .verbs.waiting import ENDING, Ended, Interrupts, wait
+from .views import failure_text, plan_tables
 
 PROGRAM = "torchdist"
 FAILED, MISUSED, CANCELLED = 1, 2, 130
@@ -39,10 +40,10 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         return _main(list(sys.argv[1:] if words is None else words))
     except (OptionError, CellSyntaxError) as error:
-        _say(in_shell(views.refusal(error)))
+        _say(in_shell(failure_text.refusal(error)))
         return MISUSED
     except TorchDistError as error:
-        _say(in_shell(views.refusal(error)))
+        _say(in_shell(failure_text.refusal(error)))
         return FAILED
     except Ended:
         return FAILED
@@ -95,7 +96,11 @@ def _run(words: list[str]) -> int:
     if request.options.plan:
         prepared = prepare(request)
         memory = prepared.memory()
-        print("\n\n".join([views.plan_table(prepared.plan), *([views.memory_table(memory)] if memory else ())]))
+        print(
+            "\n\n".join(
+                [plan_tables.plan_table(prepared.plan), *([plan_tables.memory_table(memory)] if memory else ())]
+            )
+        )
         return 0
     with Interrupts(ENDING) as interrupts:
         job = submit(request, starting=interrupts.hold)
@@ -133,7 +138,7 @@ def _wait(
         _say(_goes_on(job))
         return CANCELLED if interrupts.ended_by is None else FAILED
     console.finish(state, time.time())
-    for words in views.lost_lines(state):
+    for words in failure_text.lost_lines(state):
         _say(words)
     if state.state != "succeeded":
         _say(words_of(job, state))
@@ -152,7 +157,7 @@ def _nobody_reads(error: OSError) -> bool:
 def words_of(job: Job, state: JobState) -> str:
     """Why the job did not succeed: the first failing rank's traceback, or the error in words."""
     if any(rank.error for rank in state.failures()):
-        return views.failure(state)
+        return failure_text.failure(state)
     error = job.exception()
     return (
         in_shell(f"{type(error).__name__}: {error}") if error and not isinstance(error, JobCancelled) else state.reason

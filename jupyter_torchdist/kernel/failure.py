@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import views
 from ..protocol.errors import CaptureError, CellSyntaxError, TorchDistError
 from ..protocol.events import ErrorRecord
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, RankState
 from ..verbs import ansi
+from ..views import failure_text, wording
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -73,12 +73,12 @@ def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequenc
     blanks = " " * max(RULE - len(record.type) - len(what), 1)
     lines = [f"{RED}{'-' * RULE}{PLAIN}", f"{head}{blanks}{what}", f"{CYAN}{_place(rank)}{PLAIN}"]
     if record.frames and not record.text.lstrip().startswith("+ "):
-        lines += [views.indent(_causes(record.text)) + "\n"] if _causes(record.text) else []
+        lines += [wording.indent(_causes(record.text)) + "\n"] if _causes(record.text) else []
         lines += [_frame(frame, sources) for frame in record.frames]
         lines.append(f"{RED}{record.type}{PLAIN}: {_ending(record)}")
     else:
-        lines.append(views.error_text(record))
-    if rest := views.others(state, rank.rank):
+        lines.append(failure_text.error_text(record))
+    if rest := failure_text.others(state, rank.rank):
         lines.append(f"\n{CYAN}{rest}{PLAIN}")
     return lines
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import views
 from ..client.job import VALUE, Brought, Job
 from ..client.submit import Request, prepare, submit
 from ..protocol.errors import JobCancelled, TorchDistError
 from ..protocol.state import JobState
 from ..verbs.waiting import Interrupts, wait
+from ..views import failure_text, plan_tables, wording
 from . import cell, failure, session, show
 from .rich import RichOutput
 
@@ -38,11 +38,11 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
 def plan_text(request: Request) -> str:
     """What would run: the plan, the memory that a strategy needs, and the receipt. No rank is started."""
     prepared = prepare(request)
-    receipt = views.indent(views.receipt_table(prepared.capture.receipt))
+    receipt = wording.indent(plan_tables.receipt_table(prepared.capture.receipt))
     notes = [f"note: {note}" for note in prepared.capture.notes]
     memory = prepared.memory()
-    needed = [] if memory is None else [views.memory_table(memory)]
-    return "\n\n".join([views.plan_table(prepared.plan), *needed, f"captured:\n{receipt}", *notes])
+    needed = [] if memory is None else [plan_tables.memory_table(memory)]
+    return "\n\n".join([plan_tables.plan_table(prepared.plan), *needed, f"captured:\n{receipt}", *notes])
 
 
 def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:
@@ -91,7 +91,7 @@ def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
 
 def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[str, ...]:
     """What to say about the results: nothing when all is as expected."""
-    lines = [*views.lost_lines(state), *(views.left_early(state) if state.state == "succeeded" else ())]
+    lines = [*failure_text.lost_lines(state), *(failure_text.left_early(state) if state.state == "succeeded" else ())]
     if state.state != "succeeded" and state.final:
         came = ", ".join(brought.names) if brought and brought.names else "nothing"
         lines.append(f"brought back from before the end: {came}")

@@ -10,9 +10,9 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import views
 from ..protocol.state import JobState, RankState
 from ..verbs import ansi
+from ..views import failure_text, job_text, wording
 from .picture import Trace, multiples
 
 LOG_LINES = 28
@@ -67,7 +67,7 @@ class Snapshot:
 
 def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
     """For plain terminals, and beside the HTML for everything else."""
-    title, head = views.title(snapshot.state), views.headline(snapshot.state, snapshot.now)
+    title, head = job_text.title(snapshot.state), job_text.headline(snapshot.state, snapshot.now)
     lines = [f"{_cut(title, width)}: {_cut(ansi.plain(head), HEAD)}"]
     lines += _failure(snapshot, width)
     if snapshot.progress:
@@ -91,8 +91,8 @@ def _page(snapshot: Snapshot, width: int) -> str:
     state = snapshot.state
     colour = _COLOURS.get(state.state, "#1976d2")
     name, head = (
-        html.escape(_cut(views.title(state), width)),
-        html.escape(_cut(ansi.plain(views.headline(state, snapshot.now)), HEAD)),
+        html.escape(_cut(job_text.title(state), width)),
+        html.escape(_cut(ansi.plain(job_text.headline(state, snapshot.now)), HEAD)),
     )
     parts = [
         f'<div class="torchdist-job {_NO_FORMULAS}" style="border-left:3px solid {colour};padding:2px 8px">',
@@ -150,7 +150,7 @@ class Voices:
     def label(self) -> str:
         """``rank 3``, ``ranks 0–7``, ``ranks 0, 2–5``."""
         word = "rank" if len(self.ranks) == 1 else "ranks"
-        said = views.runs(self.ranks, "–", 2)
+        said = wording.runs(self.ranks, "–", 2)
         return f"{word} {', '.join(said[:RUNS])}" + ("…" if len(said) > RUNS else "")
 
 
@@ -186,10 +186,10 @@ def _footer(snapshot: Snapshot, width: int) -> list[str]:
     shown = {who for who, _ in _log(snapshot)}
     hidden = sum(len(voices.ranks) for voices in _voices(snapshot) if voices.label not in shown)
     if hidden > 0:
-        lines.append(f"{views.count(hidden, 'more rank')}: %dist logs {state.job} --rank N")
+        lines.append(f"{wording.count(hidden, 'more rank')}: %dist logs {state.job} --rank N")
     lines += [*state.notes[-NOTES:], *snapshot.remarks[:REMARKS]]
     if (more := len(snapshot.remarks) - REMARKS) > 0:
-        lines.append(f"{views.count(more, 'more note')}: %dist show {state.job}")
+        lines.append(f"{wording.count(more, 'more note')}: %dist show {state.job}")
     return [_cut(ansi.plain(line), 2 * width) for line in lines]
 
 
@@ -197,12 +197,12 @@ def _failure(snapshot: Snapshot, width: int) -> list[str]:
     """What went wrong, or what ranks wait for: before all else, as it is what one looks for."""
     state = snapshot.state
     failed = state.failures()
-    lines = _failed(state, failed[0]) if failed else views.waiting_lines(state, snapshot.now)[:WAITS]
+    lines = _failed(state, failed[0]) if failed else job_text.waiting_lines(state, snapshot.now)[:WAITS]
     return [_cut(ansi.plain(line), 2 * width) for line in lines]
 
 
 def _failed(state: JobState, first: RankState) -> list[str]:
     """Who failed first, unless the job's reason in the first line says it already, and what became of the others."""
     where = f"rank {first.rank}" + (f" on {first.host}" if first.host else "")
-    said = [] if state.reason.startswith(where) else [f"{where} {views.rank_line(state, first)}"]
-    return [*said, *filter(None, [views.others(state, first.rank) if state.final else ""])]
+    said = [] if state.reason.startswith(where) else [f"{where} {job_text.rank_line(state, first)}"]
+    return [*said, *filter(None, [failure_text.others(state, first.rank) if state.final else ""])]

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .. import views
 from ..protocol import releases
 from ..protocol.channel import Channel
 from ..protocol.connect import connect_agent
@@ -19,6 +18,7 @@ from ..protocol.errors import TorchDistError
 from ..protocol.inventory import local_inventory
 from ..protocol.paths import home, make_private, runtime_dir
 from ..protocol.plan import Inventory
+from ..views import wording
 from . import agents
 
 FREE = 1_000_000_000
@@ -61,7 +61,7 @@ def text(found: list[Check]) -> str:
         if check.remedy and not check.ok:
             lines.append(f"         → {check.remedy}")
     problems = sum(not check.ok for check in found)
-    return "\n".join([*lines, "", f"{views.count(problems, 'problem')} found" if problems else "all is well"])
+    return "\n".join([*lines, "", f"{wording.count(problems, 'problem')} found" if problems else "all is well"])
 
 
 def _python() -> Check:
@@ -84,7 +84,7 @@ def _torch(inventory: Inventory) -> Check:
 def _gpus(inventory: Inventory) -> Check:
     if not inventory.gpus:
         return Check("GPUs", True, "none that NVML shows and this process may use; `--ranks N` runs on the CPU")
-    words = [f"{gpu.index} {gpu.name} ({views.size(gpu.memory - gpu.memory_used)} free)" for gpu in inventory.gpus]
+    words = [f"{gpu.index} {gpu.name} ({wording.size(gpu.memory - gpu.memory_used)} free)" for gpu in inventory.gpus]
     return Check("GPUs", True, ", ".join(words))
 
 
@@ -99,7 +99,7 @@ def _data_directory() -> Check:
         return Check("data directory", False, f"{root}: {error.strerror or error}", remedy)
     if free < FREE:
         remedy = "remove old jobs (`%dist rm --older 7d`), or point $TORCHDIST_HOME at a larger disk"
-    return Check("data directory", free >= FREE, f"{root}, {views.size(free)} free", remedy)
+    return Check("data directory", free >= FREE, f"{root}, {wording.size(free)} free", remedy)
 
 
 def _runtime_directory() -> Check:
@@ -119,7 +119,7 @@ def _shared_memory() -> Check:
         return Check("shared memory", True, "this system has no /dev/shm")
     size = shutil.disk_usage("/dev/shm").total
     remedy = "DataLoader workers may die of SIGBUS: start the container with --shm-size=1g or more"
-    return Check("shared memory", size >= SHARED, f"/dev/shm, {views.size(size)}", remedy)
+    return Check("shared memory", size >= SHARED, f"/dev/shm, {wording.size(size)}", remedy)
 
 
 def _loopback() -> Check:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import views
 from ..client.drivers import pool
 from ..client.job import Job, attach
 from ..client.submit import Request, prepare
@@ -18,6 +17,7 @@ from ..protocol import codec
 from ..protocol.errors import UserError
 from ..protocol.inventory import local_inventory
 from ..store import catalog, gauges, logs
+from ..views import job_text, plan_tables, wording
 from . import agents, ansi, defaults, doctor
 
 CANCEL_SECONDS = 10.0
@@ -45,7 +45,7 @@ def _jobs(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.json:
         yield codec.dumps([vars(summary) for summary in found]) + "\n"
     else:
-        yield views.jobs_table(found, time.time()) + "\n"
+        yield job_text.jobs_table(found, time.time()) + "\n"
 
 
 def _show(arguments: argparse.Namespace) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _show(arguments: argparse.Namespace) -> Iterator[str]:
         words["gauges"] = {str(rank): one.to_json() for rank, one in taken.items()}
         yield codec.dumps({**words, "manifest": job.manifest.to_json()}) + "\n"
     else:
-        yield views.job_page(job.state, job.spec, job.plan, job.manifest, time.time(), taken) + "\n"
+        yield job_text.job_page(job.state, job.spec, job.plan, job.manifest, time.time(), taken) + "\n"
 
 
 def _logs(arguments: argparse.Namespace) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _lines(path: Path, grep: str | None, tail: int | None) -> Iterator[str]:
 def _cancel(arguments: argparse.Namespace) -> Iterator[str]:
     job = attach(arguments.job)
     if job.state.final:
-        yield f"{views.title(job.state)} has ended already: {views.state_word(job.state)}\n"
+        yield f"{job_text.title(job.state)} has ended already: {job_text.state_word(job.state)}\n"
         return
     if arguments.kill:
         job.kill()
@@ -96,8 +96,8 @@ def ended(job: Job) -> str:
     try:
         state = job.wait(job.spec.options.grace + CANCEL_SECONDS)
     except TimeoutError:
-        return f"{views.title(job.state)} was asked to stop and has not yet: `%dist cancel {job.id} --kill`"
-    return f"{views.title(state)}: {views.headline(state, time.time())}"
+        return f"{job_text.title(job.state)} was asked to stop and has not yet: `%dist cancel {job.id} --kill`"
+    return f"{job_text.title(state)}: {job_text.headline(state, time.time())}"
 
 
 def _remove(arguments: argparse.Namespace) -> Iterator[str]:
@@ -109,12 +109,12 @@ def _remove(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"removed {paths.job}\n"
     if limits:
         gone = catalog.collect_garbage(max_age=arguments.older, max_bytes=arguments.keep_bytes)
-        what = f"{views.count(len(gone.jobs), 'job')} and {views.count(gone.blobs, 'blob')}"
-        yield f"removed {what}: {views.size(gone.size)}\n"
+        what = f"{wording.count(len(gone.jobs), 'job')} and {wording.count(gone.blobs, 'blob')}"
+        yield f"removed {what}: {wording.size(gone.size)}\n"
 
 
 def _nodes(_arguments: argparse.Namespace) -> Iterator[str]:
-    yield views.inventory_table([local_inventory()]) + "\n"
+    yield plan_tables.inventory_table([local_inventory()]) + "\n"
     found = agents.running()
     for welcome in found:
         jobs = f", running {', '.join(welcome['jobs'])}" if welcome["jobs"] else ""
@@ -131,7 +131,7 @@ def _doctor(_arguments: argparse.Namespace) -> Iterator[str]:
 
 def _plan(arguments: argparse.Namespace) -> Iterator[str]:
     options = defaults.options(arguments.options, Path.cwd())
-    yield views.plan_table(prepare(Request(source="pass\n", label="plan", options=options)).plan) + "\n"
+    yield plan_tables.plan_table(prepare(Request(source="pass\n", label="plan", options=options)).plan) + "\n"
 
 
 def _stop(_arguments: argparse.Namespace) -> Iterator[str]:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import TextIO
 
-from .. import views
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
 from ..store.logs import LINE_LIMIT, Follower, LogFile
+from ..views import job_text
 from . import ansi
 
 CHUNK = 1024 * 1024
@@ -111,7 +111,7 @@ class Console:
         for file, text in self._lines.drain():
             self._print(file, text)
         if state.state != "succeeded":
-            self._err.write(f"{views.title(state)}: {views.headline(state, now)}\n")
+            self._err.write(f"{job_text.title(state)}: {job_text.headline(state, now)}\n")
             self._err.flush()
 
     def _print(self, file: LogFile, text: str) -> None:

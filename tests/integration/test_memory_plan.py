@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from jupyter_torchdist import views
 from jupyter_torchdist.client.submit import Request, prepare, submit
 from jupyter_torchdist.planning.memory import need
 from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
+from jupyter_torchdist.views import plan_tables, wording
 from tests.memory import MEASURED, MODEL, Cell, gpt
 from tests.nvml import compiled
 
@@ -134,7 +134,7 @@ def test_the_peak_is_what_ranks_allocate(home: Path, line: str) -> None:
         first = max(planned.need.peak or 0, planned.need.building)
         assert first == pytest.approx(max(peak["first"] for peak in peaks), rel=0.1), peaks
     assert planned.fits is True
-    assert f"peak             {views.size(planned.need.peak or 0)}" in views.memory_table(planned)
+    assert f"peak             {wording.size(planned.need.peak or 0)}" in plan_tables.memory_table(planned)
 
 
 BEGIN = "import torch\nmodel = torch.nn.Linear(10, 10)\nopt = torch.optim.Adam(model.parameters())\n"

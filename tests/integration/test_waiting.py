@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist import client, views
+from jupyter_torchdist import client
 from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState, Waiting
+from jupyter_torchdist.views import job_text
 from tests.leaks import wait_until
 
 PATIENCE = 90.0
@@ -90,7 +91,7 @@ def test_a_rank_in_a_collective_says_so_and_for_whom(notebook: dict[str, Any], t
     assert (waiting.operation, waiting.group, waiting.size) == ("all_reduce", "gloo:0", 440)  # DDP's, issued from C++
     assert state.ranks[1].entered["gloo:0"] == waiting.number - 1
     sentence = f"rank 0 waits in all_reduce #{waiting.number} for rank 1, for 12.0 s"
-    assert views.waiting_lines(state, waiting.since + 12) == [sentence]
+    assert job_text.waiting_lines(state, waiting.since + 12) == [sentence]
 
     assert job.wait(PATIENCE).state == "succeeded", job.exception()
     kinds = [(event.kind, event.rank) for event in job.events()]

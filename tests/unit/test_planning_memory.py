@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_torchdist import views
 from jupyter_torchdist.planning.memory import judge, need, replicated, with_checkpointing
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.memory import ParameterSize, Rehearsed, elements
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, parse_options
 from jupyter_torchdist.protocol.strategy import StrategyPlan
+from jupyter_torchdist.views import plan_tables
 
 GB = 10**9
 
@@ -108,7 +108,7 @@ def test_what_was_not_rehearsed_may_still_not_fit() -> None:
     part = Rehearsed((adam(10**9, sharded=False),), reason="it reads a number of a tensor (int64), line 3")
     judged = judge(part, plan, inventory)
     assert judged.verdict == "does not fit: at least 16 of 1.0 GB (each H100)"
-    text = views.memory_table(judged)
+    text = plan_tables.memory_table(judged)
     assert "note: not rehearsed: it reads a number of a tensor (int64), line 3" in text
     assert "not known" in text
     assert "at least 16 GB" in text

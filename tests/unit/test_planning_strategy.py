@@ -22,7 +22,7 @@ from jupyter_torchdist.protocol.strategy_options import (
     options_of,
     strategy_help,
 )
-from jupyter_torchdist.views import strategy_lines
+from jupyter_torchdist.views.plan_tables import strategy_lines
 
 GPUS = (Gpu("GPU-0", 0, "NVIDIA H100", 80 * 1024**3, 0),)
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_torchdist import views
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
 from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, Waiting, apply, fold
+from jupyter_torchdist.views import failure_text
 
 FEW = settings(max_examples=50, deadline=None)
 
@@ -128,8 +128,8 @@ def test_the_first_failure_comes_first_and_stopped_ranks_are_none() -> None:
 
 def test_a_rank_that_has_ended_may_be_seen_before_it_has_said_so() -> None:
     exited: Row = ("rank.exited", {"code": 0, "why": "ended with exit code 0", "state": "done"}, 0)
-    assert views.left_early(a_fold(exited)) == ["rank 0 ended with exit code 0"]
-    assert views.left_early(a_fold(exited, ("rank.done", {}, 0))) == []
+    assert failure_text.left_early(a_fold(exited)) == ["rank 0 ended with exit code 0"]
+    assert failure_text.left_early(a_fold(exited, ("rank.done", {}, 0))) == []
     assert a_fold(exited, ("rank.done", {}, 0)).ranks[0].state == "done"
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from jupyter_torchdist import views
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
@@ -14,6 +13,7 @@ from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, fold
+from jupyter_torchdist.views import failure_text, job_text, plan_tables, wording
 
 ERROR = ErrorRecord(
     "ValueError", "builtins", "bad", "Traceback …\nValueError: bad", (("Cell In[2]", 3, "f", "x"),), 10.0
@@ -34,7 +34,7 @@ def job(state: str = "running", world: int = 2, **changes: object) -> JobState:
     ],
 )  # fmt: skip
 def test_durations_read_like_a_person_says_them(seconds: float, words: str) -> None:
-    assert views.duration(seconds) == words
+    assert wording.duration(seconds) == words
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_durations_read_like_a_person_says_them(seconds: float, words: str) -> N
     ],
 )
 def test_sizes_have_three_digits(count: float, words: str) -> None:
-    assert views.size(int(count)) == words
+    assert wording.size(int(count)) == words
 
 
 def test_a_clock_that_was_set_back_does_not_give_negative_times() -> None:
-    assert views.ago(200.0, 100.0) == "just now"
-    assert views.elapsed(job(), 50.0) == 0.0
-    assert views.ago(0.0, 3 * 86400.0) == "3 d ago"
+    assert wording.ago(200.0, 100.0) == "just now"
+    assert job_text.elapsed(job(), 50.0) == 0.0
+    assert wording.ago(0.0, 3 * 86400.0) == "3 d ago"
 
 
 def test_headline_says_state_ranks_time_and_reason() -> None:
-    assert views.headline(job(), 103.0) == "running · 2 ranks on box · 3.0 s"
+    assert job_text.headline(job(), 103.0) == "running · 2 ranks on box · 3.0 s"
     ended = job("failed", ended=104.0, reason="rank 1 failed")
-    assert views.headline(ended, 999.0) == "✗ failed · 2 ranks on box · 4.0 s · rank 1 failed"
+    assert job_text.headline(ended, 999.0) == "✗ failed · 2 ranks on box · 4.0 s · rank 1 failed"
 
 
 def waiting_job() -> JobState:
@@ -77,58 +77,60 @@ def waiting_job() -> JobState:
 
 def test_who_waits_is_said_and_for_whom() -> None:
     state = waiting_job()
-    assert views.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17 for rank 3, for 12.0 s"]
-    assert "waiting in all_reduce #17 for rank 3" in views.ranks_table(state)
-    assert "\nranks 0-2 wait in" in views.job_page(state, None, None, None, 112.0)
+    assert job_text.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17 for rank 3, for 12.0 s"]
+    assert "waiting in all_reduce #17 for rank 3" in job_text.ranks_table(state)
+    assert "\nranks 0-2 wait in" in job_text.job_page(state, None, None, None, 112.0)
     state.ranks[3] = replace(state.ranks[3], counted=0.0)
-    assert views.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17, for 12.0 s"]
+    assert job_text.waiting_lines(state, 112.0) == ["ranks 0-2 wait in all_reduce #17, for 12.0 s"]
 
 
 def test_memory_of_ranks_where_it_is_known() -> None:
     taken = {0: Gauges(97, 1_250_000_000, 2_000_000_000)}
-    assert "MEMORY" not in views.ranks_table(job())
-    running = views.ranks_table(job(), taken).split("\n")
+    assert "MEMORY" not in job_text.ranks_table(job())
+    running = job_text.ranks_table(job(), taken).split("\n")
     assert running[0].split() == ["RANK", "HOST", "PID", "MEMORY", "STATE", "RESULTS"]
     assert "  1.25 GB  running" in running[1]
-    ended = views.ranks_table(job("succeeded", ended=104.0), {1: Gauges(gpu_memory=5, gpu_memory_peak=12_000_000_000)})
+    ended = job_text.ranks_table(
+        job("succeeded", ended=104.0), {1: Gauges(gpu_memory=5, gpu_memory_peak=12_000_000_000)}
+    )
     assert "GPU MEMORY" in ended and "peak 12 GB" in ended.split("\n")[2]
-    assert "1.25 GB" in views.job_page(job(), None, None, None, 101.0, taken)
+    assert "1.25 GB" in job_text.job_page(job(), None, None, None, 101.0, taken)
 
 
 def test_a_rank_that_has_ended_waits_no_more() -> None:
     state = waiting_job()
-    assert views.waiting_lines(replace(state, state="cancelled"), 112.0) == []
+    assert job_text.waiting_lines(replace(state, state="cancelled"), 112.0) == []
     state.ranks[0] = replace(state.ranks[0], state="stopped", why="was stopped")
-    assert views.rank_line(state, state.ranks[0]) == "was stopped"
-    assert views.waiting_lines(state, 112.0) == ["ranks 1, 2 wait in all_reduce #17 for rank 3, for 11.0 s"]
+    assert job_text.rank_line(state, state.ranks[0]) == "was stopped"
+    assert job_text.waiting_lines(state, 112.0) == ["ranks 1, 2 wait in all_reduce #17 for rank 3, for 11.0 s"]
 
 
 def test_a_rank_that_was_interrupted_says_by_what() -> None:
     rank = replace(job().ranks[0], state="interrupted")
-    assert views.rank_line(job("cancelled"), rank) == "cancelled"
-    assert views.rank_line(job("timed_out"), rank) == "timed out"
-    assert views.rank_line(replace(job("stopping"), reason="cancelled"), rank) == "cancelled"
-    assert views.rank_line(job("failed"), rank) == "interrupted"
+    assert job_text.rank_line(job("cancelled"), rank) == "cancelled"
+    assert job_text.rank_line(job("timed_out"), rank) == "timed out"
+    assert job_text.rank_line(replace(job("stopping"), reason="cancelled"), rank) == "cancelled"
+    assert job_text.rank_line(job("failed"), rank) == "interrupted"
 
 
 def test_several_hosts_are_counted() -> None:
     state = job()
     state.ranks[1] = replace(state.ranks[1], host="other")
-    assert views.where(state) == "2 ranks on 2 hosts"
-    assert views.where(JobState(world_size=1)) == "1 rank"
+    assert job_text.where(state) == "2 ranks on 2 hosts"
+    assert job_text.where(JobState(world_size=1)) == "1 rank"
 
 
 def test_the_jobs_table_has_a_line_for_every_job_and_words_for_none() -> None:
-    lines = views.jobs_table([job(), job("timed_out", name="long one", ended=160.0)], 160.0).split("\n")
+    lines = job_text.jobs_table([job(), job("timed_out", name="long one", ended=160.0)], 160.0).split("\n")
     assert lines[0].split() == ["JOB", "NAME", "STATE", "RANKS", "STARTED", "TOOK", "CELL"]
     assert "timed out" in lines[2] and "long one" in lines[2] and "1 min 00 s" in lines[2]
-    assert "no jobs yet" in views.jobs_table([], 0.0)
+    assert "no jobs yet" in job_text.jobs_table([], 0.0)
 
 
 def test_first_failure_is_shown_in_full_and_the_others_folded() -> None:
     state = job("failed", world=8)
     state.ranks[3] = replace(state.ranks[3], state="failed", error=ERROR)
-    text = views.failure(state)
+    text = failure_text.failure(state)
     assert text.startswith("rank 3 on box\nTraceback …\nValueError: bad")
     assert text.endswith("7 other ranks were stopped because of this")
 
@@ -138,7 +140,7 @@ def test_other_ranks_that_failed_by_themselves_are_named() -> None:
     state.ranks[0] = replace(state.ranks[0], state="failed", error=replace(ERROR, t=11.0, type="KeyError"))
     state.ranks[1] = replace(state.ranks[1], state="failed", error=ERROR)
     state.ranks[2] = replace(state.ranks[2], state="done")
-    assert views.others(state, 1) == "1 other rank failed too: rank 0 KeyError"
+    assert failure_text.others(state, 1) == "1 other rank failed too: rank 0 KeyError"
     assert state.failures()[0].rank == 1
 
 
@@ -147,13 +149,13 @@ def test_a_killed_rank_is_described_in_its_own_words() -> None:
         Event("job.submitted", 1.0, data={"job": "j", "world_size": 1}),
         Event("rank.exited", 2.0, rank=0, data={"code": -9, "why": "was killed (SIGKILL)"}),
     ]
-    assert "was killed (SIGKILL)" in views.failure(fold(events))
+    assert "was killed (SIGKILL)" in failure_text.failure(fold(events))
 
 
 def test_the_page_of_a_job_shows_its_source_with_the_users_line_numbers() -> None:
     spec = JobSpec("j", "cell", "x = 1\ny = 2\n", "Cell In[2]", 2, Options(), 0.0)
     plan = Plan("j", 4, "gloo", (NodePlan("n0", (0, 1, 2, 3)),), 1, False, "node", 60.0, 5.0, env_names=("TOKEN",))
-    page = views.job_page(job(notes=("mind this",)), spec, plan, None, 101.0)
+    page = job_text.job_page(job(notes=("mind this",)), spec, plan, None, 101.0)
     assert "    2  x = 1\n    3  y = 2" in page
     assert "note: mind this" in page
     assert "0-3" in page and "NUMA binding: node" in page and "environment: TOKEN" in page and "1 min 00 s" in page
@@ -164,22 +166,22 @@ def test_the_receipt_lists_every_name() -> None:
         Captured("model", "model", "TinyGPT", 1_500_000, "line 4"),
         Captured("torch", "module", "import", 0, "line 2"),
     ]
-    text = views.receipt_table(receipt)
+    text = plan_tables.receipt_table(receipt)
     assert "1.5 MB" in text and "line 4" in text and text.count("\n") == 2
-    assert "nothing" in views.receipt_table([])
+    assert "nothing" in plan_tables.receipt_table([])
 
 
 def test_the_inventory_names_gpus_and_their_processes() -> None:
     node = Inventory(
         "box", 2, 8_000_000_000, (Gpu("GPU-1", 0, "H200", 150_000_000_000, 1_000_000_000, (7,)),), "3.11", "2.13"
     )
-    text = views.inventory_table([node, Inventory("cpu", 1, 1000)])
+    text = plan_tables.inventory_table([node, Inventory("cpu", 1, 1000)])
     assert "GPU 0  H200  1 GB of 150 GB in use  GPU-1  by 7" in text
     assert "cpu: 1 core, 1 kB\n  no GPU" in text
 
 
 def test_refusals_say_what_to_do() -> None:
-    assert views.refusal(OptionError("there is no option --rank", "did you mean --ranks?")) == (
+    assert failure_text.refusal(OptionError("there is no option --rank", "did you mean --ranks?")) == (
         "OptionError: there is no option --rank\n  → did you mean --ranks?"
     )
 
@@ -187,5 +189,5 @@ def test_refusals_say_what_to_do() -> None:
 def test_names_that_stayed_behind_are_in_one_line() -> None:
     state = job()
     state.ranks[0] = replace(state.ranks[0], left=(("f", "an open file"), ("g", "a generator")))
-    assert views.left_behind(state) == "f: an open file; g: a generator"
-    assert views.left_behind(JobState()) == ""
+    assert failure_text.left_behind(state) == "f: an open file; g: a generator"
+    assert failure_text.left_behind(JobState()) == ""

@@ -1,0 +1,64 @@
+"""Failures, and what did not come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..protocol.errors import TorchDistError
+from ..protocol.events import ErrorRecord
+from ..protocol.state import JobState, RankState
+from .wording import count
+
+
+def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
+    """The first failure in full, the others folded into a line."""
+    failed = state.failures() if failed is None else failed
+    if not failed:
+        return state.reason
+    first = failed[0]
+    text = error_text(first.error) if first.error else first.why or first.state
+    return f"rank {first.rank}{f' on {first.host}' if first.host else ''}\n{text}\n{others(state, first.rank)}".rstrip()
+
+
+def others(state: JobState, first: int) -> str:
+    """What became of the ranks beside the one that failed first, in one line; empty when there is none."""
+    rest = [rank for number, rank in sorted(state.ranks.items()) if number != first]
+    own = [rank for rank in rest if rank.error]
+    lines = []
+    if own:
+        kinds = ", ".join(f"rank {rank.rank} {rank.error.type}" for rank in own[:8] if rank.error)
+        more = f" and {len(own) - 8} more" if len(own) > 8 else ""
+        lines.append(f"{count(len(own), 'other rank')} failed too: {kinds}{more}")
+    stopped = sum(not rank.error and rank.state != "done" for rank in rest)
+    if stopped:
+        lines.append(f"{count(stopped, 'other rank')} {'was' if stopped == 1 else 'were'} stopped because of this")
+    return "; ".join([*lines, *left_early(state)])
+
+
+def left_early(state: JobState) -> list[str]:
+    """One sentence for each rank that ended its own process in peace, as ``os._exit(0)`` does."""
+    return [
+        f"rank {number} {rank.why}" for number, rank in sorted(state.ranks.items()) if rank.state == "done" and rank.why
+    ]
+
+
+def error_text(record: ErrorRecord) -> str:
+    """The traceback as the rank recorded it, or the title where it has none."""
+    return record.text.rstrip() or record.title
+
+
+def refusal(error: TorchDistError) -> str:
+    """One of our own errors: what happened, and what to do now."""
+    return f"{type(error).__name__}: {error}"
+
+
+def lost_lines(state: JobState) -> list[str]:
+    """One sentence for each rank whose output a full disk did not take whole."""
+    ranks = [rank for _, rank in sorted(state.ranks.items()) if rank.dropped]
+    return [f"rank {rank.rank}: the disk was full, {count(rank.dropped, 'printed line')} lost" for rank in ranks]
+
+
+def left_behind(state: JobState, rank: int = 0) -> str:
+    """The names that did not come back, each with its reason, in one line; empty when all came."""
+    left = state.ranks[rank].left if rank in state.ranks else ()
+    return "; ".join(f"{name}: {reason}" for name, reason in left)

@@ -1,0 +1,201 @@
+"""Jobs and their ranks: a line, a table, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Protocol
+
+from ..protocol.bundle import Manifest
+from ..protocol.gauges import Gauges
+from ..protocol.plan import Plan
+from ..protocol.spec import JobSpec
+from ..protocol.state import RANK_ENDS, JobState, RankState, Waiting
+from .failure_text import failure, lost_lines
+from .plan_tables import plan_table, receipt_table
+from .wording import ago, count, duration, first_line, indent, runs, size, table
+
+
+class Row(Protocol):
+    """One line of the jobs table: a ``JobState``, or the catalog's summary of one. Times in seconds since the epoch."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def submitted(self) -> float: ...
+    @property
+    def ended(self) -> float: ...
+
+
+_WORDS = {"timed_out": "timed out"}
+
+MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "■", "timed_out": "✗", "lost": "✗"}
+"""One character for each final state; a job that is under way has none of them."""
+
+
+def state_word(state: Row) -> str:
+    """``running``, ``timed out``…"""
+    return _WORDS.get(state.state, state.state)
+
+
+def title(state: JobState) -> str:
+    """How a job is called: its name, else its cell; and its id."""
+    called = state.name or state.label
+    return f"{called} ({state.job})" if called else state.job
+
+
+def hosts(state: JobState) -> list[str]:
+    """Names of the hosts the ranks run on, in order of rank."""
+    return list(dict.fromkeys(rank.host for _, rank in sorted(state.ranks.items()) if rank.host))
+
+
+def where(state: JobState) -> str:
+    """``2 ranks on box``, ``64 ranks on 8 hosts``."""
+    ranks = count(state.world_size or len(state.ranks), "rank")
+    names = hosts(state)
+    if not names:
+        return ranks
+    return f"{ranks} on {names[0]}" if len(names) == 1 else f"{ranks} on {len(names)} hosts"
+
+
+def elapsed(state: Row, now: float) -> float:
+    """Seconds from submission to the end, or to ``now``."""
+    return max((state.ended or now) - state.submitted, 0.0) if state.submitted else 0.0
+
+
+def headline(state: JobState, now: float) -> str:
+    """One line: state, ranks, time, and what went wrong."""
+    parts = [state_word(state), where(state), duration(elapsed(state, now))]
+    if state.reason and state.state != "succeeded":
+        parts.append(state.reason)
+    mark = MARKS.get(state.state)
+    return (f"{mark} " if mark else "") + " · ".join(parts)
+
+
+def rank_line(state: JobState, rank: RankState) -> str:
+    """How one rank stands, in a few words."""
+    if rank.error:
+        return f"failed: {first_line(rank.error.title)}"
+    if waiting := waits(state, rank):
+        return f"waiting in {_for_whom(state, waiting)}"
+    return rank.why or _rank_word(state, rank)
+
+
+def _rank_word(state: JobState, rank: RankState) -> str:
+    """A rank that was interrupted says by what, where the job's end says it: ``cancelled``, ``timed out``."""
+    end = state.reason if state.state == "stopping" else state.state
+    word = end if rank.state == "interrupted" and end in ("cancelled", "timed_out") else rank.state
+    return _WORDS.get(word, word)
+
+
+def waits(state: JobState, rank: RankState) -> Waiting | None:
+    """What a rank waits in now. One that has ended may have done so until then."""
+    return rank.waiting if rank.state == "running" and not state.final else None
+
+
+def collective(waiting: Waiting) -> str:
+    """``all_reduce #17``."""
+    return f"{waiting.operation} #{waiting.number}"
+
+
+def waiting_lines(state: JobState, now: float) -> list[str]:
+    """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``: one sentence for each collective."""
+    groups: dict[tuple[str, int, str], dict[int, Waiting]] = {}
+    for number, rank in sorted(state.ranks.items()):
+        if waiting := waits(state, rank):
+            groups.setdefault((waiting.group, waiting.number, waiting.operation), {})[number] = waiting
+    return [_waiting_line(state, found, now) for found in groups.values()]
+
+
+def _waiting_line(state: JobState, found: Mapping[int, Waiting], now: float) -> str:
+    first = min(found.values(), key=attrgetter("since"))
+    verb = "waits" if len(found) == 1 else "wait"
+    return f"{_ranks(list(found))} {verb} in {_for_whom(state, first)}, for {duration(now - first.since)}"
+
+
+def _for_whom(state: JobState, waiting: Waiting) -> str:
+    whom = state.awaited(waiting)
+    return collective(waiting) + (f" for {_ranks(whom)}" if whom else "")
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-6``."""
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(runs(numbers))}"
+
+
+def jobs_table(states: Sequence[Row], now: float) -> str:
+    """What runs and what ran, in the order given."""
+    if not states:
+        return "no jobs yet: run a cell under %%distribute, or `torchdist run script.py`"
+    rows = [
+        (
+            state.job,
+            state.name or "",
+            state_word(state),
+            str(state.world_size),
+            ago(state.submitted, now) if state.submitted else "",
+            duration(elapsed(state, now)),
+            state.label,
+        )
+        for state in states
+    ]
+    return table(("JOB", "NAME", "STATE", "RANKS", "STARTED", "TOOK", "CELL"), rows)
+
+
+def ranks_table(state: JobState, gauges: Mapping[int, Gauges] | None = None) -> str:
+    """One line a rank; its memory, and that of its GPU, where that is known of any."""
+    told = [(rank, (gauges or {}).get(number, Gauges())) for number, rank in sorted(state.ranks.items())]
+    columns = {
+        "RANK": [str(rank.rank) for rank, _ in told],
+        "HOST": [rank.host for rank, _ in told],
+        "PID": [str(rank.pid or "") for rank, _ in told],
+        "MEMORY": [memory(state, rank, taken.memory, taken.memory_peak) for rank, taken in told],
+        "GPU MEMORY": [memory(state, rank, taken.gpu_memory, taken.gpu_memory_peak) for rank, taken in told],
+        "STATE": [rank_line(state, rank) for rank, _ in told],
+        "RESULTS": [", ".join(rank.results) for rank, _ in told],
+    }
+    shown = {name: cells for name, cells in columns.items() if "MEMORY" not in name or any(cells)}
+    return table(tuple(shown), zip(*shown.values(), strict=True))
+
+
+def memory(state: JobState, rank: RankState, now: int | None, peak: int | None) -> str:
+    """``1.2 GB``; of a rank that has ended ``peak 1.5 GB``; empty where nothing is known."""
+    if rank.state in RANK_ENDS or state.final:
+        return f"peak {size(peak)}" if peak is not None else ""
+    return size(now) if now is not None else ""
+
+
+def job_page(
+    state: JobState,
+    spec: JobSpec | None,
+    plan: Plan | None,
+    manifest: Manifest | None,
+    now: float,
+    gauges: Mapping[int, Gauges] | None = None,
+) -> str:
+    """Everything about one job: state, ranks, notes, error, receipt and plan, each where it is known."""
+    parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
+    if state.ranks:
+        parts.append(ranks_table(state, gauges))
+    if state.notes:
+        parts.append("\n".join(f"note: {note}" for note in state.notes))
+    parts += lost_lines(state)
+    if failed := state.failures():
+        parts.append(failure(state, failed))
+    if manifest:
+        parts.append("captured:\n" + indent(receipt_table(manifest.receipt)))
+        parts += [f"note: {note}" for note in manifest.notes]
+    if plan:
+        parts.append("plan:\n" + indent(plan_table(plan)))
+    if spec and spec.source.strip():
+        numbered = enumerate(spec.source.rstrip("\n").split("\n"), spec.first_line)
+        parts.append(f"{spec.label}:\n" + "\n".join(f"{number:>5}  {line}" for number, line in numbered))
+    return "\n\n".join(parts)

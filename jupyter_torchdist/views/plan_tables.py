@@ -1,0 +1,118 @@
+"""What is captured, the plan, the memory it takes, the machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..protocol.bundle import Captured
+from ..protocol.memory import MemoryPlan
+from ..protocol.plan import Inventory, Plan
+from ..protocol.strategy import DIMENSIONS, StrategyPlan
+from .wording import count, duration, runs, size, table
+
+
+def receipt_table(receipt: Sequence[Captured]) -> str:
+    """What was captured: the name, what it is, how large, and the line that needs it."""
+    if not receipt:
+        return "nothing: the cell needs no name of the notebook"
+    rows = [(item.name, item.kind, item.what, size(item.size) if item.size else "", item.needed) for item in receipt]
+    return table(("NAME", "KIND", "WHAT", "SIZE", "NEEDED BY"), rows)
+
+
+def plan_table(plan: Plan) -> str:
+    """What would run, or ran, where."""
+    rows = [
+        (node.called, ", ".join(runs(node.ranks)), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
+        for node in plan.nodes
+    ]
+    facts = [
+        f"{count(plan.world_size, 'rank')}, backend {plan.backend}, OMP_NUM_THREADS={plan.threads}",
+        "start: new interpreters (--fresh)" if plan.fresh else "start: forked from a warm process",
+        f"results: {'every rank' if plan.collect == 'all' else 'rank 0'}, names {', '.join(plan.out)}",
+    ]
+    if plan.numa_binding:
+        facts.append(f"NUMA binding: {plan.numa_binding}")
+    if plan.timeout:
+        facts.append(f"timeout: {duration(plan.timeout)}")
+    if plan.env_names:
+        facts.append(f"environment: {', '.join(plan.env_names)}")
+    facts[1:1] = strategy_lines(plan.strategy)
+    return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES"), rows)])
+
+
+def strategy_lines(strategy: StrategyPlan) -> list[str]:
+    """A strategy, its mesh, its options and what was decided about it; none where the cell is left alone."""
+    notes = [f"  note: {note}" for note in strategy.notes]
+    if strategy.name == "none":
+        return notes
+    lines = [f"strategy: {strategy.name}, {mesh(strategy)}, {strategy.precision}"]
+    if strategy.options:
+        lines.append("  options: " + ", ".join(f"{name}={_value(item)}" for name, item in strategy.options.items()))
+    done = [
+        "each repeated block compiled" if strategy.compile else "",
+        "activations computed again in backward()" if strategy.activation_checkpointing else "",
+        _accumulation(strategy),
+        f"checkpoints in {strategy.checkpoint}" if strategy.checkpoint else "",
+        "begins at the last of them" if strategy.resume else "",
+    ]
+    lines += [f"  {words}" for words in done if words]
+    return lines + notes
+
+
+def _accumulation(strategy: StrategyPlan) -> str:
+    """DeepSpeed's own steps are of several batches; elsewhere one batch is taken in parts."""
+    parts = strategy.grad_accumulation
+    if parts == 1:
+        return ""
+    return f"an optimizer step every {parts} batches" if strategy.name == "deepspeed" else f"batches in {parts} parts"
+
+
+def memory_table(memory: MemoryPlan) -> str:
+    """What the fullest rank needs, and whether that is there."""
+    need = memory.need
+    rows = [
+        ("parameters", size(need.parameters)),
+        ("gradients", size(need.gradients)),
+        ("optimizer state", size(need.optimizer)),
+        ("buffers", size(need.buffers)),
+        ("activations", "not known" if need.activations is None else size(need.activations)),
+        ("peak", f"at least {size(need.least)}" if need.peak is None else size(need.peak)),
+    ]
+    notes = [f"  note: {note}" for note in memory.notes]
+    return "\n".join([f"memory: {memory.verdict}", *notes, table(("A RANK'S", "SIZE"), rows)])
+
+
+def mesh(strategy: StrategyPlan) -> str:
+    """``dp_shard=4 × tp=2``, the outermost dimension first."""
+    degrees = [f"{name}={strategy.degree(name)}" for name in DIMENSIONS if strategy.degree(name) > 1]
+    return " × ".join(degrees) or "one rank"
+
+
+def _value(value: Any) -> str:
+    """As one would write it in the line; a configuration only as what it is."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, dict):  # tp_plan, or a configuration of which the keys have to do
+        flat = all(isinstance(item, str) for item in value.values())
+        return ",".join(f"{key}:{item}" for key, item in value.items()) if flat else f"{{{', '.join(value)}}}"
+    return str(value)
+
+
+def inventory_table(inventories: Sequence[Inventory]) -> str:
+    """What each node has, with one line for every GPU."""
+    lines = []
+    for node in inventories:
+        versions = {"python": node.python, "torch": node.torch}
+        known = [f"{name} {version}" for name, version in versions.items() if version]
+        lines.append(", ".join([f"{node.host}: {count(node.cores, 'core')}", size(node.memory), *known]))
+        lines += [
+            f"  GPU {gpu.index}  {gpu.name}  {size(gpu.memory_used)} of {size(gpu.memory)} in use  {gpu.uuid}"
+            + (f"  by {', '.join(map(str, gpu.pids))}" if gpu.pids else "")
+            for gpu in node.gpus
+        ]
+        if not node.gpus:
+            lines.append("  no GPU that this process may use")
+    return "\n".join(lines)

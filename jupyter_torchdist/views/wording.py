@@ -1,0 +1,73 @@
+"""Sizes, times, counts and tables in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``512 B``, ``1.5 kB``, ``256 MB`` (powers of ten, three digits)."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``0.05 s``, ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``, ``2 d 04 h``."""
+    seconds = max(seconds, 0.0)
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    for upper, unit, lower, below in ((3600, 60, 1, "min s"), (86400, 3600, 60, "h min"), (0, 86400, 3600, "d h")):
+        if whole < upper or not upper:
+            first, second = below.split()
+            return f"{whole // unit} {first} {whole % unit // lower:02d} {second}"
+    raise AssertionError(seconds)
+
+
+def ago(then: float, now: float) -> str:
+    """How long ago ``then`` was, both in seconds since the epoch; a clock that was set back reads ``just now``."""
+    passed = now - then
+    if passed < 5:
+        return "just now"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if passed >= length:
+            return f"{int(passed // length)} {unit} ago"
+    raise AssertionError(passed)
+
+
+def count(number: int, noun: str) -> str:
+    """``1 rank``, ``8 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Left-aligned columns, two blanks apart; the last one is not padded."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def first_line(text: str, limit: int = 200) -> str:
+    """The first line of ``text``, cut with an ellipsis."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def indent(text: str, by: str = "  ") -> str:
+    """Each line moved to the right."""
+    return "\n".join(by + line if line else line for line in text.split("\n"))
+
+
+def runs(ranks: Sequence[int], dash: str = "-", least: int = 3) -> list[str]:
+    """``["0-6", "8", "9"]``: ascending numbers, of which ``least`` or more that follow each other are one word."""
+    found: list[str] = []
+    for _, run in groupby(enumerate(ranks), lambda at: at[1] - at[0]):
+        words = [str(rank) for _, rank in run]
+        found += [f"{words[0]}{dash}{words[-1]}"] if len(words) >= least else words
+    return found

@@ -35,7 +35,7 @@ from jupyter_torchdist.capture import CALL
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Manifest
 from jupyter_torchdist.protocol.paths import JobPaths
-from jupyter_torchdist.ranks.module_attributes import Attributes
+from jupyter_torchdist.ranks.module_attributes import ModuleAttributes
 
 def rank(job, source, label, line, number, path):
     sys.path[:0] = path
@@ -45,7 +45,7 @@ def rank(job, source, label, line, number, path):
     sys.modules["__main__"] = main
     loaded = marshal.load_bundle(manifest, paths.root.parent.parent / "blobs", main)
     answer = {"memo": len(loaded.memo), "notes": []}
-    attributes = Attributes(vars(main), manifest.bound, answer["notes"].append)
+    attributes = ModuleAttributes(vars(main), manifest.bound, answer["notes"].append)
     try:
         if CALL in manifest.names:
             function, args, kwargs = vars(main)[CALL]

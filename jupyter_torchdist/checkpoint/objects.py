@@ -140,14 +140,14 @@ class Restoring:
         """Tensors to be read into, by the names they have in the checkpoint."""
         self.values: dict[str, Any] = {}
         self._states: dict[str, dict[str, Any]] = {}
-        self._optimizers: list[optimizer_states.Restoring] = []
+        self._optimizers: list[optimizer_states.RestoringOptimizer] = []
         names = optimizer_states.parameter_names(models_of(objects))
         for label, value in objects.items():
             kind = kind_of(value)
             if kind == "model":
                 self._begin_model(label, value, sizes)
             elif kind == "optimizer":
-                restoring = optimizer_states.Restoring(value, label, names, skeletons[label], sizes)
+                restoring = optimizer_states.RestoringOptimizer(value, label, names, skeletons[label], sizes)
                 self._optimizers.append(restoring)
                 self.targets |= restoring.targets
             elif kind not in OWN:

@@ -113,7 +113,7 @@ def merged(skeletons: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"state": state, "groups": groups}
 
 
-class Restoring:
+class RestoringOptimizer:
     """An optimizer that is being loaded: what is to be read, and what becomes of it.
 
     Raises ``CheckpointError`` when the checkpoint's groups are not those of this optimizer.

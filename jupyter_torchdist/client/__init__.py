@@ -2,13 +2,13 @@
 
 from .functions import Distributed, distributed, launch, options_of
 from .job import Brought, Job, attach
-from .submit import Prepared, Request, prepare, rerun, submit
+from .submit import PreparedJob, Request, prepare, rerun, submit
 
 __all__ = [
     "Brought",
     "Distributed",
     "Job",
-    "Prepared",
+    "PreparedJob",
     "Request",
     "attach",
     "distributed",

@@ -65,7 +65,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """What would run: ``--plan`` prints its plan and the capture's receipt, ``submit`` runs it."""
 
     spec: JobSpec
@@ -82,7 +82,7 @@ class Prepared:
         return memory_plan(self.spec, self.capture, self.plan, self.cwd, self.home)
 
 
-def prepare(request: Request, home: Home | None = None) -> Prepared:
+def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     """Check, capture and plan; nothing is started and nothing written.
 
     But for ``--strategy auto`` on GPUs: a rehearsal of the first step says whether a whole copy fits there.
@@ -111,7 +111,7 @@ def prepare(request: Request, home: Home | None = None) -> Prepared:
     if options.strategy == "auto" and _on_gpus(plan) and plan.world_size > 1:
         fits = copy_fits(spec, capture, plan, cwd, home, _inventory(options))
         plan = _plan(spec, home, fits)
-    return Prepared(spec, capture, plan, cwd, home)
+    return PreparedJob(spec, capture, plan, cwd, home)
 
 
 def submit(

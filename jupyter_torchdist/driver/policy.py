@@ -24,7 +24,7 @@ _CONSEQUENCES = re.compile(
 
 
 @dataclass(frozen=True)
-class Standing:
+class AttemptStatus:
     """Where an attempt stands beyond its state. Times in seconds on the driver's monotonic clock."""
 
     interrupts: int = 0
@@ -80,7 +80,7 @@ class Again:
 Action = Interrupt | End | Stopping | Finish | Again
 
 
-def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[Action]:
+def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> list[Action]:
     """What to do now; an empty list is to wait."""
     nodes = {node.name for node in plan.nodes}
     if nodes <= standing.ended | standing.lost:
@@ -100,7 +100,7 @@ def decide(plan: Plan, state: JobState, standing: Standing, now: float) -> list[
     return actions
 
 
-def _reason(plan: Plan, state: JobState, standing: Standing) -> str:
+def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
     if _stopped_on_request(standing):
         return "cancelled"
     if standing.timed_out:
@@ -110,7 +110,7 @@ def _reason(plan: Plan, state: JobState, standing: Standing) -> str:
     return ""
 
 
-def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float | None:
+def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> float | None:
     """Seconds between SIGTERM and SIGKILL with which the job is to end now; None to leave it alone."""
     if standing.kill or standing.interrupts > 1:
         return 0.0
@@ -136,11 +136,11 @@ def _grace(plan: Plan, state: JobState, standing: Standing, now: float) -> float
     return None
 
 
-def _stopped_on_request(standing: Standing) -> bool:
+def _stopped_on_request(standing: AttemptStatus) -> bool:
     return bool(standing.interrupts or standing.kill or standing.terminate)
 
 
-def _fell_short(plan: Plan, state: JobState, standing: Standing) -> bool:
+def _fell_short(plan: Plan, state: JobState, standing: AttemptStatus) -> bool:
     """Whether a node has ended whose ranks are not all done; it may never have been told to start."""
     ranks = (rank for node in plan.nodes if node.name in standing.ended for rank in node.ranks)
     return any(rank not in state.ranks or state.ranks[rank].state != "done" for rank in ranks)
@@ -158,7 +158,7 @@ def failures(state: JobState) -> list[RankState]:
     return sorted(state.failures(), key=lambda rank: bool(rank.error and _CONSEQUENCES.search(rank.error.message)))
 
 
-def finish(plan: Plan, state: JobState, standing: Standing) -> Finish:
+def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     """The final state of an attempt after which nothing is alive."""
     failed = failures(state)
     done = [rank for rank in state.ranks.values() if rank.state == "done"]
@@ -200,13 +200,13 @@ def failure_in_words(rank: RankState) -> str:
     return f"{where}: {rank.error.title}" if rank.error else f"{where} {rank.why or 'is gone'}"
 
 
-def resumed(state: JobState) -> Standing:
+def resumed(state: JobState) -> AttemptStatus:
     """Where a driver that takes up a job begins: what its predecessor was told is in the journal."""
     stopping = state.reason if state.state == "stopping" else ""
-    return Standing(interrupts=int(stopping == "cancelled"), timed_out=stopping == "timed_out")
+    return AttemptStatus(interrupts=int(stopping == "cancelled"), timed_out=stopping == "timed_out")
 
 
-def noted(standing: Standing, state: JobState, now: float) -> Standing:
+def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus:
     """``standing`` with the time of the first failure and of the interrupt."""
     if standing.failed_at is None and state.failures():
         standing = replace(standing, failed_at=now)

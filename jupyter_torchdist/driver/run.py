@@ -217,7 +217,7 @@ class Driver:
             return
         self._say("job.note", text="the forked ranks hung before their first user line; started again with --fresh")
         self._attempt += 1
-        self._standing = policy.Standing()
+        self._standing = policy.AttemptStatus()
         self._stalled.clear()
         self._endpoint = None
         self._begin(fresh=True)

@@ -20,7 +20,7 @@ from .streams.flusher import Flusher
 from .streams.output import UNINTERRUPTIBLE
 
 
-class Interrupts:
+class RankInterrupts:
     """The rank's SIGINT: the first raises ``KeyboardInterrupt``, and ``received`` tells it from the user's own.
 
     A ``Source`` of the flusher, which sends the signal again when it came at a moment that cannot bear it.

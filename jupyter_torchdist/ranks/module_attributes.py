@@ -13,7 +13,7 @@ from ..protocol.errors import StrategyError
 from .afterimport import after_import
 
 
-class Attributes:
+class ModuleAttributes:
     """``say`` tells the user one line."""
 
     def __init__(self, names: dict[str, Any], bound: Iterable[str], say: Callable[[str], None]) -> None:

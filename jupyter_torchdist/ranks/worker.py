@@ -37,7 +37,7 @@ from .autolog import Autolog
 from .collectives import CollectiveWatch, Marks
 from .eventfile import EventFile
 from .lastwill import LastWill
-from .module_attributes import Attributes
+from .module_attributes import ModuleAttributes
 from .notanumber import FirstNaN
 from .notebook_state import Carried
 from .results import Results
@@ -90,7 +90,7 @@ class Rank:
             self.times.written,
         )
         self.flusher.add(self.times)
-        self.interrupts = bootstrap.Interrupts(self.flusher)
+        self.interrupts = bootstrap.RankInterrupts(self.flusher)
         first_nan = FirstNaN(self.events, files.not_a_number, self.number)
         self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
@@ -104,7 +104,7 @@ class Rank:
         """Whether user code is a whole program, a script or a module, which ends as one."""
         self.results: Results | None = None
         self.will: LastWill | None = None
-        self.part: rank_context.Part | None = None
+        self.part: rank_context.RankContext | None = None
 
     def live(self) -> None:
         """Prepare, run the user's code, hand over what it left."""
@@ -152,7 +152,7 @@ class Rank:
         execution.remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
-        attributes = Attributes(vars(self.main), manifest.bound, self.note)
+        attributes = ModuleAttributes(vars(self.main), manifest.bound, self.note)
         place = Place((spec.source,), self.number, str(device))
         carried = Carried(vars(self.main), place, self.note, loaded.unread)
         if mine.automatic is not None:
@@ -163,13 +163,13 @@ class Rank:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.heard)
         return spec
 
-    def take_part(self, plan: Plan, device: torch.device) -> rank_context.Part:
+    def take_part(self, plan: Plan, device: torch.device) -> rank_context.RankContext:
         """What ``td.prepare`` and its kin ask for; with a strategy, the automatic way, ready for user code."""
-        mine = rank_context.Part(plan.strategy, device, self.note, plan.grace / 2)
+        mine = rank_context.RankContext(plan.strategy, device, self.note, plan.grace / 2)
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
 
-            automatic = auto.Automatic(mine.setting, vars(self.main), mine.patience)
+            automatic = auto.AutomaticTraining(mine.setting, vars(self.main), mine.patience)
             automatic.install()
             mine.automatic = automatic
         rank_context.take(mine)

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..strategies.core.scatter import map_tensors, tensors_in
 from ..strategies.step import equivalence
-from ..strategies.step.ways import Added, Joined, Kept, Way
+from ..strategies.step.ways import AddedParts, JoinedRows, SameEverywhere, Way
 from ..torch_private.places import disable_current_modes
 
 
@@ -123,5 +123,5 @@ def ways_by_shape(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 def _way(output: torch.Tensor, rows: int) -> Way:
     if output.dim():
-        return Kept() if output.size(0) % rows else Joined(0)
-    return Added(mean=True) if output.is_floating_point() else Kept()
+        return SameEverywhere() if output.size(0) % rows else JoinedRows(0)
+    return AddedParts(mean=True) if output.is_floating_point() else SameEverywhere()

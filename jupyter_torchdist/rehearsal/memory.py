@@ -25,7 +25,7 @@ from ..protocol.memory import Rehearsed
 from ..protocol.spec import JobSpec
 from ..protocol.strategy import StrategyPlan
 from ..ranks import bootstrap, execution
-from ..ranks.module_attributes import Attributes
+from ..ranks.module_attributes import ModuleAttributes
 from ..ranks.notebook_state import Carried
 from ..states import Place
 
@@ -110,7 +110,7 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
     module = bootstrap.new_main()
     names = vars(module)
     marshal.load_bundle(manifest, Path(order.blobs), module, source_dir=Path(order.sources))
-    Attributes(names, (), lambda _text: None)
+    ModuleAttributes(names, (), lambda _text: None)
     Carried(names, Place(rank=1), lambda _text: None)  # not rank 0: nothing is written to files
     code = None
     if spec.kind == "cell":

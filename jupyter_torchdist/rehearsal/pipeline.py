@@ -22,11 +22,11 @@ from torch.autograd.graph import Node
 from torch.utils.flop_counter import flop_registry
 
 from ..protocol.strategy_options import chosen
-from ..strategies.core.context import Setting
+from ..strategies.core.context import ParallelContext
 from ..strategies.core.scatter import map_tensors, tensors_in
 from ..strategies.parallel.fsdp import DTYPES
 from ..strategies.pipeline import checks
-from ..strategies.pipeline.schedules import WHOLE_FORWARD, Kind, Layout, stages_a_rank
+from ..strategies.pipeline.schedules import WHOLE_FORWARD, Kind, StageLayout, stages_a_rank
 from ..strategies.pipeline.units import Units, assigned, marked, measured
 from ..torch_private.places import TorchDispatchMode
 from .allocations import Allocations
@@ -52,12 +52,12 @@ class _Owner(NamedTuple):
 class Stages:
     """The stages of a model, and whose each storage in ``log`` is."""
 
-    def __init__(self, root: nn.Module, setting: Setting, log: Allocations) -> None:
+    def __init__(self, root: nn.Module, setting: ParallelContext, log: Allocations) -> None:
         """``setting``: with the whole plan. Raises ``StrategyError`` for what no pipeline can do."""
         checks.check(root, setting)
         schedule, ranks = chosen(setting.plan, "schedule"), setting.plan.degree("pp")
         balance = chosen(setting.plan, "balance")
-        self.layout = Layout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
+        self.layout = StageLayout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
         self._setting, self._log, self._balance = setting, log, balance
         self._units = Units(root, self.layout.stages)
         self._stage_of: list[int] = []

@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader
 from ..protocol.memory import ParameterSize, Rehearsed, elements
 from ..protocol.strategy import StrategyPlan
 from ..strategies.core import loading, meta, optimizers
-from ..strategies.core.context import Setting
+from ..strategies.core.context import ParallelContext
 from ..strategies.core.dtensors import local
 from ..strategies.core.holders import all_of
 from ..strategies.core.patches import Patches
-from ..strategies.core.scatter import Rows, map_tensors, tensors_in
+from ..strategies.core.scatter import BatchShard, map_tensors, tensors_in
 from ..strategies.parallel import activations, fsdp, precision, replicate, transforms
 from ..strategies.step import accumulating, equivalence, gradients
 from ..strategies.step.ways import Way
@@ -67,7 +67,7 @@ def smaller(plan: StrategyPlan) -> StrategyPlan:
 class Rehearsal:
     """Watches one cell under ``plan``; ``setting`` is that of ``smaller(plan)``."""
 
-    def __init__(self, plan: StrategyPlan, setting: Setting, *, gpus: bool) -> None:
+    def __init__(self, plan: StrategyPlan, setting: ParallelContext, *, gpus: bool) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.log = Allocations(self._number)
         self._plan, self._setting, self._gpus = plan, setting, gpus
@@ -231,7 +231,7 @@ class Rehearsal:
         if id(module) not in self._ways:
             self._ways[id(module)] = fakes.ways_by_shape(forward, args, kwargs, rows)
         cut = [tensor.dim() > 0 and tensor.size(0) == rows for tensor in tensors_in((args, kwargs))]
-        alone = Rows(rows, accumulating.Accumulation(1).as_ranks)
+        alone = BatchShard(rows, accumulating.Accumulation(1).as_ranks)
         return self._accumulation(forward, module, args, kwargs, self._ways[id(module)], cut, alone)
 
     def _is_trained(self, module: nn.Module) -> bool:

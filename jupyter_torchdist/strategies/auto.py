@@ -30,7 +30,7 @@ from .analysis.leftovers import within_checkpoint
 from .backwards import Backwards
 from .core import agreement, dtensors, hooks, loading, meta, optimizers
 from .core.calls import Calls
-from .core.context import Setting
+from .core.context import ParallelContext
 from .core.ownership import own_class
 from .core.patches import Patches
 from .core.rng import begin_alike
@@ -39,28 +39,30 @@ from .deepspeed import engine
 from .loop.loops import Loops
 from .loop.resuming import Resuming
 from .loop.steps import Steps
-from .loop.training_objects import Made
+from .loop.training_objects import TrainingObjects
 from .parallel import activations, compiling, fsdp, precision, replicate, restore, transforms, zero1
 from .pipeline import checks, remote_parameters, stages
 from .sharded import noise, norms, statedicts
 from .sharded.dtensor_dispatch import ByHand
 from .sharded.trained_parameters import Optimized
-from .sharded.unsharded import Gathered
+from .sharded.unsharded import Unsharded
 from .step import accumulating, averaging, batchnorm, deferred, lazy, submodules
 from .step.averaging import Averaging, How
 from .step.divided import Divider
-from .step.equivalence import Held
+from .step.equivalence import Equivalence
 from .step.ways import Way
 
 _NOTHING = contextlib.nullcontext()
 
 
-class Automatic:
+class AutomaticTraining:
     """What the rank of a job with a strategy does around the cell."""
 
     SAVING = "--checkpoint DIR saves while a cell trains, --resume goes on from there"
 
-    def __init__(self, setting: Setting, namespace: dict[str, Any] | None = None, patience: float = 2.5) -> None:
+    def __init__(
+        self, setting: ParallelContext, namespace: dict[str, Any] | None = None, patience: float = 2.5
+    ) -> None:
         """``namespace``: of the cell; ``patience``: seconds that an interrupt waits for the end of a step."""
         self._setting, self._group = setting, setting.data_group
         options = setting.plan.options
@@ -75,7 +77,7 @@ class Automatic:
         )
         self._optimized = Optimized(setting.device)
         namespace = {} if namespace is None else namespace
-        made = Made(namespace, self._optimized, self._optimized.copies)
+        made = TrainingObjects(namespace, self._optimized, self._optimized.copies)
         saves = setting.plan.checkpoint is not None
         self._steps = Resuming(setting, made, namespace, patience) if saves else Steps(setting.say, patience)
         self._loops = Loops(
@@ -93,7 +95,7 @@ class Automatic:
         self._models: list[nn.Module] = []  # those that are sharded, or divided inside
         self._inside: list[dist.ProcessGroup] = []
         self._pipelines: list[stages.Pipeline] = []
-        self._gathered, self._lent = Gathered(self._models), statedicts.Lent(setting.say)
+        self._gathered, self._lent = Unsharded(self._models), statedicts.Lent(setting.say)
         self._backwards = Backwards(
             self._group,
             self._optimized,
@@ -325,7 +327,7 @@ class Automatic:
                 lacking = meta.lacks_values(module)  # it is tried when it is sharded
                 ways = None if lacking else self._divider.ready(forward, module, args, kwargs)
                 part, samples = self._divider.part(args, kwargs), self._divider.samples_of_part(args, kwargs)
-                hold = functools.partial(Held, forward, module, part, samples, self._setting)
+                hold = functools.partial(Equivalence, forward, module, part, samples, self._setting)
                 try:
                     self._distribute(module, functools.partial(self._cut, module, args, kwargs, ways), hold)
                 except StrategyError as error:
@@ -345,7 +347,7 @@ class Automatic:
             watch.forwarded(tensors_in(outputs), self._divider.ways)
         return outputs
 
-    def _distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Held]) -> None:
+    def _distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Equivalence]) -> None:
         """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
         setting = self._setting
         agreement.same_on_all_ranks(root, setting)
@@ -406,7 +408,7 @@ class Automatic:
         with self._calls.within(), self._loops.aside():
             yield
 
-    def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Held]) -> None:
+    def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Equivalence]) -> None:
         """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
         setting = self._setting
         for dimension, parallelism in transforms.divisions(setting):

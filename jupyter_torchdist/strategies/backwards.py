@@ -19,10 +19,10 @@ from .core.hooks import Before
 from .core.scatter import averaged
 from .deepspeed.engine import Engine
 from .loop.loops import Loops
-from .loop.loss_scaling import Joined, Joining, Weight
+from .loop.loss_scaling import BatchLoss, Joining, Weight
 from .pipeline.stages import Pipeline
 from .sharded.trained_parameters import Optimized
-from .sharded.unsharded import Gathered
+from .sharded.unsharded import Unsharded
 from .step.accumulating import Accumulation
 from .step.averaging import Averaging
 from .step.divided import Divider
@@ -42,7 +42,7 @@ class Backwards:
         loops: Loops,
         is_within: Callable[[], bool],
         averaging: Averaging,
-        gathered: Gathered,
+        gathered: Unsharded,
         inside: Sequence[dist.ProcessGroup] = (),
         pipelines: Sequence[Pipeline] = (),
         accumulation: Accumulation | None = None,
@@ -119,7 +119,7 @@ class Backwards:
         *,
         new: bool = False,
         summed: bool = False,
-    ) -> list[Joined]:
+    ) -> list[BatchLoss]:
         """The losses on their way. ``new``: no gradient is there; ``summed``: gradients are added up over the ranks."""
         if self._loops.sliced is None:
             run(grad_tensors)

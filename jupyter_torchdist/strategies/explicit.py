@@ -9,7 +9,7 @@ from ..protocol.errors import StrategyError
 from .core import rank_context
 
 if TYPE_CHECKING:
-    from .prepared import Prepared
+    from .prepared import ExplicitWay
 
 
 def prepare(*things: Any) -> Any:
@@ -40,10 +40,10 @@ def prepare(*things: Any) -> Any:
     return things[0] if len(things) == 1 else things
 
 
-def _begun(mine: rank_context.Part) -> Prepared:
-    from .prepared import Prepared
+def _begun(mine: rank_context.RankContext) -> ExplicitWay:
+    from .prepared import ExplicitWay
 
     if mine.automatic is not None:
         mine.automatic.stand_aside("td.prepare is called, and --strategy acts through it")
         mine.automatic = None
-    return Prepared(mine.setting, mine.patience)
+    return ExplicitWay(mine.setting, mine.patience)

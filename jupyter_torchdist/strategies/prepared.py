@@ -41,25 +41,25 @@ from .sharded.dtensor_dispatch import ByHand
 from .sharded.trained_parameters import Optimized
 from .step import batchnorm
 from .step.divided import weight_of
-from .step.ways import Added
+from .step.ways import AddedParts
 
 if TYPE_CHECKING:
-    from .core.context import Setting
+    from .core.context import ParallelContext
 
 _OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model")
 
 
-class Prepared:
+class ExplicitWay:
     """All that a job has prepared, until its end."""
 
     SAVING = "td.save saves while a cell trains, td.load goes on from there"
 
-    def __init__(self, setting: Setting, patience: float) -> None:
+    def __init__(self, setting: ParallelContext, patience: float) -> None:
         """``patience``: seconds that an interrupt waits for the end of a step."""
         _check_plan(setting.plan)
         self._setting, self._group = setting, setting.data_group
         self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
-        self._losses = Added(mean=setting.plan.options.get("loss") != "sum")
+        self._losses = AddedParts(mean=setting.plan.options.get("loss") != "sum")
         self._models: list[nn.Module] = []
         self._whole = False
         """Whether all has come back."""
@@ -320,7 +320,7 @@ class Prepared:
             return float(ranks)
         if divisor_of(loss) is not None:  # targets may be left out, or weigh more than others
             share = next(batch.rows for batch in self.loaders.in_flight() if batch.rows is not None)
-            return weight_of(loss, Added(mean=True, counted=True), share) * ranks
+            return weight_of(loss, AddedParts(mean=True, counted=True), share) * ranks
         return None if weight * ranks == 1.0 else weight * ranks
 
     def _plateau(self, original: Callable[..., Any], scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:

@@ -37,7 +37,7 @@ def _mean_of(values: Sequence[Any]) -> Any:
     return sum(values[1:], values[0]) / len(values)
 
 
-def _weights(mine: rank_context.Part) -> tuple[float | None, Any]:
+def _weights(mine: rank_context.RankContext) -> tuple[float | None, Any]:
     """What this rank's value counts with, None for as much as any other's, and the group of data ranks."""
     if not mine.has_mesh:
         return None, None

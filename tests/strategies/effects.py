@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.step import compression
 from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO
 
@@ -27,7 +27,7 @@ Look = Callable[[nn.Module, torch.optim.Optimizer], None]
 STEPS = 4
 
 
-def ddp(**options: Any) -> Setting:
+def ddp(**options: Any) -> ParallelContext:
     return setting({"dp_replicate": WORLD()}, **options)
 
 
@@ -57,7 +57,9 @@ def cell(
     return run
 
 
-def seen(how: Setting, build: Callable[[], nn.Module], look: Callable[[Any, torch.optim.Optimizer], Any]) -> list[Any]:
+def seen(
+    how: ParallelContext, build: Callable[[], nn.Module], look: Callable[[Any, torch.optim.Optimizer], Any]
+) -> list[Any]:
     """What ``look`` finds in each step of the cell."""
     found: list[Any] = []
     under(how, cell(build, lambda model, optimizer: found.append(look(model, optimizer))))

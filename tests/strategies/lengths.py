@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.parallel import context_parallel, restore
 from jupyter_torchdist.strategies.parallel.sequences import Tokens
 
@@ -25,7 +25,7 @@ from .unchanged import equal, language, under
 STEPS = 3
 
 
-def cp(**options: Any) -> Setting:
+def cp(**options: Any) -> ParallelContext:
     return setting({"cp": dist.get_world_size()}, **options)
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import jupyter_torchdist as td
-from jupyter_torchdist.strategies.auto import Automatic
+from jupyter_torchdist.strategies.auto import AutomaticTraining
 from jupyter_torchdist.strategies.pipeline.wires import Arriving, Wires
 
 from . import models
@@ -32,18 +32,18 @@ Trained = tuple[list[float], nn.Module, torch.optim.Optimizer]
 """Losses, the model and its optimizer."""
 
 
-def staged(**options: Any) -> Automatic:
+def staged(**options: Any) -> AutomaticTraining:
     """All ranks in one pipeline."""
     degrees = options.pop("degrees", {"pp": dist.get_world_size()})
     how = setting(degrees, SAID.append, **options)
-    automatic = Automatic(replace(how, plan=replace(how.plan, name="pp")))
+    automatic = AutomaticTraining(replace(how, plan=replace(how.plan, name="pp")))
     automatic.install()
     return automatic
 
 
 def trained(
     case: Case,
-    automatic: Automatic | None,
+    automatic: AutomaticTraining | None,
     make: models.MakeOptimizer = adamw,
     after: Callable[[nn.Module], Any] = lambda model: None,
     steps: int = STEPS,
@@ -161,7 +161,7 @@ class LossInside(Deep):
 
 
 def check_a_loss_inside_counts_the_targets_of_all_ranks_and_microbatches() -> None:
-    def run(automatic: Automatic | None) -> Trained:
+    def run(automatic: AutomaticTraining | None) -> Trained:
         torch.manual_seed(4)
         try:
             model, losses = LossInside(), []
@@ -188,7 +188,9 @@ def check_a_loss_inside_counts_the_targets_of_all_ranks_and_microbatches() -> No
         same_as(one_device, run(staged(degrees={"pp": 2, "dp_replicate": 2})))
 
 
-def losses_of(build: Callable[[], nn.Module], automatic: Automatic | None, samples: int = 8) -> tuple[list[float], Any]:
+def losses_of(
+    build: Callable[[], nn.Module], automatic: AutomaticTraining | None, samples: int = 8
+) -> tuple[list[float], Any]:
     """A loop whose loss is of its own kind: contrastive in the batch, with the model's second output, on its input."""
     torch.manual_seed(4)
     model = build()
@@ -260,7 +262,7 @@ def check_each_rank_holds_its_stage_alone() -> None:
 def check_an_optimizers_state_dict_is_whole_and_takes_a_whole_one() -> None:
     kept: list[dict[str, Any]] = []
 
-    def resumed(automatic: Automatic | None) -> Trained:
+    def resumed(automatic: AutomaticTraining | None) -> Trained:
         """The state goes through a file's bytes in mid-training, and a new run of the optimizer begins with it."""
         model = gpt(tied=True).model()
         optimizer, losses = adamw(list(model.parameters())), []
@@ -286,7 +288,7 @@ def check_an_optimizers_state_dict_is_whole_and_takes_a_whole_one() -> None:
 def check_a_state_from_before_is_on_the_ranks_of_its_stage_alone() -> None:
     """Elsewhere it would grow old, and get into checkpoints."""
 
-    def trained(automatic: Automatic | None, begun: dict[str, Any] | None = None) -> Trained:
+    def trained(automatic: AutomaticTraining | None, begun: dict[str, Any] | None = None) -> Trained:
         model = gpt(tied=False).model()
         optimizer, losses = adamw(list(model.parameters())), []
         if begun is not None:
@@ -473,7 +475,7 @@ class Unasked(Deep):
 
 
 def check_an_argument_that_no_output_depends_on() -> None:
-    def step(automatic: Automatic | None) -> float:
+    def step(automatic: AutomaticTraining | None) -> float:
         torch.manual_seed(3)
         model = Unasked()
         sgd(list(model.parameters()))

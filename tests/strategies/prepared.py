@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import jupyter_torchdist as td
 from jupyter_torchdist.strategies.core import rank_context
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 
 from .languages import LENGTH, WORDS, Language
 from .models import CASES, loss_of
@@ -28,20 +28,20 @@ Prepare = Callable[..., Any]
 Result = tuple[nn.Module, torch.optim.Optimizer, list[float]]
 
 
-def ddp(**options: Any) -> Setting:
+def ddp(**options: Any) -> ParallelContext:
     return setting({"dp_replicate": dist.get_world_size()}, **options)
 
 
-def fsdp(**options: Any) -> Setting:
+def fsdp(**options: Any) -> ParallelContext:
     return setting({"dp_shard": dist.get_world_size()}, **options)
 
 
 @contextmanager
-def job(how: Setting) -> Iterator[rank_context.Part]:
+def job(how: ParallelContext) -> Iterator[rank_context.RankContext]:
     """As a rank of a job with this strategy; at its end everything is plain again."""
     words = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
     name = "+".join(words.get(one, one) for one in how.plan.degrees)
-    mine, outer = rank_context.Part(replace(how.plan, name=name), how.device, how.say), rank_context.current
+    mine, outer = rank_context.RankContext(replace(how.plan, name=name), how.device, how.say), rank_context.current
     vars(mine)["setting"] = replace(how, plan=replace(how.plan, name=name))
     rank_context.take(mine)
     try:
@@ -114,7 +114,7 @@ def train(
     return model, optimizer, losses
 
 
-def equal(how: Setting, cell: Callable[[Prepare], Result], within: float = CLOSE) -> Result:
+def equal(how: ParallelContext, cell: Callable[[Prepare], Result], within: float = CLOSE) -> Result:
     """The cell under ``how``, against itself on one device."""
     expected, _, expected_losses = cell(alone)
     with job(how):

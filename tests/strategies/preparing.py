@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import jupyter_torchdist as td
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.strategies.core import rank_context
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 
 from .models import CASES, Gpt, loss_of
 from .prepared import Noted, Prepare, Result, alone, data, ddp, equal, fsdp, job, joined, sgd, train
@@ -227,7 +227,7 @@ def check_means() -> None:
 
 
 def check_refusals() -> None:
-    def prepare(*things: Any, how: Setting | None = None) -> str:
+    def prepare(*things: Any, how: ParallelContext | None = None) -> str:
         with job(how or ddp()):
             return refusal(lambda: td.prepare(*things))
 

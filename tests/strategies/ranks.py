@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.strategy import StrategyPlan
-from jupyter_torchdist.strategies.core.context import Setting, make_setting
+from jupyter_torchdist.strategies.core.context import ParallelContext, make_setting
 
 CLOSE = 1e-5
 SAID: list[str] = []
@@ -38,7 +38,9 @@ def run_checks(*modules: ModuleType) -> dict[str, str]:
     return failed
 
 
-def setting(degrees: dict[str, int] | None = None, say: Callable[[str], None] = SAID.append, **plan: Any) -> Setting:
+def setting(
+    degrees: dict[str, int] | None = None, say: Callable[[str], None] = SAID.append, **plan: Any
+) -> ParallelContext:
     """All ranks along ``dp_shard``, where nothing else is said; words that are no field of a plan are options."""
     fields = StrategyPlan.__dataclass_fields__
     options = {name: value for name, value in plan.items() if name not in fields}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from jupyter_torchdist.ranks import alone, flight
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.parallel import replicate, restore, zero1
 from jupyter_torchdist.strategies.step import batchnorm, compression, gradients
 
@@ -36,18 +36,18 @@ from .ranks import (
 STEPS = 4
 
 
-def ddp(**options: Any) -> Setting:
+def ddp(**options: Any) -> ParallelContext:
     return setting({"dp_replicate": dist.get_world_size()}, **options)
 
 
-def replicated(model: nn.Module, how: Setting) -> nn.Module:
+def replicated(model: nn.Module, how: ParallelContext) -> nn.Module:
     replicate.check(model, how)
     batchnorm.convert(model, how)
     replicate.apply(model, how)
     return model
 
 
-def trained(name: str, how: Setting, make: models.MakeOptimizer = adamw, within: float = CLOSE) -> nn.Module:
+def trained(name: str, how: ParallelContext, make: models.MakeOptimizer = adamw, within: float = CLOSE) -> nn.Module:
     """A replicated model, held against one device in losses and weights."""
     case = CASES[name]
     losses, weights = models.alone(case, STEPS, make)

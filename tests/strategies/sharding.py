@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from jupyter_torchdist.strategies.core import dtensors, optimizers
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.parallel import fsdp, restore
 
 from . import models
@@ -20,7 +20,7 @@ from .ranks import CLOSE, assert_close, hooks_of, local_bytes, mean, mine, setti
 STEPS = 4
 
 
-def sharded(model: nn.Module, setting: Setting) -> dict[nn.Parameter, nn.Parameter]:
+def sharded(model: nn.Module, setting: ParallelContext) -> dict[nn.Parameter, nn.Parameter]:
     before = optimizers.by_name(model)
     fsdp.check(model, setting)
     fsdp.apply(model, setting)
@@ -28,7 +28,7 @@ def sharded(model: nn.Module, setting: Setting) -> dict[nn.Parameter, nn.Paramet
 
 
 def trained(
-    name: str, how: Setting, make: models.MakeOptimizer = adamw, switch: int = 0, within: float = CLOSE
+    name: str, how: ParallelContext, make: models.MakeOptimizer = adamw, switch: int = 0, within: float = CLOSE
 ) -> nn.Module:
     """A model trained as sharded (from step ``switch`` on), held against one device in losses and weights."""
     case = CASES[name]

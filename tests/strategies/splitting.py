@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jupyter_torchdist.strategies.core import optimizers
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.parallel import fsdp, replicate, tensor
 
 from . import models
@@ -40,11 +40,11 @@ LANGUAGES = {
 }
 
 
-def tp(**options: Any) -> Setting:
+def tp(**options: Any) -> ParallelContext:
     return setting({"tp": dist.get_world_size()}, **options)
 
 
-def split(model: nn.Module, how: Setting) -> dict[nn.Parameter, nn.Parameter]:
+def split(model: nn.Module, how: ParallelContext) -> dict[nn.Parameter, nn.Parameter]:
     before = optimizers.by_name(model)
     tensor.check(model, how)
     tensor.apply(model, how)
@@ -55,7 +55,7 @@ def split(model: nn.Module, how: Setting) -> dict[nn.Parameter, nn.Parameter]:
     return optimizers.replaced(before, model)
 
 
-def trained(which: Case, how: Setting, make: models.MakeOptimizer = adamw, switch: int = 0) -> nn.Module:
+def trained(which: Case, how: ParallelContext, make: models.MakeOptimizer = adamw, switch: int = 0) -> nn.Module:
     """Split (from step ``switch`` on) and held against one device in losses and weights."""
     losses, weights = models.alone(which, STEPS, make)
     model = which.model()

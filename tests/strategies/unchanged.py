@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from jupyter_torchdist.strategies.auto import Automatic
-from jupyter_torchdist.strategies.core.context import Setting
+from jupyter_torchdist.strategies.auto import AutomaticTraining
+from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.core.dtensors import local
 from jupyter_torchdist.torch_private.settings import release
 
@@ -25,8 +25,8 @@ from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting, spied
 Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
 
 
-def under(how: Setting, cell: Cell) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
-    automatic = Automatic(how)
+def under(how: ParallelContext, cell: Cell) -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
+    automatic = AutomaticTraining(how)
     automatic.install()
     try:
         found = cell()
@@ -56,7 +56,7 @@ def language(build: Callable[[], nn.Module], epochs: int = 2) -> Cell:
     return cell
 
 
-def equal(how: Setting, cell: Cell) -> Any:
+def equal(how: ParallelContext, cell: Cell) -> Any:
     before, _, expected = cell()
     model, optimizer, losses = under(how, cell)
     assert len(losses) == len(expected)
@@ -625,7 +625,7 @@ class Determined(nn.Linear):
 
 def check_an_operation_without_fp16_is_named() -> None:
     how = setting({"dp_replicate": WORLD()}, precision="fp16", model="whole")
-    automatic = Automatic(how)
+    automatic = AutomaticTraining(how)
     automatic.install()
     try:
         model = Determined(4, 4)

@@ -15,8 +15,8 @@ from jupyter_torchdist.strategies.pipeline.schedules import (
     WHOLE_FORWARD,
     Action,
     Kind,
-    Layout,
     Orders,
+    StageLayout,
     messages,
     stages_a_rank,
     taken,
@@ -25,11 +25,11 @@ from jupyter_torchdist.strategies.pipeline.schedules import (
 EACH = [one for one in BY_NAME["schedule"].choices if one != "dualpipev" or release_of(torch.__version__) >= (2, 9)]
 
 
-def layout(schedule: str, ranks: int) -> Layout:
-    return Layout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, "cost", 0))
+def layout(schedule: str, ranks: int) -> StageLayout:
+    return StageLayout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, "cost", 0))
 
 
-def performed(one: Layout, orders: Orders) -> set[Action]:
+def performed(one: StageLayout, orders: Orders) -> set[Action]:
     """What is done when sends never wait and messages between two ranks arrive in the order in which they were sent."""
     ranks = range(one.ranks)
     mail: list[list[Iterator[tuple[int, Action]]]] = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.driver import policy
-from jupyter_torchdist.driver.policy import Again, End, Finish, Interrupt, Standing, Stopping, decide, finish
+from jupyter_torchdist.driver.policy import Again, AttemptStatus, End, Finish, Interrupt, Stopping, decide, finish
 from jupyter_torchdist.protocol.events import ErrorRecord
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.state import JobState, RankState
@@ -48,102 +48,102 @@ DONE = job(rank(0, "done"), rank(1, "done"))
 FAILED = job(raised(0, "boom", 1.0), rank(1, "running"))
 STOPPING = replace(RUNNING, state="stopping", reason="cancelled")
 
-TRANSITIONS: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
-    "all is well: wait": (RUNNING, Standing(), []),
-    "nothing has begun: wait": (JobState("j"), Standing(), []),
+TRANSITIONS: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
+    "all is well: wait": (RUNNING, AttemptStatus(), []),
+    "nothing has begun: wait": (JobState("j"), AttemptStatus(), []),
     # -- an interrupt
     "an interrupt is said and sent": (
         RUNNING,
-        Standing(interrupts=1, interrupted_at=NOW),
+        AttemptStatus(interrupts=1, interrupted_at=NOW),
         [Stopping("cancelled"), Interrupt()],
     ),
-    "an interrupt is said once": (STOPPING, Standing(interrupts=1, interrupted_at=NOW), [Interrupt()]),
-    "an interrupt is sent once": (STOPPING, Standing(interrupts=1, interrupted_at=NOW, signalled=True), []),
+    "an interrupt is said once": (STOPPING, AttemptStatus(interrupts=1, interrupted_at=NOW), [Interrupt()]),
+    "an interrupt is sent once": (STOPPING, AttemptStatus(interrupts=1, interrupted_at=NOW, signalled=True), []),
     "ranks that do not hear an interrupt are killed after the grace": (
         STOPPING,
-        Standing(interrupts=1, interrupted_at=NOW - GRACE - 0.1, signalled=True),
+        AttemptStatus(interrupts=1, interrupted_at=NOW - GRACE - 0.1, signalled=True),
         [End(0.0)],
     ),
     "ranks that were interrupted and do not leave are killed after the grace": (
         job(rank(0, "interrupted"), rank(1, "interrupted"), state="stopping", reason="cancelled"),
-        Standing(interrupts=1, interrupted_at=NOW - GRACE - 0.1, signalled=True),
+        AttemptStatus(interrupts=1, interrupted_at=NOW - GRACE - 0.1, signalled=True),
         [End(0.0)],
     ),
     "ranks that were interrupted may take the grace to leave": (
         job(rank(0, "interrupted"), rank(1, "interrupted"), state="stopping", reason="cancelled"),
-        Standing(interrupts=1, interrupted_at=NOW - GRACE + 0.1, signalled=True),
+        AttemptStatus(interrupts=1, interrupted_at=NOW - GRACE + 0.1, signalled=True),
         [],
     ),
     "an interrupt before user code runs ends the ranks": (
         STARTING,
-        Standing(interrupts=1, interrupted_at=NOW),
+        AttemptStatus(interrupts=1, interrupted_at=NOW),
         [Stopping("cancelled"), End(STOP)],
     ),
     "an interrupt before there is a rank ends the launcher": (
         JobState("j", state="starting", attempt=1),
-        Standing(interrupts=1, interrupted_at=NOW),
+        AttemptStatus(interrupts=1, interrupted_at=NOW),
         [Stopping("cancelled"), End(STOP)],
     ),
     "a second interrupt kills at once": (
         STOPPING,
-        Standing(interrupts=2, interrupted_at=NOW, signalled=True),
+        AttemptStatus(interrupts=2, interrupted_at=NOW, signalled=True),
         [End(0.0)],
     ),
     "a client that was told to end ends the ranks with their grace": (
         RUNNING,
-        Standing(terminate=True),
+        AttemptStatus(terminate=True),
         [Stopping("cancelled"), End(GRACE)],
     ),
-    "that is sent once": (STOPPING, Standing(terminate=True, end_sent=GRACE), []),
-    "a second signal kills at once": (STOPPING, Standing(terminate=True, kill=True, end_sent=GRACE), [End(0.0)]),
-    "a kill kills at once": (RUNNING, Standing(kill=True), [Stopping("cancelled"), End(0.0)]),
-    "a kill is sent once": (STOPPING, Standing(kill=True, end_sent=0.0), []),
-    "a kill shortens an end that is under way": (STOPPING, Standing(kill=True, end_sent=STOP), [End(0.0)]),
+    "that is sent once": (STOPPING, AttemptStatus(terminate=True, end_sent=GRACE), []),
+    "a second signal kills at once": (STOPPING, AttemptStatus(terminate=True, kill=True, end_sent=GRACE), [End(0.0)]),
+    "a kill kills at once": (RUNNING, AttemptStatus(kill=True), [Stopping("cancelled"), End(0.0)]),
+    "a kill is sent once": (STOPPING, AttemptStatus(kill=True, end_sent=0.0), []),
+    "a kill shortens an end that is under way": (STOPPING, AttemptStatus(kill=True, end_sent=STOP), [End(0.0)]),
     # -- a timeout
     "a timeout interrupts": (
         RUNNING,
-        Standing(timed_out=True, interrupted_at=NOW),
+        AttemptStatus(timed_out=True, interrupted_at=NOW),
         [Stopping("timed_out"), Interrupt()],
     ),
     "a timeout kills after the grace": (
         replace(RUNNING, state="stopping", reason="timed_out"),
-        Standing(timed_out=True, interrupted_at=NOW - GRACE - 0.1, signalled=True),
+        AttemptStatus(timed_out=True, interrupted_at=NOW - GRACE - 0.1, signalled=True),
         [End(0.0)],
     ),
     # -- a failure
-    "a failure is said; the engine ends its own node": (FAILED, Standing(failed_at=NOW), [Stopping("failed")]),
+    "a failure is said; the engine ends its own node": (FAILED, AttemptStatus(failed_at=NOW), [Stopping("failed")]),
     "a failure that the engine does not end is ended": (
         replace(FAILED, state="stopping", reason="failed"),
-        Standing(failed_at=NOW - GRACE - policy.ENGINE_GRACE - 0.1),
+        AttemptStatus(failed_at=NOW - GRACE - policy.ENGINE_GRACE - 0.1),
         [End(STOP)],
     ),
     "an interrupt after a failure is sent as well": (
         replace(FAILED, state="stopping", reason="failed"),
-        Standing(failed_at=NOW, interrupts=1, interrupted_at=NOW),
+        AttemptStatus(failed_at=NOW, interrupts=1, interrupted_at=NOW),
         [Interrupt()],
     ),
     # -- a stall
     "ranks that hang before their first line are ended": (
         STARTING,
-        Standing(stalled=True),
+        AttemptStatus(stalled=True),
         [Stopping("failed"), End(STOP)],
     ),
-    "…and started again": (STARTING, Standing(stalled=True, ended=frozenset({"node0"})), [Again()]),
+    "…and started again": (STARTING, AttemptStatus(stalled=True, ended=frozenset({"node0"})), [Again()]),
     "…but once": (
         replace(STARTING, attempt=2),
-        Standing(stalled=True, ended=frozenset({"node0"})),
+        AttemptStatus(stalled=True, ended=frozenset({"node0"})),
         [Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)],
     ),
     "…and not after an interrupt": (
         replace(STARTING, state="stopping"),
-        Standing(stalled=True, interrupts=1, ended=frozenset({"node0"})),
+        AttemptStatus(stalled=True, interrupts=1, ended=frozenset({"node0"})),
         [Finish("cancelled", "stopped on request", None)],
     ),
     # -- the end
-    "nothing is alive: the end": (DONE, Standing(ended=frozenset({"node0"})), [Finish("succeeded", "", None)]),
+    "nothing is alive: the end": (DONE, AttemptStatus(ended=frozenset({"node0"})), [Finish("succeeded", "", None)]),
     "a lost node is an end too": (
         RUNNING,
-        Standing(lost=frozenset({"node0"})),
+        AttemptStatus(lost=frozenset({"node0"})),
         [Finish("lost", "host node0 is gone", None)],
     ),
 }
@@ -161,34 +161,34 @@ TWO_OUT = replace(TWO, ranks={**TWO.ranks, 3: raised(3, "boom", 1.0, code=1)})
 HALF_DONE = replace(TWO, ranks={**TWO.ranks, 0: rank(0, "done"), 1: rank(1, "done")})
 NODE0 = frozenset({"node0"})
 
-TWO_NODES: dict[str, tuple[JobState, Standing, list[policy.Action]]] = {
-    "a failing rank is given the time to report": (TWO_FAILED, Standing(failed_at=NOW), [Stopping("failed")]),
-    "once it is out, the other node is ended": (TWO_OUT, Standing(failed_at=NOW), [Stopping("failed"), End(STOP)]),
-    "a node that has succeeded leaves the other alone": (HALF_DONE, Standing(ended=NODE0), []),
+TWO_NODES: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
+    "a failing rank is given the time to report": (TWO_FAILED, AttemptStatus(failed_at=NOW), [Stopping("failed")]),
+    "once it is out, the other node is ended": (TWO_OUT, AttemptStatus(failed_at=NOW), [Stopping("failed"), End(STOP)]),
+    "a node that has succeeded leaves the other alone": (HALF_DONE, AttemptStatus(ended=NODE0), []),
     "a node that has ended with a failure ends the other": (
         TWO_OUT,
-        Standing(ended=NODE0, failed_at=NOW),
+        AttemptStatus(ended=NODE0, failed_at=NOW),
         [Stopping("failed"), End(STOP)],
     ),
     "a node that has ended without having begun ends the other": (
         replace(TWO, ranks={2: rank(2, "starting"), 3: rank(3, "starting")}),
-        Standing(ended=NODE0),
+        AttemptStatus(ended=NODE0),
         [Stopping("failed"), End(STOP)],
     ),
     "a node that ended after an interrupt ends the other": (
         replace(TWO, state="stopping", reason="cancelled"),
-        Standing(ended=NODE0, interrupts=1, interrupted_at=NOW, signalled=True),
+        AttemptStatus(ended=NODE0, interrupts=1, interrupted_at=NOW, signalled=True),
         [End(STOP)],
     ),
-    "a lost node ends the other": (TWO, Standing(lost=NODE0), [Stopping("failed"), End(STOP)]),
+    "a lost node ends the other": (TWO, AttemptStatus(lost=NODE0), [Stopping("failed"), End(STOP)]),
     "…which is told once": (
         replace(TWO, state="stopping", reason="failed"),
-        Standing(lost=NODE0, end_sent=STOP),
+        AttemptStatus(lost=NODE0, end_sent=STOP),
         [],
     ),
     "one ended, one lost: the end": (
         TWO,
-        Standing(lost=NODE0, ended=frozenset({"node1"})),
+        AttemptStatus(lost=NODE0, ended=frozenset({"node1"})),
         [Finish("lost", "host node0 is gone", None)],
     ),
 }
@@ -201,61 +201,61 @@ def test_two_nodes(case: str) -> None:
 
 
 def test_no_second_start_of_a_fresh_job() -> None:
-    (end,) = decide(plan(fresh=True), STARTING, Standing(stalled=True, ended=NODE0), NOW)
+    (end,) = decide(plan(fresh=True), STARTING, AttemptStatus(stalled=True, ended=NODE0), NOW)
     assert isinstance(end, Finish)
     assert end.state == "failed"
 
 
-ENDS: dict[str, tuple[JobState, Standing, tuple[str, str, int | None]]] = {
-    "all done": (DONE, Standing(), ("succeeded", "", None)),
-    "all done although somebody pressed ■": (DONE, Standing(interrupts=1), ("succeeded", "", None)),
+ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {
+    "all done": (DONE, AttemptStatus(), ("succeeded", "", None)),
+    "all done although somebody pressed ■": (DONE, AttemptStatus(interrupts=1), ("succeeded", "", None)),
     "cancelled": (
         job(rank(0, "interrupted"), rank(1, "stopped")),
-        Standing(interrupts=1),
+        AttemptStatus(interrupts=1),
         ("cancelled", "stopped on request", None),
     ),
-    "terminated on request": (RUNNING, Standing(terminate=True), ("cancelled", "stopped on request", None)),
-    "killed on request": (RUNNING, Standing(kill=True), ("cancelled", "stopped on request", None)),
+    "terminated on request": (RUNNING, AttemptStatus(terminate=True), ("cancelled", "stopped on request", None)),
+    "killed on request": (RUNNING, AttemptStatus(kill=True), ("cancelled", "stopped on request", None)),
     "what a cancel breaks is no failure": (
         job(rank(0, "interrupted"), raised(1, GLOO, 2.0), state="stopping", reason="cancelled"),
-        Standing(interrupts=1),
+        AttemptStatus(interrupts=1),
         ("cancelled", "stopped on request", None),
     ),
     "a cancel after a failure hides nothing": (
         job(raised(0, "boom", 1.0), rank(1, "interrupted"), state="stopping", reason="failed"),
-        Standing(interrupts=1),
+        AttemptStatus(interrupts=1),
         ("failed", "rank 0 on host0: ValueError: boom", 0),
     ),
     "timed out": (
         job(rank(0, "interrupted"), rank(1, "killed")),
-        Standing(timed_out=True),
+        AttemptStatus(timed_out=True),
         ("timed_out", "ran longer than --timeout 90s", None),
     ),
-    "raised": (FAILED, Standing(), ("failed", "rank 0 on host0: ValueError: boom", 0)),
+    "raised": (FAILED, AttemptStatus(), ("failed", "rank 0 on host0: ValueError: boom", 0)),
     "killed": (
         job(rank(0, "stopped"), killed(1, 3.0)),
-        Standing(),
+        AttemptStatus(),
         ("failed", "rank 1 on host0 was killed (SIGKILL)", 1),
     ),
     "an exit code": (
         job(rank(0, "failed", code=3, why="ended with exit code 3"), rank(1, "stopped")),
-        Standing(),
+        AttemptStatus(),
         ("failed", "rank 0 on host0 ended with exit code 3", 0),
     ),
     "the launcher was killed": (
         job(rank(0, "stopped"), rank(1, "stopped")),
-        Standing(),
+        AttemptStatus(),
         ("failed", "the launcher of the ranks was killed, and the ranks were ended", None),
     ),
     "nothing ever began": (
         JobState("j", state="starting"),
-        Standing(),
+        AttemptStatus(),
         ("failed", "the ranks could not be started; see the launcher's log", None),
     ),
-    "no outcome": (RUNNING, Standing(), ("lost", "the ranks are gone and left no outcome", None)),
+    "no outcome": (RUNNING, AttemptStatus(), ("lost", "the ranks are gone and left no outcome", None)),
     "a lost node is named with the failure": (
         FAILED,
-        Standing(lost=frozenset({"node1", "node0"})),
+        AttemptStatus(lost=frozenset({"node1", "node0"})),
         ("lost", "host node0 is gone", 0),
     ),
 }
@@ -263,7 +263,7 @@ ENDS: dict[str, tuple[JobState, Standing, tuple[str, str, int | None]]] = {
 
 def test_a_node_that_never_began_is_named() -> None:
     state = replace(TWO, ranks={2: rank(2, "stopped"), 3: rank(3, "stopped")})
-    assert finish(plan(2), state, Standing()) == Finish(
+    assert finish(plan(2), state, AttemptStatus()) == Finish(
         "failed", "no rank of node0 came to be, so the others were ended", None
     )
 
@@ -287,24 +287,24 @@ def test_how_a_job_ended(case: str) -> None:
 def test_a_killed_rank_is_blamed_although_its_peer_spoke_first(message: str) -> None:
     state = job(raised(0, message, 1.0, "RuntimeError"), killed(1, 1.2))
     assert [failed.rank for failed in policy.failures(state)] == [1, 0]
-    assert finish(plan(), state, Standing()).first_failure == 1
+    assert finish(plan(), state, AttemptStatus()).first_failure == 1
 
 
 def test_of_two_causes_the_earlier_is_blamed() -> None:
     state = job(raised(0, "late", 2.0), raised(1, "early", 1.0))
-    assert finish(plan(), state, Standing()) == Finish("failed", "rank 1 on host0: ValueError: early", 1)
+    assert finish(plan(), state, AttemptStatus()) == Finish("failed", "rank 1 on host0: ValueError: early", 1)
 
 
 def test_of_consequences_alone_the_earlier_is_blamed() -> None:
     state = job(raised(0, GLOO, 2.0), raised(1, GLOO, 1.0))
-    assert finish(plan(), state, Standing()).first_failure == 1
+    assert finish(plan(), state, AttemptStatus()).first_failure == 1
 
 
 def test_noted_keeps_the_first_time() -> None:
-    failed = policy.noted(Standing(), FAILED, 1.0)
+    failed = policy.noted(AttemptStatus(), FAILED, 1.0)
     assert failed.failed_at == 1.0
     assert policy.noted(failed, FAILED, 2.0).failed_at == 1.0
-    interrupted = policy.noted(Standing(interrupts=1), RUNNING, 1.0)
+    interrupted = policy.noted(AttemptStatus(interrupts=1), RUNNING, 1.0)
     assert (interrupted.interrupted_at, interrupted.failed_at) == (1.0, None)
     assert policy.noted(replace(interrupted, interrupts=2), RUNNING, 2.0).interrupted_at == 1.0
 
@@ -312,11 +312,11 @@ def test_noted_keeps_the_first_time() -> None:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (RUNNING, Standing()),
-        (replace(RUNNING, state="stopping", reason="cancelled"), Standing(interrupts=1)),
-        (replace(RUNNING, state="stopping", reason="timed_out"), Standing(timed_out=True)),
-        (replace(FAILED, state="stopping", reason="failed"), Standing()),
+        (RUNNING, AttemptStatus()),
+        (replace(RUNNING, state="stopping", reason="cancelled"), AttemptStatus(interrupts=1)),
+        (replace(RUNNING, state="stopping", reason="timed_out"), AttemptStatus(timed_out=True)),
+        (replace(FAILED, state="stopping", reason="failed"), AttemptStatus()),
     ],
 )
-def test_a_driver_that_takes_over_knows_what_its_predecessor_was_told(state: JobState, expected: Standing) -> None:
+def test_a_driver_that_takes_over_knows_what_its_predecessor_was_told(state: JobState, expected: AttemptStatus) -> None:
     assert policy.resumed(state) == expected

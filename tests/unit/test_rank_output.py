@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jupyter_torchdist.ranks.bootstrap import Interrupts
+from jupyter_torchdist.ranks.bootstrap import RankInterrupts
 from jupyter_torchdist.ranks.streams.output import UNINTERRUPTIBLE
 
 SET_UP = """
@@ -245,7 +245,7 @@ def test_an_interrupt_in_the_middle_of_a_write_is_heard_when_it_is_sent_again() 
 
     before = signal.getsignal(signal.SIGINT)
     try:
-        interrupts = Interrupts(Sources())  # type: ignore[arg-type]
+        interrupts = RankInterrupts(Sources())  # type: ignore[arg-type]
         interrupts._on_signal(signal.SIGINT, SimpleNamespace(f_code=UNINTERRUPTIBLE))  # type: ignore[arg-type]
         assert interrupts.received is not None and not interrupts.heard
         with pytest.raises(KeyboardInterrupt):
@@ -259,8 +259,8 @@ def test_an_interrupt_in_the_middle_of_a_write_repeats_nothing(tmp_path: Path) -
     out, _ = run(
         tmp_path,
         """
-        from jupyter_torchdist.ranks.bootstrap import Interrupts
-        interrupts = Interrupts(flusher)
+        from jupyter_torchdist.ranks.bootstrap import RankInterrupts
+        interrupts = RankInterrupts(flusher)
         def later():
             wait_for(b"line 2000\\n")
             os.kill(os.getpid(), signal.SIGINT)

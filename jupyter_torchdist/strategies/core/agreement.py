@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...protocol.errors import StrategyError
-from .context import Setting
+from .context import ParallelContext
 from .ownership import own_class
 
 _WRAPPERS = (FSDPModule, Fsdp1, DistributedDataParallel)
@@ -77,7 +77,7 @@ def check_not_reused(model: nn.Module, divided: Collection[nn.Module]) -> None:
         )
 
 
-def same_on_all_ranks(model: nn.Module, setting: Setting, group: dist.ProcessGroup | None = None) -> None:
+def same_on_all_ranks(model: nn.Module, setting: ParallelContext, group: dist.ProcessGroup | None = None) -> None:
     """Compare names, shapes, types, ties and ``requires_grad`` across ranks; all ranks call it before sharding.
 
     Raises ``StrategyError`` on every rank, with the first difference from the first rank. Costs one collective of

@@ -22,7 +22,7 @@ from ...protocol.strategy import DIMENSIONS, StrategyPlan
 
 
 @dataclass(frozen=True)
-class Setting:
+class ParallelContext:
     """This rank's part in a strategy."""
 
     plan: StrategyPlan
@@ -51,7 +51,7 @@ class Setting:
         return self.plan.degree("dp_replicate") * self.plan.degree("dp_shard")
 
 
-def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> Setting:
+def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> ParallelContext:
     """The mesh over all ranks of the process group; every rank calls this.
 
     A dimension of one rank would cost a group for each rank of the job, and with Gloo a thread that wakes 100 times a
@@ -59,4 +59,4 @@ def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], 
     """
     names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or ("dp_replicate",)
     sizes = tuple(plan.degree(name) for name in names)
-    return Setting(plan, init_device_mesh(device.type, sizes, mesh_dim_names=names), device, say)
+    return ParallelContext(plan, init_device_mesh(device.type, sizes, mesh_dim_names=names), device, say)

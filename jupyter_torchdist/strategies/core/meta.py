@@ -42,7 +42,7 @@ def meta() -> Iterator[None]:
         asked_for = True
         yield
         return
-    record = Record(torch.get_rng_state(), torch.get_default_dtype())
+    record = BuildRecord(torch.get_rng_state(), torch.get_default_dtype())
     with _META, _Recording(record), _Constants():
         yield
     _records.append(record)
@@ -70,7 +70,7 @@ class Outline:
 
 
 @dataclass
-class Call:
+class BuildCall:
     """One operation, with outlines of the tensors without values that it was given and that it gave."""
 
     function: Callable[..., Any]
@@ -84,20 +84,20 @@ class Call:
 
 
 @dataclass
-class Record:
+class BuildRecord:
     """All operations of one building, in order."""
 
     numbers: Tensor
     """State of torch's generator when it began."""
     dtype: torch.dtype
-    calls: list[Call] = field(default_factory=list)
+    calls: list[BuildCall] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
     """The last call that has to do with a storage."""
     wanted: Counter[int] = field(default_factory=Counter)
     """How many tensors of each storage will be asked for."""
     replay: Replay | None = None
 
-    def note(self, call: Call) -> None:
+    def note(self, call: BuildCall) -> None:
         outlines = call.outlines()
         for outline in outlines:
             self.last[outline.key] = len(self.calls)
@@ -110,11 +110,11 @@ class Record:
         return self.replay.value(tensor)
 
 
-_records: list[Record] = []
+_records: list[BuildRecord] = []
 
 
 class _Recording(TorchDispatchMode):
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: BuildRecord) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._record = record
 
@@ -124,7 +124,7 @@ class _Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         outputs = func(*args, **kwargs)
         given_args, given_kwargs = tree_map_only(Tensor, _outlined, (args, kwargs))
-        self._record.note(Call(func, given_args, given_kwargs, [_outlined(one) for one in tree_leaves(outputs)]))
+        self._record.note(BuildCall(func, given_args, given_kwargs, [_outlined(one) for one in tree_leaves(outputs)]))
         return outputs
 
 
@@ -147,7 +147,7 @@ class _Constants(TorchFunctionMode):
 class Replay:
     """The operations of a record, repeated on the CPU as far as they were asked for."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: BuildRecord) -> None:
         self._record = record
         self._numbers = record.numbers
         self._next = 0
@@ -178,7 +178,7 @@ class Replay:
             torch.set_rng_state(common)
             torch.set_default_dtype(dtype)
 
-    def _repeat(self, call: Call) -> None:
+    def _repeat(self, call: BuildCall) -> None:
         args, kwargs = tree_map_only(Outline, self._view, (call.args, call.kwargs))
         if kwargs.get("device") is not None:
             kwargs["device"] = _CPU
@@ -187,7 +187,7 @@ class Replay:
             if isinstance(built, Outline):
                 self._real.setdefault(built.key, real.untyped_storage())
 
-    def _free(self, call: Call, number: int) -> None:
+    def _free(self, call: BuildCall, number: int) -> None:
         """What was only on the way to something else."""
         for key in {outline.key for outline in call.outlines()}:
             if self._record.last[key] == number and self._record.wanted[key] <= 0:

@@ -13,7 +13,7 @@ from ...protocol.strategy import StrategyPlan
 if TYPE_CHECKING:
     import torch
 
-    from .context import Setting
+    from .context import ParallelContext
 
 
 class Way(Protocol):
@@ -58,7 +58,7 @@ class PreparedWay(Way, Protocol):
         """Make them distributed, in place. Raises ``StrategyError``."""
 
 
-class Part:
+class RankContext:
     """What the worker knows of the job.
 
     ``say`` tells the user one line, once a job; ``patience``: seconds that an interrupt waits for the end of a step.
@@ -78,7 +78,7 @@ class Part:
         return self._plan.name != "none"
 
     @cached_property
-    def setting(self) -> Setting:
+    def setting(self) -> ParallelContext:
         """The strategy asked for, or ``ddp`` where none is; all ranks ask for it at the same moment."""
         from . import context
 
@@ -101,11 +101,11 @@ class Part:
         return int(mesh.get_local_rank())
 
 
-current: Part | None = None
+current: RankContext | None = None
 """None in a process that is no rank of a job."""
 
 
-def take(part: Part | None) -> None:
+def take(part: RankContext | None) -> None:
     """The worker's: what this process is part of."""
     global current
     current = part

@@ -28,7 +28,7 @@ def rows_of(rank: int, ranks: int, total: int) -> slice:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchShard:
     """``total`` samples over the ranks of ``group``, in order of rank, as evenly as they go; ``each`` rows a sample."""
 
     total: int
@@ -58,13 +58,13 @@ class Rows:
         return slice(self.each * samples.start, self.each * samples.stop)
 
 
-def cut_rows(whole: torch.Tensor, rows: Rows, dim: int = 0) -> torch.Tensor:
+def cut_rows(whole: torch.Tensor, rows: BatchShard, dim: int = 0) -> torch.Tensor:
     """This rank's part of a replicated tensor. Backward: the parts' gradients, put together, over the ranks."""
     part: torch.Tensor = _Cut.apply(whole, rows, dim)  # type: ignore[no-untyped-call]
     return part
 
 
-def join_rows(part: torch.Tensor, rows: Rows, dim: int = 0, *, exact: bool = True) -> torch.Tensor:
+def join_rows(part: torch.Tensor, rows: BatchShard, dim: int = 0, *, exact: bool = True) -> torch.Tensor:
     """The ranks' parts as one replicated tensor. Backward: this rank's rows, times the ranks.
 
     ``exact`` false: the gradient that comes may itself be that of a part, and is averaged first.
@@ -92,7 +92,7 @@ def weighed(value: torch.Tensor, weight: float | torch.Tensor) -> torch.Tensor:
 
 class _Cut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, rows: Rows, dim: int) -> torch.Tensor:
+    def forward(ctx: Any, whole: torch.Tensor, rows: BatchShard, dim: int) -> torch.Tensor:
         ctx.rows, ctx.dim = rows, dim
         return whole.narrow(dim, rows.mine.start, rows.mine.stop - rows.mine.start).clone()
 
@@ -103,7 +103,7 @@ class _Cut(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, rows: Rows, dim: int, exact: bool) -> torch.Tensor:
+    def forward(ctx: Any, part: torch.Tensor, rows: BatchShard, dim: int, exact: bool) -> torch.Tensor:
         ctx.rows, ctx.dim, ctx.exact = rows, dim, exact
         return _gathered(part, rows, dim)
 
@@ -126,7 +126,7 @@ class _Mean(torch.autograd.Function):
         return averaged(grads[0], ctx.group), None
 
 
-def _gathered(part: torch.Tensor, rows: Rows, dim: int) -> torch.Tensor:
+def _gathered(part: torch.Tensor, rows: BatchShard, dim: int) -> torch.Tensor:
     """Parts of uneven sizes travel padded to the largest; booleans as bytes, which every backend knows."""
     front = part.detach().movedim(dim, 0)
     most = max(rows.sizes)

@@ -39,7 +39,7 @@ def imported(device: torch.device) -> Any:
     return deepspeed
 
 
-class Engine(Protocol):
+class EngineBehind(Protocol):
     """What calls of the cell lead to."""
 
     within: bool
@@ -56,7 +56,7 @@ class Engine(Protocol):
     def zero_grad(self) -> None: ...
 
 
-def take_over(engine: Engine, optimizer: torch.optim.Optimizer) -> None:
+def take_over(engine: EngineBehind, optimizer: torch.optim.Optimizer) -> None:
     """The cell's ``step`` and ``zero_grad`` become the engine's; what the engine calls is as it was.
 
     Bound methods, as torch's schedulers expect: they wrap ``step`` too, before or after.

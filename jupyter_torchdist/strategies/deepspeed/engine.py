@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
 from ..core import loading
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.patches import Patches
 from ..core.scatter import tensors_in
 from ..loop.loops import Loops
@@ -51,7 +51,7 @@ def check_installed() -> None:
         )
 
 
-def of(setting: Setting, optimized: Optimized, loops: Loops) -> Engine | None:
+def of(setting: ParallelContext, optimized: Optimized, loops: Loops) -> Engine | None:
     """What ``--strategy deepspeed`` needs; None for any other. Raises ``StrategyError`` for what it cannot have."""
     if setting.plan.name != "deepspeed":
         return None
@@ -67,7 +67,7 @@ def of(setting: Setting, optimized: Optimized, loops: Loops) -> Engine | None:
 class Engine:
     """The one model and the one optimizer of a cell, in DeepSpeed's hands once ``make`` was called."""
 
-    def __init__(self, setting: Setting, optimized: Optimized, loops: Loops) -> None:
+    def __init__(self, setting: ParallelContext, optimized: Optimized, loops: Loops) -> None:
         self._setting, self._optimized, self._loops = setting, optimized, loops
         self.root: nn.Module | None = None
         self._engine: Any = None

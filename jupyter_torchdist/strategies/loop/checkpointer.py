@@ -14,7 +14,7 @@ from ...checkpoint.objects import kind_of
 from ...checkpoint.rank_agreement import Ranks, all_ranks, apart
 from ...checkpoint.variables import Variables
 from ...protocol.errors import CheckpointError
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..sharded.statedicts import as_they_are
 
 _MINUTES = 10.0
@@ -39,7 +39,7 @@ class Checkpointer:
     ``while`` over an iterator made before) cannot be led anywhere; its models are restored all the same.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ParallelContext) -> None:
         assert setting.plan.checkpoint is not None
         options = setting.plan.options
         self.directory = Path(setting.plan.checkpoint).absolute()

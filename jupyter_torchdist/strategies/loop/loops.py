@@ -25,14 +25,14 @@ from ...protocol.errors import StrategyError
 from ...usercode.frames import is_users
 from ..analysis.divisors import form_of
 from ..core.agreement import of_every_rank
-from ..core.scatter import Rows as Share
+from ..core.scatter import BatchShard as Share
 from ..core.scatter import others_in, tensors_in, to_device
 from ..step.batch_consistency import check_alike, fingerprint
-from ..step.ways import Added
+from ..step.ways import AddedParts
 from .collating import Collate, loads_batches
 from .line_tracer import LinesRun
 from .loss_scaling import values_of
-from .places import ByLoop, Place
+from .places import ByLoop, LoopSite
 from .sampler_rng import OwnNumbers, WorkerSeeds, draws, loads
 from .steps import Steps
 from .unexecuted import unseen_use
@@ -55,7 +55,7 @@ class Drawing:
             self.batches.popleft()
 
 
-class Parts:
+class LoopPart:
     """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
 
     Each iteration has its ``Drawing``, which is the one that was put to ``drawing`` before it began. The samples of a
@@ -93,7 +93,7 @@ class Parts:
 class Joint:
     """How the losses of a loop are joined; ``forms`` are those that were judged, None for any."""
 
-    losses: Added
+    losses: AddedParts
     forms: set[tuple[str, ...]] | None
 
 
@@ -139,7 +139,7 @@ class Loops:
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
         self._decided: ByLoop[Joint | None] = ByLoop()
         self._told: set[str] = set()
-        self._asserted = Joint(Added(mean=loss != "sum"), None)
+        self._asserted = Joint(AddedParts(mean=loss != "sum"), None)
         self._claimed = loss != "auto"
         self._flights: list[Flight] = []
         self._shown: Flight | None = None
@@ -166,7 +166,7 @@ class Loops:
         if self.watch is not None:
             self.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
 
-    def joint_of(self, loss: torch.Tensor) -> tuple[Added, Share]:
+    def joint_of(self, loss: torch.Tensor) -> tuple[AddedParts, Share]:
         """How the ranks' losses are joined while parts are in flight, and this rank's part.
 
         Raises ``StrategyError`` for another kind of loss than those that were judged.
@@ -229,8 +229,8 @@ class Loops:
 
     def _batches(self, original: Callable[..., Any], loader: DataLoader[Any], frame: FrameType) -> Iterator[Any]:
         shadow = self._shadow(loader)
-        parts: Parts = shadow.batch_sampler  # type: ignore[assignment]
-        site = (loader, Place.of(frame))
+        parts: LoopPart = shadow.batch_sampler  # type: ignore[assignment]
+        site = (loader, LoopSite.of(frame))
         if self._batch == "whole":
             self._decided[site] = None
         elif self._batch == "slices":
@@ -323,7 +323,9 @@ class Loops:
         if shadow is None:
             shadow = self._shadows[loader] = copy.copy(loader)
             collate = loader.collate_fn
-            parts = Parts(loader.batch_sampler, self._group, OwnNumbers(self._group.rank()) if draws(loader) else None)
+            parts = LoopPart(
+                loader.batch_sampler, self._group, OwnNumbers(self._group.rank()) if draws(loader) else None
+            )
         else:
             parts = shadow.batch_sampler  # type: ignore[assignment]
             kept, collate = shadow.__dict__.get("_iterator"), shadow.collate_fn

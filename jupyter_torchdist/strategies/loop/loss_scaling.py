@@ -12,16 +12,16 @@ import torch.distributed as dist
 
 from ...protocol.errors import StrategyError
 from ..core.losses import UNSCALED
-from ..core.scatter import Rows as Share
+from ..core.scatter import BatchShard as Share
 from ..step.divided import targets_of
-from ..step.ways import Added
+from ..step.ways import AddedParts
 
 Weight = float | torch.Tensor
 """What a rank's loss counts with in the whole batch's."""
 
 
 @dataclass(frozen=True)
-class Joined:
+class BatchLoss:
     """A loss on its way to all ranks. ``guess``: see ``Joining``; ``sent`` None: its numbers travel with gradients."""
 
     weight: Weight
@@ -47,12 +47,12 @@ class Joining:
     def send(
         self,
         loss: torch.Tensor,
-        way: Added,
+        way: AddedParts,
         share: Share,
         *,
         may_guess: bool,
         carry: Callable[[Sequence[float]], None] | None = None,
-    ) -> Joined:
+    ) -> BatchLoss:
         """Begin to join ``loss``. ``may_guess``: the gradients of its backward can be multiplied afterwards.
 
         ``carry`` adds up numbers over the ranks; what they are then, ``finish`` is given.
@@ -62,26 +62,26 @@ class Joining:
             weight = share.weight if way.mean else 1.0
             if carry is not None:
                 carry([float(value.detach()) * weight for value in values])
-                return Joined(weight, values, None, None, counted=False)
+                return BatchLoss(weight, values, None, None, counted=False)
             sent = torch.stack([value.detach() for value in values]) * weight
-            return Joined(weight, values, sent, self._send(sent), counted=False)
+            return BatchLoss(weight, values, sent, self._send(sent), counted=False)
         mine = targets_of(loss).expand_as(loss)
         guess = self._targets if may_guess and loss.device.type == "cpu" else None
         if carry is not None and guess is not None:
             count = float(mine)
             carry([count, 1.0, *(float(value.detach()) * count if count else 0.0 for value in values)])
-            return Joined(count / guess, values, None, None, counted=True, guess=guess)
+            return BatchLoss(count / guess, values, None, None, counted=True, guess=guess)
         totals = [torch.where(mine == 0, 0.0, value.detach() * mine) for value in values]  # no targets: 0 / 0
         sent = torch.stack([mine, mine.new_tensor(guess is not None), *totals])
         work = self._send(sent)
         if guess is None:
             work.wait()
-        return Joined(mine / (guess or sent[0]), values, sent, work, counted=True, guess=guess)
+        return BatchLoss(mine / (guess or sent[0]), values, sent, work, counted=True, guess=guess)
 
     def _send(self, numbers: torch.Tensor) -> Any:
         return dist.all_reduce(numbers, group=self._group, async_op=True)
 
-    def finish(self, joined: Joined, carried: Sequence[float] = ()) -> float:
+    def finish(self, joined: BatchLoss, carried: Sequence[float] = ()) -> float:
         """The whole batch's loss in the user's tensors; by what the gradients are to be multiplied.
 
         Raises ``StrategyError`` when some ranks guessed and others waited.
@@ -96,7 +96,7 @@ class Joining:
             value.data.copy_(one)
         return 1.0
 
-    def _take(self, joined: Joined, numbers: list[float]) -> float:
+    def _take(self, joined: BatchLoss, numbers: list[float]) -> float:
         factor = 1.0
         if joined.counted:
             targets, guesses, *totals = numbers
@@ -106,7 +106,7 @@ class Joining:
             value.data.fill_(one)
         return factor
 
-    def _factor(self, joined: Joined, targets: float, guesses: float) -> float:
+    def _factor(self, joined: BatchLoss, targets: float, guesses: float) -> float:
         self._targets = targets or None
         if guesses not in (0.0, self._group.size()):
             raise StrategyError(

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class LoopSite:
     """``instruction`` of ``code``, with the callables, modules, optimizers and switches that its names stand for.
 
     ``fit(model, loader, contrastive)`` is another loop than ``fit(model, loader, cross_entropy)``.
@@ -29,16 +29,16 @@ class Place:
     works_with: dict[str, Any]
 
     @staticmethod
-    def of(frame: FrameType) -> Place:
+    def of(frame: FrameType) -> LoopSite:
         """Where a frame of user code is. At a module's top level the names are everybody's: the place says enough."""
         names = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
         trainer = names.get("self")
         if trainer is not None and not isinstance(trainer, torch.nn.Module):
             names |= {f"self.{name}": value for name, value in getattr(trainer, "__dict__", {}).items()}
         known = {name: known for name, value in names.items() if (known := _known(value)) is not _OTHER}
-        return Place(frame.f_code, frame.f_lasti, known)
+        return LoopSite(frame.f_code, frame.f_lasti, known)
 
-    def same(self, other: Place) -> bool:
+    def same(self, other: LoopSite) -> bool:
         if (self.code, self.instruction) != (other.code, other.instruction):
             return False
         mine, others = self.works_with, other.works_with
@@ -49,22 +49,22 @@ class ByLoop(Generic[T]):
     """What was found of loops; forgotten with their loaders."""
 
     def __init__(self) -> None:
-        self._found: weakref.WeakKeyDictionary[DataLoader[Any], list[tuple[Place, T]]] = weakref.WeakKeyDictionary()
+        self._found: weakref.WeakKeyDictionary[DataLoader[Any], list[tuple[LoopSite, T]]] = weakref.WeakKeyDictionary()
 
-    def __contains__(self, loop: tuple[DataLoader[Any], Place]) -> bool:
+    def __contains__(self, loop: tuple[DataLoader[Any], LoopSite]) -> bool:
         return self._entry(*loop) is not None
 
-    def get(self, loop: tuple[DataLoader[Any], Place]) -> T | None:
+    def get(self, loop: tuple[DataLoader[Any], LoopSite]) -> T | None:
         """None too where nothing was found."""
         entry = self._entry(*loop)
         return None if entry is None else entry[1]
 
-    def __setitem__(self, loop: tuple[DataLoader[Any], Place], found: T) -> None:
+    def __setitem__(self, loop: tuple[DataLoader[Any], LoopSite], found: T) -> None:
         loader, place = loop
         others = [entry for entry in self._found.get(loader, ()) if not entry[0].same(place)]
         self._found[loader] = [*others, (place, found)]
 
-    def _entry(self, loader: DataLoader[Any], place: Place) -> tuple[Place, T] | None:
+    def _entry(self, loader: DataLoader[Any], place: LoopSite) -> tuple[LoopSite, T] | None:
         return next((entry for entry in self._found.get(loader, ()) if entry[0].same(place)), None)
 
 

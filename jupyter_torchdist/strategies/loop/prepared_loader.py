@@ -24,8 +24,8 @@ from torch.utils.data.distributed import DistributedSampler
 from ...checkpoint.position import position_of
 from ...protocol.errors import StrategyError
 from ..core.agreement import of_every_rank
-from ..core.context import Setting
-from ..core.scatter import Rows, rows_of, to_device
+from ..core.context import ParallelContext
+from ..core.scatter import BatchShard, rows_of, to_device
 from .sampler_rng import Common, OwnNumbers, WorkerSeeds, loads
 
 Loader = DataLoader[Any]
@@ -36,7 +36,7 @@ class Batch:
     """One in flight: samples in all, and this rank's rows of them; None where every rank has all."""
 
     total: int
-    rows: Rows | None
+    rows: BatchShard | None
 
     @property
     def weight(self) -> float | None:
@@ -47,7 +47,7 @@ class Batch:
 class Loaders:
     """The prepared loaders of a job."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ParallelContext) -> None:
         self._group, self._device = setting.data_group, setting.device
         self._own = OwnNumbers(int(self._group.rank()))
         self._known: weakref.WeakKeyDictionary[Loader, Indices] = weakref.WeakKeyDictionary()
@@ -129,7 +129,7 @@ class Loaders:
                 if first:
                     self._agree_on_the_stream(digest)
                 first = False
-                yield Batch(total, Rows(total, self._group) if total >= ranks else None), part
+                yield Batch(total, BatchShard(total, self._group) if total >= ranks else None), part
 
         return batches()
 
@@ -204,7 +204,7 @@ class Indices:
             if batch is None:
                 return
             indices = list(batch)
-            rows = Rows(len(indices), self._group)
+            rows = BatchShard(len(indices), self._group)
             self.drawn.append(Batch(rows.total, rows if rows.total >= rows.ranks else None))
             self._digest = _digest_of(indices, self._digest)
             if self._own is not None and rows.total >= rows.ranks:
@@ -291,7 +291,7 @@ def _cut(values: Any, group: dist.ProcessGroup) -> tuple[int, int, Any]:
             "are which rank's is not to be seen",
             "give the DataLoader a batch_size, or let its dataset give tensors with the samples in dimension 0",
         )
-    rows = Rows(total, group)
+    rows = BatchShard(total, group)
     digest = _digest_of_values(values)
     if total < rows.ranks:
         return total, digest, values

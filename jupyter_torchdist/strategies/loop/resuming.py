@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ...checkpoint.variables import Variables
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.patches import Patches
 from .checkpointer import Checkpointer
 from .steps import Loader, Steps
-from .training_objects import Made
+from .training_objects import TrainingObjects
 
 
 class Resuming(Steps):
@@ -26,7 +26,9 @@ class Resuming(Steps):
 
     _signals = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, setting: Setting, made: Made, namespace: dict[str, Any], patience: float) -> None:
+    def __init__(
+        self, setting: ParallelContext, made: TrainingObjects, namespace: dict[str, Any], patience: float
+    ) -> None:
         super().__init__(setting.say, patience)
         self._made, self._namespace = made, namespace
         self._checkpointer = Checkpointer(setting)

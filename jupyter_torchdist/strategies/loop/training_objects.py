@@ -32,7 +32,7 @@ _LABELS = {torch.amp.GradScaler: "scaler"}
 _KEPT = ("model", "optimizer", "scheduler", "generator", "stateful")
 
 
-class Made:
+class TrainingObjects:
     """Models, optimizers, schedulers, scalers, generators and loaders of a cell.
 
     They are called as the cell calls them at its top level; what has no name there (it lives in a function) is numbered

@@ -29,7 +29,7 @@ from ..analysis.rules import IGNORED, ONE_SAMPLE, RANDOM, SYNCHRONISE
 from ..analysis.slices import Slices
 from ..analysis.verdicts import Judgement, Verdict
 from ..step.batch_consistency import Print
-from ..step.ways import Added, Joined, Way
+from ..step.ways import AddedParts, JoinedRows, Way
 
 STEPS = 2
 """The second shows what was carried over from the first."""
@@ -100,11 +100,11 @@ class LoopWatch:
     """The watched steps of one loop. ``reason`` is why the batch stays whole, in words; None as long as it need not."""
 
     constants: tuple[float, ...] = ()
-    claimed: Added | None = None
+    claimed: AddedParts | None = None
     """How losses are joined, by the user's word: they are not judged."""
     reason: str | None = None
     steps: int = 0
-    losses: Added | None = None
+    losses: AddedParts | None = None
     forms: set[tuple[str, ...]] = field(default_factory=set)
     """Of the losses that were judged."""
     seen: Print = field(default_factory=list)
@@ -189,11 +189,11 @@ class LoopWatch:
         if len(ways) != len(outputs):
             self.object("the model was called with a batch that cannot be divided")
         for output, way in zip(outputs, ways, strict=False):
-            if isinstance(way, Joined) and way.turns:
+            if isinstance(way, JoinedRows) and way.turns:
                 self.object("an output of the model has its samples in turns")
-            elif isinstance(way, Joined):
+            elif isinstance(way, JoinedRows):
                 self._tracker.returned(output, self._samples, way.dim)
-            elif isinstance(way, Added):
+            elif isinstance(way, AddedParts):
                 self._tracker.reduced(output, self._samples, mean=way.mean)
                 self._counted |= way.counted
 
@@ -246,18 +246,18 @@ class LoopWatch:
             self.object(f"{_place(frame)} reads the number of samples")
 
 
-def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> Added | None:
+def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> AddedParts | None:
     """How the ranks' values of a loss are joined; None where they cannot be. ``counted``: the model made the mean."""
     if verdict.judgement is Judgement.SUM:
-        return Added(mean=False)
+        return AddedParts(mean=False)
     if verdict.judgement in (Judgement.MEAN, Judgement.RATIO):
         divisor = divisor_of(loss)
         if counted:
-            return Added(mean=True, counted=True)
+            return AddedParts(mean=True, counted=True)
         if divisor is not None and verdict.weight is not None and float(divisor) == float(verdict.weight):
-            return Added(mean=True, counted=True)
+            return AddedParts(mean=True, counted=True)
         if verdict.judgement is Judgement.MEAN and IGNORED not in verdict.notes:
-            return Added(mean=True)
+            return AddedParts(mean=True)
     return None
 
 

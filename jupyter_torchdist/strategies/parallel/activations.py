@@ -12,10 +12,10 @@ from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from ...torch_private.places import checkpoint_in_place
 from ..core import blocks
-from ..core.context import Setting
+from ..core.context import ParallelContext
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model without blocks to checkpoint."""
     if not of(model, setting):
         raise StrategyError(
@@ -24,13 +24,13 @@ def check(model: nn.Module, setting: Setting) -> None:
         )
 
 
-def apply(model: nn.Module, setting: Setting) -> None:
+def apply(model: nn.Module, setting: ParallelContext) -> None:
     """Checkpoint every repeated block; dropout draws the same numbers again."""
     for block in of(model, setting):
         checkpoint_in_place(block)
 
 
-def of(model: nn.Module, setting: Setting) -> list[nn.Module]:
+def of(model: nn.Module, setting: ParallelContext) -> list[nn.Module]:
     """The repeated blocks, or the modules of the classes that ``transformer_layer_cls_to_wrap`` names."""
     names = chosen(setting.plan, "transformer_layer_cls_to_wrap")
     return blocks.of_classes(model, names) if names else blocks.repeated(model)

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from . import activations, fsdp
 
 _MARK = "_torchdist_compiled"
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Whatever cannot be compiled runs as it is: nothing to refuse."""
 
 
-def apply(model: nn.Module, setting: Setting) -> None:
+def apply(model: nn.Module, setting: ParallelContext) -> None:
     """Compile the repeated blocks, or the model and what is sharded by itself in it."""
     split = setting.plan.degree("tp") > 1
     dynamic = False if split else None  # torch.compile cannot follow DTensors whose shapes change: once for each shape

@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 from ...protocol.errors import StrategyError
 from ...torch_private.training import checkpointing
 from ..core import blocks, loading
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.patches import Patches
 from ..core.scatter import tensors_in
 from ..core.side_effects import Belongings
@@ -33,7 +33,7 @@ from .sequences import Tokens, around_forward, average_after_backward, hidden_in
 _OWN_ATTENTION = "use F.scaled_dot_product_attention in the blocks, or --strategy fsdp"
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model without one stack of repeated blocks, or with ``nn.MultiheadAttention``."""
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
@@ -56,7 +56,7 @@ def check(model: nn.Module, setting: Setting) -> None:
         )
 
 
-def apply(model: nn.Module, setting: Setting) -> None:
+def apply(model: nn.Module, setting: ParallelContext) -> None:
     """Divide the sequence within the blocks of ``model``; all ranks. They begin with rank 0's weights."""
     group, everybody = setting.mesh["cp"].get_group(), dist.group.WORLD
     assert everybody is not None

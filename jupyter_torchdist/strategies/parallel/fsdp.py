@@ -31,7 +31,7 @@ from ...protocol.strategy_options import chosen
 from ...torch_private.fully_shard import fsdp_around_outputs, fsdp_begin, fsdp_output_dtype, replicate_with_fsdp
 from ..core import blocks, loading
 from ..core.agreement import check_untouched
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.outputs import changed, closed, opened
 from ..core.ownership import INSTEAD_OF_A_COPY, own_class
 from ..core.scatter import map_tensors, tensors_in
@@ -48,7 +48,7 @@ SMALL = 64
 """Elements of a vector of the model itself that is left whole."""
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
     check_untouched(model)
     _check_plan(setting.plan)
@@ -56,7 +56,7 @@ def check(model: nn.Module, setting: Setting) -> None:
     _check_dtypes(model, setting.plan)
 
 
-def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] = ()) -> None:
+def apply(model: nn.Module, setting: ParallelContext, forward_methods: Collection[str] = ()) -> None:
     """Shard ``model`` in place; all ranks.
 
     ``forward_methods`` names methods beside ``forward`` that will be called on the model itself.
@@ -79,7 +79,7 @@ def apply(model: nn.Module, setting: Setting, forward_methods: Collection[str] =
         register_fsdp_forward_method(model, method)
 
 
-def shard_alone(model: nn.Module, setting: Setting) -> None:
+def shard_alone(model: nn.Module, setting: ParallelContext) -> None:
     """Shard a model without values, whose gradients nobody will use: nothing is sent, no number is read."""
     sharded = _shard(model, setting)
     _settle(model)
@@ -142,7 +142,7 @@ def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Mod
     return home
 
 
-def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
+def _shard(model: nn.Module, setting: ParallelContext) -> list[list[nn.Module]]:
     """Apply ``fully_shard`` bottom up: inner units first, the root last."""
     inner, last = _precision(setting.plan)
     shared: dict[str, Any] = {
@@ -160,7 +160,7 @@ def _shard(model: nn.Module, setting: Setting) -> list[list[nn.Module]]:
     return found
 
 
-def _wrap(target: Any, setting: Setting, reshard: bool | int | None, options: dict[str, Any]) -> None:
+def _wrap(target: Any, setting: ParallelContext, reshard: bool | int | None, options: dict[str, Any]) -> None:
     if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
         replicate_with_fsdp(target, mesh=_one_dimension(setting), **options)
     else:
@@ -188,13 +188,13 @@ def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _mesh(setting: Setting) -> DeviceMesh:
+def _mesh(setting: ParallelContext) -> DeviceMesh:
     if setting.plan.degree("dp_replicate") > 1:
         return setting.mesh["dp_replicate", "dp_shard"]
     return setting.mesh["dp_shard"]
 
 
-def _one_dimension(setting: Setting) -> DeviceMesh:
+def _one_dimension(setting: ParallelContext) -> DeviceMesh:
     for name, other in (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard")):
         if setting.plan.degree(other) == 1:
             return setting.mesh[name]
@@ -218,13 +218,13 @@ def _precision(plan: StrategyPlan) -> tuple[MixedPrecisionPolicy, MixedPrecision
     )
 
 
-def _offload(setting: Setting) -> OffloadPolicy:
+def _offload(setting: ParallelContext) -> OffloadPolicy:
     if not chosen(setting.plan, "cpu_offload"):
         return OffloadPolicy()
     return CPUOffloadPolicy(pin_memory=setting.device.type != "cpu")  # without an accelerator nothing can be pinned
 
 
-def _make_contiguous(model: nn.Module, setting: Setting) -> None:
+def _make_contiguous(model: nn.Module, setting: ParallelContext) -> None:
     """``fully_shard`` takes no other layout (channels-last weights): the values are the same in this one."""
     odd = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
     for parameter in model.parameters():
@@ -248,7 +248,7 @@ def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
     return scalars + [one for one in own if one.numel() <= SMALL]
 
 
-def _leave_whole(model: nn.Module, setting: Setting) -> None:
+def _leave_whole(model: nn.Module, setting: ParallelContext) -> None:
     """Their gradients are averaged."""
     whole = _left_whole(model, setting.plan)
     for parameter in whole:
@@ -279,7 +279,7 @@ def _settle(model: nn.Module) -> None:
     model.register_forward_hook(forget_after_evaluation)
 
 
-def _prefetch(sharded: list[list[nn.Module]], setting: Setting) -> None:
+def _prefetch(sharded: list[list[nn.Module]], setting: ParallelContext) -> None:
     """FSDP2 gathers ahead by itself on a GPU, one unit in backward; the options ask for it earlier, or not at all."""
     order = [group[0] for group in sharded]
     if chosen(setting.plan, "forward_prefetch"):

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
 from ...torch_private.tensors import unscale_all
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.dtensors import local
 from ..core.outputs import changed
 from .fsdp import DTYPES
@@ -26,7 +26,7 @@ _BEFORE = "_torchdist_forward"
 """What was set on a model itself as its forward, as torch.compile does; None for its class's."""
 
 
-def apply(model: nn.Module, setting: Setting) -> None:
+def apply(model: nn.Module, setting: ParallelContext) -> None:
     """Run the forward of ``model`` under autocast; its outputs are fp32, as a loss expects them."""
     dtype = DTYPES.get(setting.plan.precision)
     if dtype is None:
@@ -54,7 +54,7 @@ def revert(model: nn.Module) -> None:
         vars(model)["forward"] = before
 
 
-def explain(error: BaseException, setting: Setting) -> StrategyError | None:
+def explain(error: BaseException, setting: ParallelContext) -> StrategyError | None:
     """What an operation's refusal of half precision has to do with ``--precision``; None for any other error."""
     asked, kinds = setting.plan.precision, {"fp16": "Half", "bf16": "BFloat16"}
     if not isinstance(error, RuntimeError) or f"not implemented for '{kinds.get(asked)}'" not in str(error):

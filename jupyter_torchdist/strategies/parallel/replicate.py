@@ -17,13 +17,13 @@ from ...protocol.strategy_options import chosen
 from ...torch_private.places import replicate_in_place
 from ..core import loading
 from ..core.agreement import check_untouched
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.ownership import own_class
 from ..step.compression import powersgd_state
 from . import fsdp
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` for what DDP cannot do here."""
     check_untouched(model)
     if chosen(setting.plan, "comm_hook") == "bf16" and dist.get_backend(setting.data_group) == "gloo":
@@ -33,7 +33,7 @@ def check(model: nn.Module, setting: Setting) -> None:
         )
 
 
-def apply(model: nn.Module, setting: Setting) -> None:
+def apply(model: nn.Module, setting: ParallelContext) -> None:
     """Replicate ``model`` in place; all ranks. Parameters stay the same objects.
 
     They begin as rank 0's. A model without trained parameters needs nothing. Beside tensor parallelism, whose
@@ -60,13 +60,13 @@ def apply(model: nn.Module, setting: Setting) -> None:
     _compress(model, setting)
 
 
-def beside_tp(setting: Setting) -> Setting:
+def beside_tp(setting: ParallelContext) -> ParallelContext:
     """FSDP2's own way to replicate."""
     options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
     return replace(setting, plan=replace(setting.plan, options=options))
 
 
-def _compress(model: Any, setting: Setting) -> None:
+def _compress(model: Any, setting: ParallelContext) -> None:
     kind, group = chosen(setting.plan, "comm_hook"), setting.data_group
     if kind == "fp16":
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)

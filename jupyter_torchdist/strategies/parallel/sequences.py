@@ -17,7 +17,7 @@ from torch import nn
 from ...protocol.errors import StrategyError
 from ...torch_private.autograd import at_end_of_backward
 from ..core.ownership import INSTEAD_OF_A_COPY
-from ..core.scatter import Rows, cut_rows, join_rows, map_tensors, tensors_in
+from ..core.scatter import BatchShard, cut_rows, join_rows, map_tensors, tensors_in
 from ..step.gradients import AtEndOfBackward, average_gradients
 
 Forward = Callable[..., Any]
@@ -37,8 +37,8 @@ class Tokens:
         """Each rank has its part: they were cut, and not yet joined."""
 
     @property
-    def rows(self) -> Rows:
-        return Rows(self.length, self.group)
+    def rows(self) -> BatchShard:
+        return BatchShard(self.length, self.group)
 
     @property
     def part(self) -> int:

@@ -22,17 +22,17 @@ from ...protocol.strategy_options import chosen
 from ...torch_private.places import enable_custom_loss_ops
 from ..core import loading
 from ..core.agreement import check_untouched
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from . import tensor_sequence
 from .sequences import around_forward, no_view, refuse_copies
 from .tensor_inside import split_inside
-from .tensor_linear import Columns, Rows, entering, is_linear
+from .tensor_linear import ColwiseLinear, RowwiseLinear, entering, is_linear
 from .tensor_plan import Styles, styles_of, written_for_parts
 
 _OF_DDP = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook", "zero1")
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model that cannot be split as the plan says."""
     check_untouched(model)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
@@ -58,7 +58,7 @@ def check(model: nn.Module, setting: Setting) -> None:
         _check_loss(model, styles, setting)
 
 
-def apply(model: nn.Module, setting: Setting) -> None:
+def apply(model: nn.Module, setting: ParallelContext) -> None:
     """Split ``model`` in place over ``setting.mesh["tp"]``; all ranks. They begin with rank 0's weights."""
     mesh, everybody = setting.mesh["tp"], _everybody()
     styles = styles_of(model, setting)
@@ -81,7 +81,7 @@ def apply(model: nn.Module, setting: Setting) -> None:
         how = _style(style, module, inside=inside, local=local, split=name == head)
         if how is not None:
             parallelize_module(module, mesh, how, src_data_rank=None)
-            if not isinstance(how, (Columns, Rows)):
+            if not isinstance(how, (ColwiseLinear, RowwiseLinear)):
                 module.register_forward_hook(_without_views)
         elif style == "replicate":
             _replicate(module, mesh)
@@ -132,7 +132,7 @@ def _style(style: str, module: nn.Module, *, inside: bool, local: bool, split: b
         return RowwiseParallel(input_layouts=Replicate())
     if style == "rowwise" or (style == "colwise" and (inside or local)):
         if is_linear(module):
-            return Columns(use_local_output=local) if style == "colwise" else Rows()
+            return ColwiseLinear(use_local_output=local) if style == "colwise" else RowwiseLinear()
         return ColwiseParallel(use_local_output=local) if style == "colwise" else RowwiseParallel()
     if style in ("colwise", "gathered"):
         return ColwiseParallel(use_local_output=False) if split else ColwiseParallel(output_layouts=Replicate())
@@ -195,7 +195,7 @@ def _settle_gradients(model: nn.Module) -> None:
             parameter.register_post_accumulate_grad_hook(settle)  # type: ignore[no-untyped-call]
 
 
-def _check_loss(model: nn.Module, styles: Styles, setting: Setting) -> None:
+def _check_loss(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
     if setting.data_ranks > 1:
         raise StrategyError(
             "loss_parallel hands the cell logits that stay split over tp; those of several data ranks cannot be joined",

@@ -28,7 +28,7 @@ def is_linear(module: nn.Module) -> bool:
     return type(module).forward is nn.Linear.forward and "forward" not in vars(module)
 
 
-class Columns(ColwiseParallel):
+class ColwiseLinear(ColwiseParallel):
     """For linear layers: takes a whole tensor, gives this rank's part of the last dimension."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -49,7 +49,7 @@ class Columns(ColwiseParallel):
         return module
 
 
-class Rows(RowwiseParallel):
+class RowwiseLinear(RowwiseParallel):
     """For linear layers: takes this rank's part of the last dimension, gives a whole tensor."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

@@ -20,7 +20,7 @@ from torch import nn
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from ..core import blocks
-from ..core.context import Setting
+from ..core.context import ParallelContext
 
 Styles = dict[str, str]
 """By the names of modules."""
@@ -41,7 +41,7 @@ _HUGGING_FACE = {
 }
 
 
-def styles_of(model: nn.Module, setting: Setting) -> Styles:
+def styles_of(model: nn.Module, setting: ParallelContext) -> Styles:
     """The style of every layer that is split. Raises ``StrategyError`` where there is none, or cannot be."""
     asked = chosen(setting.plan, "tp_plan")
     if asked != "auto":
@@ -76,7 +76,7 @@ def matched(model: nn.Module, patterns: Mapping[str, str]) -> Styles:
     return found
 
 
-def written_for_parts(model: nn.Module, setting: Setting) -> bool:
+def written_for_parts(model: nn.Module, setting: ParallelContext) -> bool:
     """Whether the model's code takes what a rank has of its heads: one with a plan of its own (Transformers) does."""
     return chosen(setting.plan, "tp_plan") == "auto" and bool(_own_plan(model))
 

@@ -13,12 +13,12 @@ from torch import nn
 from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from ..core import blocks
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from .sequences import Tokens, around_forward, average_after_backward, hidden_in
 from .tensor_plan import Styles
 
 
-def check(model: nn.Module, styles: Styles, setting: Setting) -> None:
+def check(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` where the split layers are no modules of their own within repeated blocks."""
     found = blocks.repeated(model)
     if not found:
@@ -37,7 +37,7 @@ def check(model: nn.Module, styles: Styles, setting: Setting) -> None:
             )
 
 
-def apply(model: nn.Module, styles: Styles, setting: Setting) -> None:
+def apply(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
     """Divide the sequence between the split layers of ``model``, and within layers of style ``sequence``."""
     group = setting.mesh["tp"].get_group()
     alone = [model.get_submodule(name) for name, style in styles.items() if style == "sequence"]

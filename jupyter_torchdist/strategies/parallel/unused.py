@@ -23,10 +23,10 @@ from ...torch_private.fully_shard import (
     fsdp_reduce_unused,
     fsdp_states,
 )
-from ..core.context import Setting
+from ..core.context import ParallelContext
 
 
-def agree_on_use(model: nn.Module, setting: Setting) -> None:
+def agree_on_use(model: nn.Module, setting: ParallelContext) -> None:
     """Make gradients of a sharded ``model`` those of one device, whichever ranks use which parameter.
 
     Costs one all-reduce of a byte a parameter at the end of each backward, for which only ranks wait that have left a
@@ -44,7 +44,7 @@ def agree_on_use(model: nn.Module, setting: Setting) -> None:
 class Use:
     """Which parameters this rank has used since gradients were last summed."""
 
-    def __init__(self, groups: list[Any], setting: Setting, fill: Callable[[Any], None] | None) -> None:
+    def __init__(self, groups: list[Any], setting: ParallelContext, fill: Callable[[Any], None] | None) -> None:
         """``fill``: gives what a rank has left out of a group the zeros that are reduced for it."""
         self.groups, self.setting, self._fill = groups, setting, fill
         self.parameters = [p for group in groups for p in group.fsdp_params if p.sharded_param.requires_grad]

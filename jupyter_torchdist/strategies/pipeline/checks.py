@@ -14,14 +14,14 @@ from ...protocol.errors import StrategyError
 from ...protocol.strategy_options import chosen
 from ...torch_private.places import BatchNorm
 from ..core.agreement import check_not_scripted, check_untouched
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.patches import Patches
 from .schedules import WHOLE_FORWARD
 
 _WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
 
 
-def check(model: nn.Module, setting: Setting, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+def check(model: nn.Module, setting: ParallelContext, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
     """Raise ``StrategyError`` for a model, plan or optimizer that a pipeline cannot do right."""
     check_untouched(model)
     for dimension in ("dp_shard", "tp", "cp"):
@@ -82,6 +82,6 @@ def no_reentrant_checkpoints() -> Iterator[None]:
         patches.undo()
 
 
-def microbatches(setting: Setting) -> int:
+def microbatches(setting: ParallelContext) -> int:
     """Parts of a batch: what is said, or as many as stages."""
     return int(chosen(setting.plan, "microbatches") or setting.plan.degree("pp"))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...torch_private.places import FakeTensorMode
 from .flow import Flow
-from .schedules import Layout
+from .schedules import StageLayout
 from .wires import Wires
 
 
@@ -18,7 +18,7 @@ class StagedModel(Protocol):
     """A model that is divided into stages; ``stages.Pipeline`` is one."""
 
     root: nn.Module
-    layout: Layout
+    layout: StageLayout
     wires: Wires
     within: Callable[[], AbstractContextManager[None]]
     """Forwards and backwards are done within it."""

@@ -67,7 +67,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Step:
+class FlowStep:
     """One operation outside of units, or one call of a unit, and the numbers of its results."""
 
     name: str
@@ -86,7 +86,7 @@ class _Passed:
 class Flow:
     """All steps of a forward with inputs of one kind."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[FlowStep] = field(default_factory=list)
     entering: list[list[Value]] = field(default_factory=list)
     """For each stage what it receives."""
     outputs: Any = None
@@ -205,7 +205,7 @@ class Planner(TorchFunctionMode):
         if stage == ALWAYS and (func.__name__ in _RANDOM or any(isinstance(t, nn.Parameter) for t in used)):
             stage = 0
         if stage == ALWAYS:
-            self.flow.steps.append(Step(func.__name__, ALWAYS))
+            self.flow.steps.append(FlowStep(func.__name__, ALWAYS))
             return func(*args, **kwargs)
         self._use(used, stage)
         result = self._fakes.run(self._noting(func), args, kwargs)
@@ -215,7 +215,7 @@ class Planner(TorchFunctionMode):
                 f"the model's forward writes into one of its inputs or buffers ({func.__name__})",
                 "write into a copy: a pipeline's stages have each their own",
             )
-        self.flow.steps.append(Step(func.__name__, stage, self._number(made, stage)))
+        self.flow.steps.append(FlowStep(func.__name__, stage, self._number(made, stage)))
         return result
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -240,7 +240,7 @@ class Planner(TorchFunctionMode):
         finally:
             self._inside = False
         new = [tensor for tensor in tensors_in(outputs) if id(tensor) not in places]
-        self.flow.steps.append(Step(f"unit {number}", stage, self._number(new, stage), template))
+        self.flow.steps.append(FlowStep(f"unit {number}", stage, self._number(new, stage), template))
         return outputs
 
     def _noting(self, function: Call) -> Call:
@@ -338,7 +338,7 @@ class StageRun(TorchFunctionMode):
             if above:
                 push_function_mode(self)
 
-    def _unit(self, step: Step, silent: bool, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _unit(self, step: FlowStep, silent: bool, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = tensors_in(args)
         if kwargs:
             given += tensors_in(kwargs)
@@ -364,13 +364,13 @@ class StageRun(TorchFunctionMode):
         self._check_real(tensors_in(outputs), "the end")
         return outputs
 
-    def _step(self, name: str) -> Step:
+    def _step(self, name: str) -> FlowStep:
         if self._next >= len(self._flow.steps) or self._flow.steps[self._next].name != name:
             raise OTHER_PATH
         self._next += 1
         return self._flow.steps[self._next - 1]
 
-    def _noted(self, result: Any, step: Step, made: Sequence[Tensor]) -> Any:
+    def _noted(self, result: Any, step: FlowStep, made: Sequence[Tensor]) -> Any:
         """The result, with what was received in its place; what is to be passed on is kept."""
         if not self._received.keys().isdisjoint(step.numbers):
             numbers = {id(tensor): number for tensor, number in zip(made, step.numbers, strict=False)}

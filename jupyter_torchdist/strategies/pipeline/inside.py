@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ...protocol.errors import StrategyError
 from ..analysis.numerals import user_place
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.outputs import closed
 from ..core.rng import OwnStream, as_then, present, undone
 from ..core.scatter import map_tensors
-from ..step.deferred import Deferred, Record
+from ..step.deferred import Deferred, OperationRecord
 from .contract import StagedModel
 from .loss import Graph, Parts, graph_of, proved, weight_of
 from .passage import SPENT, Passage
@@ -37,7 +37,7 @@ _BY_SCHEDULE, _TO_BE_PROVED, _AT_ONCE = range(3)
 class Inside:
     """Of one pipeline."""
 
-    def __init__(self, pipeline: StagedModel, setting: Setting) -> None:
+    def __init__(self, pipeline: StagedModel, setting: ParallelContext) -> None:
         self.pipeline, self._say = pipeline, setting.say
         self._name = pipeline.layout.schedule
         self._known: dict[Hashable, Parts] = {}
@@ -55,7 +55,7 @@ class Inside:
             return self._whole(passage, "an input of the model asks for a gradient")
         if not any(passage.requires_grad()):
             return passage.outputs()
-        step = Step(self, passage, orders)
+        step = LossStep(self, passage, orders)
         each = iter(step.record.outputs)
         return closed(map_tensors(passage.microbatches[0].flow.outputs, lambda _: next(each)))
 
@@ -97,7 +97,7 @@ class Inside:
         return bool(flow.draws)
 
 
-class Step:
+class LossStep:
     """One passage whose backward is mixed with its forward, or both one after the other."""
 
     def __init__(self, inside: Inside, passage: Passage, orders: Orders) -> None:
@@ -110,7 +110,7 @@ class Step:
         self._called = self._state()
         kind = self._pipeline.wires.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        self.record = Record(self, self._fakes(), self._pipeline.fake_mode, self._pipeline.wires.device)
+        self.record = OperationRecord(self, self._fakes(), self._pipeline.fake_mode, self._pipeline.wires.device)
         self._value, self._weight, self._unit = 0.0, 0.0, 0.0
 
     def _fakes(self) -> list[Tensor]:

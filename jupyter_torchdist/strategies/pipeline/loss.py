@@ -21,8 +21,8 @@ from ..analysis.divisors import Parted, divisor_of
 from ..analysis.rules import IGNORED
 from ..analysis.verdicts import judged
 from ..loop.watching import way_of
-from ..step.deferred import Deferred, External, Node, Record, Ref, mapped
-from ..step.ways import Added, Joined, Way
+from ..step.deferred import Deferred, External, Node, OperationRecord, Ref, mapped
+from ..step.ways import AddedParts, JoinedRows, Way
 
 _MOST_ASSIGNMENTS = 16
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -65,7 +65,7 @@ class Graph:
 class Parts:
     """How a loss is made of those of microbatches, and which externals are cut with the rows."""
 
-    way: Added
+    way: AddedParts
     cut: frozenset[int]
 
     def externals(self, graph: Graph, rows: slice, total: int) -> list[Tensor]:
@@ -96,7 +96,7 @@ def _note_divisor(node: Node, values: dict[int, Tensor], externals: Sequence[Ten
     values[number] = Parted.of(values[number], divisor_of(plain[number]), ())
 
 
-def graph_of(record: Record, loss: Deferred, outputs: int) -> Graph:
+def graph_of(record: OperationRecord, loss: Deferred, outputs: int) -> Graph:
     """What of a record leads to the loss of a model with so many outputs."""
     wanted = {loss.number}
     nodes: list[Node] = []
@@ -122,9 +122,9 @@ def proved(graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], rows: S
     reason = ""
     for cut in itertools.islice(_assignments(graph, rows[-1].stop), _MOST_ASSIGNMENTS):
         found = _followed(graph, outputs, ways, cut, rows[-1].stop)
-        if isinstance(found, Added):
+        if isinstance(found, AddedParts):
             # A function of torch's may divide its sum by a size that nothing shows (of targets that are shares).
-            for way in (found,) if found.mean else (found, Added(mean=True)):
+            for way in (found,) if found.mean else (found, AddedParts(mean=True)):
                 if _holds(graph, parts := Parts(way, cut), outputs, ways, rows):
                     return parts
             found = "its value or its slope is not made of those of the microbatches"
@@ -149,7 +149,7 @@ def _rows(tensor: Tensor, rows: slice, total: int) -> Tensor:
 
 def _followed(
     graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], cut: frozenset[int], total: int
-) -> Added | str:
+) -> AddedParts | str:
     """What the tracker says of the loss."""
     tracker, graph = BatchwiseTracker(total=total), replace(graph, nodes=tuple(map(_sharp, graph.nodes)))
     leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in outputs]
@@ -157,9 +157,9 @@ def _followed(
     with torch.enable_grad(), tracker:
         tracker.enters((), total)
         for place, (leaf, way) in enumerate(zip(leaves, ways, strict=True)):
-            if isinstance(way, Joined):
+            if isinstance(way, JoinedRows):
                 tracker.returned(leaf, total, way.dim)
-            elif isinstance(way, Added):
+            elif isinstance(way, AddedParts):
                 tracker.reduced(leaf, total, mean=way.mean)
                 leaves[place] = Parted.of(leaf, torch.ones(()), ()) if way.counted else leaf
         for place in cut:
@@ -177,12 +177,12 @@ def _followed(
 
 
 def _counted(way: Way) -> bool:
-    return isinstance(way, Added) and way.counted
+    return isinstance(way, AddedParts) and way.counted
 
 
 def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence[Way], rows: Sequence[slice]) -> bool:
     """Values and slopes of the whole and of its parts. Of losses within the model there are no parts to be held."""
-    if any(isinstance(ways[number], Added) for number in graph.outputs):
+    if any(isinstance(ways[number], AddedParts) for number in graph.outputs):
         return True
     whole, slopes = _with_slopes(graph, outputs, graph.externals)
     total, values, weights, parted = rows[-1].stop, [], [], []
@@ -199,14 +199,14 @@ def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence
         return False
     for number in graph.outputs:
         way = ways[number]
-        if isinstance(way, Joined):
+        if isinstance(way, JoinedRows):
             pieces = [own[number] * (weight / divisor) for weight, own in zip(weights, parted, strict=True)]
             if not _alike(torch.cat(pieces, way.dim), slopes[number], outputs[number].dtype):
                 return False
     return True
 
 
-def weight_of(loss: Tensor, way: Added, rows: slice, total: int) -> float | Tensor:
+def weight_of(loss: Tensor, way: AddedParts, rows: slice, total: int) -> float | Tensor:
     """What a microbatch's loss counts with; means are to be divided by the sum of their weights."""
     if not way.mean:
         return 1.0
@@ -218,7 +218,7 @@ def weight_of(loss: Tensor, way: Added, rows: slice, total: int) -> float | Tens
 
 
 def _part_of(output: Tensor, way: Way, rows: slice, total: int) -> Tensor:
-    if not isinstance(way, Joined):
+    if not isinstance(way, JoinedRows):
         return output
     each = output.size(way.dim) // total
     return output.narrow(way.dim, rows.start * each, (rows.stop - rows.start) * each)

@@ -18,7 +18,7 @@ from ..analysis.leftovers import no_trace
 from ..core.outputs import closed
 from ..core.rng import OwnStream
 from ..core.scatter import map_tensors, tensors_in, weighed
-from ..step.ways import Added, Joined, Way
+from ..step.ways import AddedParts, JoinedRows, Way
 from .contract import StagedModel
 from .flow import OTHER_PATH
 from .run import Microbatch, Pairs, Work
@@ -122,7 +122,7 @@ class Passage:
         way = self.ways[place] if self.ways is not None else None
         fakes = [self.fakes(one.number)[place] for one in self.microbatches]
         shape = list(fakes[0].shape)
-        if isinstance(way, Joined):
+        if isinstance(way, JoinedRows):
             shape[way.dim] = sum(fake.size(way.dim) for fake in fakes)
         return shape, torch.float32 if self._widened(fakes[0].dtype) else fakes[0].dtype
 
@@ -145,18 +145,18 @@ class Passage:
         weights = self._weights(place, way)
         for one, weight in zip(self.microbatches, weights, strict=True):
             one.weights.append(weight)
-        if isinstance(way, Joined):
+        if isinstance(way, JoinedRows):
             return torch.cat([part.detach() for part in parts], way.dim)
-        if isinstance(way, Added):
+        if isinstance(way, AddedParts):
             return torch.stack([weighed(part.detach(), one) for part, one in zip(parts, weights, strict=True)]).sum(0)
         return parts[0]
 
     def _counts_targets(self, place: int) -> bool:
         way = self.ways[place] if self.ways is not None else None
-        return isinstance(way, Added) and way.counted and torch.is_grad_enabled()
+        return isinstance(way, AddedParts) and way.counted and torch.is_grad_enabled()
 
     def _weights(self, place: int, way: Way | None) -> list[float | Tensor]:
-        if not isinstance(way, Added) or not way.mean:
+        if not isinstance(way, AddedParts) or not way.mean:
             return [1.0] * len(self.microbatches)
         if not self._counts_targets(place):
             return [(one.rows.stop - one.rows.start) / self.total for one in self.microbatches]
@@ -213,9 +213,9 @@ class Passage:
             if grad is None or not output.requires_grad:
                 continue
             way = self.ways[place] if self.ways is not None else None
-            if isinstance(way, Joined):
+            if isinstance(way, JoinedRows):
                 grad = grad.narrow(way.dim, *self.rows_of(one, place, way))
-            elif isinstance(way, Added):
+            elif isinstance(way, AddedParts):
                 grad = grad * one.weights[place]
             elif one.number:
                 continue  # nothing of the batch is in it: the first microbatch's stands for all
@@ -223,7 +223,7 @@ class Passage:
         one.outputs = []
         return pairs
 
-    def rows_of(self, one: Microbatch, place: int, way: Joined) -> tuple[int, int]:
+    def rows_of(self, one: Microbatch, place: int, way: JoinedRows) -> tuple[int, int]:
         """Where a microbatch's rows begin in an output of the whole batch, and how many they are."""
         sizes = [self.fakes(other.number)[place].size(way.dim) for other in self.microbatches]
         return sum(sizes[: one.number]), sizes[one.number]

@@ -69,7 +69,7 @@ Orders = Sequence[Sequence[Action]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class StageLayout:
     """``stages`` of a model on ``ranks``."""
 
     schedule: str
@@ -128,7 +128,7 @@ def stages_a_rank(schedule: str, ranks: int, balance: Any, marked: int) -> int:
     return each
 
 
-def messages(layout: Layout, order: Sequence[Action], receiver: int) -> Iterator[tuple[int, Action]]:
+def messages(layout: StageLayout, order: Sequence[Action], receiver: int) -> Iterator[tuple[int, Action]]:
     """What one rank sends another, in order: after how many of its actions, and which action needs it."""
     for done, action in enumerate(order, 1):
         needed = _next(layout, action)
@@ -143,7 +143,7 @@ def taken(order: Sequence[Action]) -> Iterator[Action]:
             yield replace(action, kind=Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD)
 
 
-def _next(layout: Layout, action: Action) -> Action | None:
+def _next(layout: StageLayout, action: Action) -> Action | None:
     """The action of a neighbouring stage that waits for what this one makes; for a backward in parts its first one."""
     if action.kind is Kind.FORWARD and action.stage + 1 < layout.stages:
         return Action(Kind.FORWARD, action.stage + 1, action.microbatch)
@@ -153,7 +153,7 @@ def _next(layout: Layout, action: Action) -> Action | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _inside(layout: Layout, microbatches: int) -> Orders:
+def _inside(layout: StageLayout, microbatches: int) -> Orders:
     if layout.schedule == "1f1b":
         return [_one_forward_one_backward(rank, layout.ranks, microbatches) for rank in range(layout.ranks)]
     from torch.distributed.pipelining import schedules  # takes seconds: torch's tracer comes with it

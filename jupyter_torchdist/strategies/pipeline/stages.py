@@ -33,7 +33,7 @@ from ...torch_private.places import (
 )
 from ..analysis.leftovers import no_trace
 from ..core import loading
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.ownership import own_class
 from ..core.patches import Patches
 from ..core.rng import undone
@@ -49,7 +49,7 @@ from .flow import Fakes, Flow, Planner, StageRun
 from .inside import Inside
 from .kept import hand_out, kept, left_behind, owner_of
 from .passage import Passage
-from .schedules import WHOLE_FORWARD, Layout, stages_a_rank
+from .schedules import WHOLE_FORWARD, StageLayout, stages_a_rank
 from .trial import in_one_piece, ways_of_microbatches
 from .units import Units, assigned, clock, marked, measured
 from .wires import Wires
@@ -71,7 +71,7 @@ class Pipeline:
     def __init__(
         self,
         root: nn.Module,
-        setting: Setting,
+        setting: ParallelContext,
         samples: Callable[[], int | None] = lambda: None,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -80,7 +80,7 @@ class Pipeline:
         self.group = setting.mesh["pp"].get_group()
         self.rank, ranks = self.group.rank(), self.group.size()
         schedule, balance = chosen(setting.plan, "schedule"), chosen(setting.plan, "balance")
-        self.layout = Layout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
+        self.layout = StageLayout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
         self.wires = Wires(setting)
         self._original = root.forward
         self._units = Units(root, self.layout.stages)
@@ -447,6 +447,6 @@ def _specification(values: Any) -> str:
     return repr(map_tensors(values, lambda t: (t.shape, t.dtype, t.requires_grad)))  # type: ignore[arg-type,return-value]
 
 
-def _autocast(setting: Setting) -> tuple[Any, ...]:
+def _autocast(setting: ParallelContext) -> tuple[Any, ...]:
     kind = setting.device.type
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

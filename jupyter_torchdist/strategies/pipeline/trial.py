@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.scatter import tensors_in
 from ..step.divided import Divider, Refused, agreed
 from ..step.placing import in_front
@@ -54,7 +54,7 @@ class _Trial(Divider):
 def ways_of_microbatches(
     forward: Callable[..., Any],
     root: nn.Module,
-    setting: Setting,
+    setting: ParallelContext,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     samples: int | None,
@@ -78,7 +78,7 @@ def ways_of_microbatches(
     return found
 
 
-def in_one_piece(root: nn.Module, setting: Setting, reason: str) -> None:
+def in_one_piece(root: nn.Module, setting: ParallelContext, reason: str) -> None:
     """Say why batches are not cut. Raises ``StrategyError`` where ``-O microbatches`` asks for it."""
     if "microbatches" in setting.plan.options and microbatches(setting) > 1:
         raise StrategyError(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.scatter import map_tensors
 
 COPIED = 1 << 20
@@ -40,7 +40,7 @@ class Wires:
     ranks that both send first would wait for each other.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ParallelContext) -> None:
         self.group, self.device = setting.mesh["pp"].get_group(), setting.device
         self.rank, self.ranks = self.group.rank(), self.group.size()
         self._down = _same_ranks(setting)
@@ -160,7 +160,7 @@ class Wires:
         return found
 
 
-def _same_ranks(setting: Setting) -> dist.ProcessGroup:
+def _same_ranks(setting: ParallelContext) -> dist.ProcessGroup:
     """A second group of this pipeline's ranks. All ranks of the job call it."""
     names = setting.mesh.mesh_dim_names or ()
     along = setting.mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, setting.plan.degree("pp"))

@@ -33,7 +33,7 @@ from ..core.scatter import map_tensors, tensors_in
 from ..core.side_effects import is_users_own
 from .dtensor_data import DATA
 from .unsharded import groups_of, units_in
-from .writable_views import Piece
+from .writable_views import WritableView
 
 
 def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
@@ -161,7 +161,9 @@ class Lent:
             part = full
             if isinstance(parameter, DTensor):
                 part = dtensors.divided_as(full, parameter)
-            if isinstance(parameter, Piece) or not torch.equal(dtensors.local(part), was):  # of a piece all ranks speak
+            if isinstance(parameter, WritableView) or not torch.equal(
+                dtensors.local(part), was
+            ):  # of a piece all ranks speak
                 parameter.copy_(part)
 
 

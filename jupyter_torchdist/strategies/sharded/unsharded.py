@@ -84,7 +84,7 @@ def groups_of(units: Iterable[FSDPModule]) -> Iterator[FSDPParamGroup]:
         yield from fsdp_groups(fsdp_state(unit))
 
 
-class Gathered:
+class Unsharded:
     """``models`` are those of the job; more may come. Every rank does the same at the same time."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:

@@ -1,8 +1,8 @@
 """Views of a sharded tensor, in the cell's hands: ``weight[0].zero_()``, ``p.grad[:4] *= 2``, ``chunk``, ``diagonal``.
 
 Along a sharded dimension DTensor gathers what it gives, so its "view" is a copy, and what a cell writes to it is lost
-without a word. Here such a copy is a ``Piece``: it gives its tensor what is written to it, and looks again where its
-tensor has changed. All ranks do so at the same time, as all of them run the cell.
+without a word. Here such a copy is a ``WritableView``: it gives its tensor what is written to it, and looks again where
+its tensor has changed. All ranks do so at the same time, as all of them run the cell.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def _named(names: Sequence[str]) -> Iterator[Any]:
         yield getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-class Piece(DTensor):
+class WritableView(DTensor):
     """A gathered part of ``torchdist_source.tensor``, as that is when it is read, and written to as it is."""
 
-    torchdist_source: Source
+    torchdist_source: ViewedStorage
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = {id(one): one for one in tensors_in((args, kwargs or {})) if isinstance(one, Piece)}
+        given = {id(one): one for one in tensors_in((args, kwargs or {})) if isinstance(one, WritableView)}
         for piece in given.values():
             piece.torchdist_source.look()
         shells = {key: _shell(piece) for key, piece in given.items()}
@@ -89,22 +89,22 @@ class Piece(DTensor):
 
 
 def following(handlers: dict[Any, Handler]) -> dict[Any, Handler]:
-    """``handlers``, and for all other operations those that ask ``Piece``, where DTensor does not."""
+    """``handlers``, and for all other operations those that ask ``WritableView``, where DTensor does not."""
     if dtensor_dispatches_subclasses():
         return handlers
     return {operation: partial(_follow, handlers.get(operation)) for operation in aten_operations()}
 
 
 def _follow(ours: Handler | None, operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    if any(isinstance(one, Piece) for one in tensors_in((args, kwargs))):
-        return Piece.__torch_dispatch__(operation, (), args, kwargs)
+    if any(isinstance(one, WritableView) for one in tensors_in((args, kwargs))):
+        return WritableView.__torch_dispatch__(operation, (), args, kwargs)
     if ours is None:
         return as_ever(operation, args, kwargs, partial(_follow, None))
     return ours(operation, args, kwargs)
 
 
 @dataclass
-class Source:
+class ViewedStorage:
     """``piece`` is ``operation(tensor, *args, **kwargs)``, or what is at ``place`` in it."""
 
     tensor: DTensor
@@ -118,7 +118,7 @@ class Source:
 
     def look(self) -> None:
         """What the tensor is now, where it was written to."""
-        if isinstance(self.tensor, Piece):
+        if isinstance(self.tensor, WritableView):
             self.tensor.torchdist_source.look()
         if self.version != self.tensor._version:
             self.version = self.tensor._version
@@ -132,7 +132,7 @@ class Source:
             fill(self.tensor, full)
         increment_version(self.tensor)
         self.version = self.tensor._version
-        if isinstance(self.tensor, Piece):
+        if isinstance(self.tensor, WritableView):
             self.tensor.torchdist_source.write()
 
     def _of(self, full: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def _view(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         for place, one in enumerate(made if several else [made]):
             if not _share_memory(one, tensor):
                 at = place if several else None
-                _become_piece(one, Source(tensor, operation, args[1:], kwargs, at, _shell(one), tensor._version))
+                _become_piece(one, ViewedStorage(tensor, operation, args[1:], kwargs, at, _shell(one), tensor._version))
     return made
 
 
@@ -195,12 +195,12 @@ def _leaves_ranks_empty(tensor: DTensor) -> bool:
     )
 
 
-def _followed(made: Tensor, pieces: Sequence[tuple[DTensor, Piece]]) -> Tensor:
+def _followed(made: Tensor, pieces: Sequence[tuple[DTensor, WritableView]]) -> Tensor:
     """What an operation on shells of pieces gave: one of the pieces, a view of one, or something new."""
     for shell, piece in pieces:
         if made is shell:
             return piece
-        if isinstance(made, Piece):
+        if isinstance(made, WritableView):
             if made.torchdist_source.tensor is shell:
                 made.torchdist_source.tensor = piece
         elif isinstance(made, DTensor) and _share_memory(made, piece):
@@ -208,8 +208,8 @@ def _followed(made: Tensor, pieces: Sequence[tuple[DTensor, Piece]]) -> Tensor:
     return made
 
 
-def _become_piece(tensor: DTensor, source: Source) -> None:
-    tensor.__class__ = Piece
+def _become_piece(tensor: DTensor, source: ViewedStorage) -> None:
+    tensor.__class__ = WritableView
     tensor.torchdist_source = source  # type: ignore[attr-defined]
 
 

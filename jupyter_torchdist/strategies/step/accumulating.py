@@ -24,16 +24,16 @@ from ...protocol.errors import StrategyError
 from ...protocol.strategy import StrategyPlan
 from ...torch_private.places import BatchNorm
 from ..analysis.divisors import Parted, divisor_of, form_of
-from ..core.context import Setting
-from ..core.scatter import Rows, map_tensors, tensors_in, weighed
-from .ways import Added, Joined, Way
+from ..core.context import ParallelContext
+from ..core.scatter import BatchShard, map_tensors, tensors_in, weighed
+from .ways import AddedParts, JoinedRows, Way
 
 Run = Callable[..., Any]
 
 HINT = "leave --grad-accumulation out; --activation-checkpointing saves memory within each block of the model"
 
 
-def check(model: nn.Module, setting: Setting) -> None:
+def check(model: nn.Module, setting: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model whose parts would not give what its whole batch gives."""
     if _parts(setting.plan) == 1:
         return
@@ -103,7 +103,7 @@ class Accumulation:
         kwargs: dict[str, Any],
         ways: Sequence[Way],
         cut: Sequence[bool],
-        share: Rows,
+        share: BatchShard,
     ) -> Any:
         """``forward(*args, **kwargs)``, where ``cut`` tells which of its tensors have the rank's rows of ``share``.
 
@@ -262,9 +262,9 @@ def _joined(
     weights: Sequence[float],
 ) -> torch.Tensor:
     """The whole's output, as ``divided`` makes one of those of the ranks."""
-    if isinstance(way, Joined):
+    if isinstance(way, JoinedRows):
         return torch.cat(list(values), way.dim)
-    if not isinstance(way, Added):
+    if not isinstance(way, AddedParts):
         return values[0]
     if not way.mean:
         return torch.stack(list(values)).sum(0)

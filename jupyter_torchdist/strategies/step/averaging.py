@@ -29,7 +29,7 @@ from ..core.ownership import OURS
 from .compression import Compression
 from .early import Early
 from .gradients import SPARSE, UNUSED, average_sparse, used_somewhere
-from .layout import CARGO, Bucket, Layout
+from .layout import CARGO, Bucket, BucketLayout
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Averaging:
         self._seen: set[nn.Parameter] = set()  # dense gradients have come to them, on some rank
         self._sparse: set[nn.Parameter] = set()
         self._others: list[nn.Parameter] = []
-        self._layout: Layout | None = None
+        self._layout: BucketLayout | None = None
         self._begun = self._summed = self._kept = False
         self._cargo: list[float] = []
         self.carried: list[float] = []
@@ -208,7 +208,7 @@ class Averaging:
         self._layout = None
         if known:
             counted = not self._how.static
-            self._layout = Layout(known, self._how.bucket_bytes, self._compression.divisor, counted=counted)
+            self._layout = BucketLayout(known, self._how.bucket_bytes, self._compression.divisor, counted=counted)
         self._compression.forget()
         self._early.end()
 
@@ -237,7 +237,7 @@ class Averaging:
     def _had(self) -> list[bool]:
         return [parameter.grad is not None for parameter in self._trained]
 
-    def _check_static(self, layout: Layout) -> None:
+    def _check_static(self, layout: BucketLayout) -> None:
         """A gradient that this rank had at first is there; one that no rank had is not; none came twice of late."""
         assert self._first is not None
         if self._early.twice:
@@ -262,7 +262,7 @@ class Averaging:
 
     # ---------------------------------------------------------------------------------------------------- the buckets
 
-    def _finish(self, layout: Layout) -> bool:
+    def _finish(self, layout: BucketLayout) -> bool:
         """Send what is not sent yet, and take the means. False: some rank raised the alarm, there is more to average.
 
         Where a backward began anew that has been done already: what was in no bucket is averaged by itself, and added.
@@ -291,7 +291,7 @@ class Averaging:
         layout.take(used, views=self._how.views or self._begun)
         return not alarms
 
-    def _add(self, layout: Layout, used: list[bool] | None) -> None:
+    def _add(self, layout: BucketLayout, used: list[bool] | None) -> None:
         """To the means: those of gradients that came when their bucket was sent, or that have none yet."""
         means = layout.means(used)
         layout.give_up()
@@ -301,7 +301,7 @@ class Averaging:
         for parameter, mean in means:
             parameter.grad = mean if parameter.grad is None else mean.add_(parameter.grad)
 
-    def _send(self, layout: Layout) -> bool:
+    def _send(self, layout: BucketLayout) -> bool:
         """Whether this rank had all gradients."""
         complete = layout.look()
         alarm = self._early.twice or any(one.grad is not None and one not in self._sparse for one in self._others)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
 from ...torch_private.places import BatchNorm, SyncBatchNormFunction
-from ..core.context import Setting
+from ..core.context import ParallelContext
 
 _GROUP = "_torchdist_batch_norm_group"
 _OURS = (_GROUP, "forward", "__getstate__")
@@ -42,7 +42,7 @@ def check(model: nn.Module) -> None:
             )
 
 
-def convert(model: nn.Module, setting: Setting) -> Sharing | None:
+def convert(model: nn.Module, setting: ParallelContext) -> Sharing | None:
     """Let the batch normalisation of ``model`` share statistics among the ranks of a batch; None if it has none.
 
     In evaluation each rank uses the running statistics, or those of what it sees. Where every rank sees the whole

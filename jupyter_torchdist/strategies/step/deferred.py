@@ -49,7 +49,7 @@ _COUNTED_HERE = 3
 """References to a tensor that are not the user's: the list, the loop, the argument of ``getrefcount``."""
 
 
-class Source(Protocol):
+class ValueSource(Protocol):
     """What the outputs come from."""
 
     def now(self, why: str) -> Sequence[Tensor]:
@@ -98,10 +98,12 @@ class Node:
         values.update(zip(self.numbers, results, strict=True))
 
 
-class Record:
+class OperationRecord:
     """Of one forward. ``fakes``: its outputs without values; ``mode``: theirs."""
 
-    def __init__(self, source: Source, fakes: Sequence[Tensor], mode: FakeTensorMode, device: torch.device) -> None:
+    def __init__(
+        self, source: ValueSource, fakes: Sequence[Tensor], mode: FakeTensorMode, device: torch.device
+    ) -> None:
         self._source, self._mode, self._device = source, mode, device
         self._fakes: list[Tensor] = []
         self._living: list[Deferred] = []
@@ -136,7 +138,7 @@ class Record:
         return self._values[number]
 
     def backward(self, loss: Deferred, grad: Tensor | None) -> bool:
-        """As ``Source``."""
+        """As ``ValueSource``."""
         self.check_externals()
         return self._source.backward(loss, grad)
 
@@ -241,9 +243,9 @@ class Record:
 
 
 class Deferred(Tensor):
-    """A tensor of a ``Record``."""
+    """A tensor of a ``OperationRecord``."""
 
-    record: Record
+    record: OperationRecord
     number: int
 
     @staticmethod
@@ -291,7 +293,7 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def settled(values: Any, why: str, but: Record | None = None) -> Any:
+def settled(values: Any, why: str, but: OperationRecord | None = None) -> Any:
     """``values`` with ordinary tensors in place of deferred ones; those of ``but`` may wait."""
 
     def real(tensor: Tensor) -> Tensor:

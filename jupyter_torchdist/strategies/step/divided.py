@@ -20,13 +20,13 @@ from ...protocol.errors import StrategyError
 from ..analysis import packing
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of
-from ..analysis.lattice import Fact, Mixed, Rows, Same, Total, Unknown
+from ..analysis.lattice import Rows, Fact, Mixed, Same, Total, Unknown
 from ..analysis.leftovers import changed_buffer, kept_beside, no_trace
 from ..core.agreement import of_every_rank
 from ..core.outputs import closed, numbers_in, opening
 from ..core.ownership import own_class
 from ..core.rng import OwnStream, undone
-from ..core.scatter import Rows as Share
+from ..core.scatter import BatchShard
 from ..core.scatter import join_rows, map_tensors, tensors_in, weighted
 from ..core.side_effects import other_notes
 from ..sharded.unsharded import recover
@@ -34,7 +34,7 @@ from . import batchnorm
 from .batch_consistency import check_alike, fingerprint
 from .halves import Window, at_least_two, halves_differ, window, without_chance
 from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
-from .ways import Added, Joined, Kept, Way
+from .ways import AddedParts, JoinedRows, SameEverywhere, Way
 
 if TYPE_CHECKING:
     from .accumulating import Accumulation
@@ -130,7 +130,7 @@ class Divider:
         return not self._whole and self._group.size() > 1
 
     def sliced(
-        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: BatchShard
     ) -> Any:
         """The forward of a loop that has its rows of the batch alone."""
         self.divided = True
@@ -153,15 +153,15 @@ class Divider:
         learned = learned or self.learn(forward, module, args, kwargs, share)
         dims = in_front(tensors, share.total)
         return closed(
-            self._in_parts(forward, module, args, kwargs, learned.ways, dims, Share(share.total, self._group))
+            self._in_parts(forward, module, args, kwargs, learned.ways, dims, BatchShard(share.total, self._group))
         )
 
-    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
+    def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchShard | None:
         """A batch that lies on this rank alone, in parts; None where it is not to be."""
         total = self._total(args, kwargs)
         if self._accumulation is None or self._group.size() > 1 or total is None or total < self._accumulation.count:
             return None
-        return Share(total, self._accumulation.as_ranks)
+        return BatchShard(total, self._accumulation.as_ranks)
 
     def _in_parts(
         self,
@@ -171,7 +171,7 @@ class Divider:
         kwargs: dict[str, Any],
         ways: tuple[Way, ...] | None,
         dims: Dims,
-        share: Share,
+        share: BatchShard,
     ) -> Any:
         """Outputs, opened, of this rank's rows, one part of them after another where that is asked for."""
         forward = opening(forward)
@@ -181,7 +181,7 @@ class Divider:
         return self._accumulation(forward, module, args, kwargs, ways, [dim is not None for dim in dims], share)
 
     def learn(
-        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share
+        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: BatchShard
     ) -> Learned:
         """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
         if self.replicated:
@@ -248,19 +248,25 @@ class Divider:
         """Within it every rank has all of what its batch normalisation is given."""
         return batchnorm.whole_batch(*self._sharing.values())
 
-    def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Share | None:
+    def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchShard | None:
         """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
         return None if self._group.size() == 1 else self._over(self._total(args, kwargs))
 
-    def _over(self, samples: int | None) -> Share | None:
-        return Share(samples, self._group) if samples is not None and samples >= self._group.size() else None
+    def _over(self, samples: int | None) -> BatchShard | None:
+        return BatchShard(samples, self._group) if samples is not None and samples >= self._group.size() else None
 
     def _total(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         return self.samples if self.samples in sizes else sizes[0] if sizes else None
 
     def _tried(
-        self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: Share, dims: Dims
+        self,
+        forward: Call,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        share: BatchShard,
+        dims: Dims,
     ) -> tuple[Way, ...] | Refused:
         forward = opening(forward)
         low, high = at_least_two(share)
@@ -357,24 +363,24 @@ class Divider:
         kind = fact.kind
         if isinstance(kind, Same):
             spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
-            return Joined(0, single=True) if spread else Kept()
+            return JoinedRows(0, single=True) if spread else SameEverywhere()
         if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is kind.owners.order is None:
             vector, samples = kind.owners.vector, torch.arange(size)
             if torch.equal(vector, samples.repeat_interleave(len(vector) // max(1, size))):
-                return Joined(kind.dim, single=len(vector) == size)
+                return JoinedRows(kind.dim, single=len(vector) == size)
             if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
-                return Joined(kind.dim, turns=True)
+                return JoinedRows(kind.dim, turns=True)
         if isinstance(kind, Rows) and kind.owners.order is not None and not self._trusted:
             return Refused("an output is in the order of a sorting: sort it back, as the samples come")
         if isinstance(kind, Total) and not kind.floored:
             if kind.den is None:
-                return Added(mean=False)
+                return AddedParts(mean=False)
             if divisor_of(output) is not None:
-                return Added(mean=True, counted=True)
+                return AddedParts(mean=True, counted=True)
             if kind.den.counts_samples and not kind.den.full:
-                return Added(mean=True)
+                return AddedParts(mean=True)
         if self._trusted:
-            return Joined(0) if output.dim() and output.size(0) % size == 0 else Kept()
+            return JoinedRows(0) if output.dim() and output.size(0) % size == 0 else SameEverywhere()
         if isinstance(kind, Mixed | Unknown):
             where = f" ({kind.place})" if kind.place else ""
             return Refused(f"{kind.operation} {kind.why}{where}")
@@ -389,23 +395,23 @@ class Divider:
             of_every_rank(fingerprint(given), self._group), f"data in the first batch for {own_class(module).__name__}"
         )
 
-    def _join(self, outputs: Any, ways: tuple[Way, ...], share: Share) -> Any:
+    def _join(self, outputs: Any, ways: tuple[Way, ...], share: BatchShard) -> Any:
         if len(ways) != len(tensors_in(outputs)):
             raise _other_outputs()
         way = iter(ways)
         return map_tensors(outputs, lambda tensor: self._whole_of(tensor, next(way), share))
 
-    def _whole_of(self, part: torch.Tensor, way: Way, share: Share) -> torch.Tensor:
-        if isinstance(way, Joined):
+    def _whole_of(self, part: torch.Tensor, way: Way, share: BatchShard) -> torch.Tensor:
+        if isinstance(way, JoinedRows):
             mine = share.mine.stop - share.mine.start
             if part.dim() <= way.dim or (part.size(way.dim) != mine if way.single else part.size(way.dim) % mine):
                 raise _other_outputs()
             if way.turns:
                 part = part.unflatten(way.dim, (-1, mine))
                 return join_rows(part, share, way.dim + 1, exact=self.exact).flatten(way.dim, way.dim + 1)
-            rows = Share(share.total, share.group, part.size(way.dim) // mine)
+            rows = BatchShard(share.total, share.group, part.size(way.dim) // mine)
             return join_rows(part, rows, way.dim, exact=self.exact)
-        if isinstance(way, Added):
+        if isinstance(way, AddedParts):
             return weighted(part, weight_of(part, way, share), share.group)
         return part
 
@@ -414,7 +420,7 @@ def _other_outputs() -> StrategyError:
     return StrategyError("the model returns other outputs than it did in the trial", WHOLE)
 
 
-def weight_of(part: torch.Tensor, way: Added, share: Share) -> float | torch.Tensor:
+def weight_of(part: torch.Tensor, way: AddedParts, share: BatchShard) -> float | torch.Tensor:
     """What a rank's value counts with in the whole batch's. ``counted``: all ranks call it."""
     if not way.mean:
         return 1.0
@@ -440,15 +446,15 @@ def _joined(
 ) -> torch.Tensor | None:
     """The whole's output of two parts, which have so many samples; None: that cannot be told."""
     one, other = parts
-    if isinstance(way, Joined) and way.turns:
+    if isinstance(way, JoinedRows) and way.turns:
         in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
         return torch.cat(in_turns, way.dim + 1).flatten(way.dim, way.dim + 1)
-    if isinstance(way, Joined):
+    if isinstance(way, JoinedRows):
         return torch.cat(parts, way.dim)
-    if isinstance(way, Added) and not way.counted:
+    if isinstance(way, AddedParts) and not way.counted:
         first = samples[0] / sum(samples)
         return first * one + (1 - first) * other if way.mean else one + other
-    return one if isinstance(way, Kept) else None
+    return one if isinstance(way, SameEverywhere) else None
 
 
 def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:

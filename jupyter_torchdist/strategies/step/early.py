@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layout import Bucket, Layout
+from .layout import Bucket, BucketLayout
 
 REGULAR = 3
 """Steps alike before anything is sent within the backward; the last of them shows the order of the gradients."""
@@ -36,7 +36,7 @@ class Early:
         self.twice = False
         """Whether, in the backward that has ended, a gradient came again that had been sent."""
 
-    def begin(self, layout: Layout, *, regular: bool) -> None:
+    def begin(self, layout: BucketLayout, *, regular: bool) -> None:
         """A backward begins. ``regular``: nothing in it communicates."""
         self.twice = False
         if self._forbidden or not regular or len(layout.buckets) == 1:
@@ -49,7 +49,7 @@ class Early:
                 self._hook()
             self._sent, self._armed = 0, True
 
-    def _watch(self, layout: Layout) -> None:
+    def _watch(self, layout: BucketLayout) -> None:
         self._buckets = layout.buckets[:-1]
         for bucket in self._buckets:
             for parameter in bucket.parameters:

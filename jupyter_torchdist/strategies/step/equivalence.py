@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from ...protocol.errors import StrategyError
 from ..analysis.leftovers import no_trace
-from ..core.context import Setting
+from ..core.context import ParallelContext
 from ..core.dtensors import fill, local, whole
 from ..core.rng import undone
 from ..core.scatter import map_tensors, tensors_in
@@ -79,11 +79,16 @@ _INSTEAD = {
 }
 
 
-class Held:
+class Equivalence:
     """Measures of a model, taken before it is changed. Nothing where a rank lacks the weights, or the memory."""
 
     def __init__(
-        self, forward: Callable[..., Any], module: nn.Module, inputs: Inputs, samples: int | None, setting: Setting
+        self,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        inputs: Inputs,
+        samples: int | None,
+        setting: ParallelContext,
     ) -> None:
         """``samples`` that ``inputs`` have, of which two are enough; None: not known. All ranks call it."""
         self._forward, self._module, self._inputs = forward, module, inputs

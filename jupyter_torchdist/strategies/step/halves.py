@@ -16,7 +16,7 @@ from torch import nn
 
 from ...torch_private.places import DropoutNd, NormBase
 from ..core.rng import undone
-from ..core.scatter import Rows as Share
+from ..core.scatter import BatchShard as Share
 from ..core.scatter import tensors_in
 
 Forward = Callable[[int, int], object]

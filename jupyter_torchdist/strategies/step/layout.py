@@ -223,7 +223,7 @@ class Bucket:
         self.pieces, self.came = [], []
 
 
-class Layout:
+class BucketLayout:
     """Buckets of up to ``bucket_bytes``, those of the last parameters first: a backward begins with them.
 
     ``counted``: the last one ends with a number for each parameter (whether this rank had its gradient), ``ALARMS``

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.scatter import Rows, cut_rows, map_tensors
+from ..core.scatter import BatchShard, cut_rows, map_tensors
 
 Dims = tuple[int | None, ...]
 """For each tensor of the inputs the dimension of its samples; None for what is the same for all of them."""
@@ -37,7 +37,7 @@ def samples_in(tensors: Sequence[torch.Tensor], dims: Dims) -> int:
     return next(tensor.size(dim) for tensor, dim in zip(tensors, dims, strict=True) if dim is not None)
 
 
-def cut(values: Any, rows: Rows, dims: Dims) -> Any:
+def cut(values: Any, rows: BatchShard, dims: Dims) -> Any:
     """``values`` with this rank's part of each tensor."""
     dim = iter(dims)
     return map_tensors(values, lambda one: one if (where := next(dim)) is None else cut_rows(one, rows, where))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedRows:
     """The whole output is the ranks' parts one after the other along ``dim``, as many rows a sample as there are.
 
     ``turns``: along ``dim`` all samples come in turn, with one row each, as often as there are rows (time in front).
@@ -19,7 +19,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedParts:
     """The whole output is the sum of the ranks': of means, each counted with its samples.
 
     ``counted``: with the targets that took part instead, as a cross entropy leaves out those to be ignored.
@@ -30,8 +30,8 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SameEverywhere:
     """Nothing of the batch is in the output: every rank has the same."""
 
 
-Way = Joined | Added | Kept
+Way = JoinedRows | AddedParts | SameEverywhere

@@ -213,7 +213,8 @@ def _forked_rank(job: str, blobs: str) -> Callable[[], int | None]:
 
 
 def _fresh_rank(job: str, blobs: str) -> Callable[[], int | None]:
-    return subprocess.Popen([sys.executable, "-m", "jupyter_torchdist.ranks.worker", job, blobs, NODE]).wait
+    words = [sys.executable, "-m", "jupyter_torchdist.ranks.worker", job, blobs, NODE]
+    return subprocess.Popen(words, cwd="/").wait  # Python would find modules of the current directory first
 
 
 if __name__ == "__main__":

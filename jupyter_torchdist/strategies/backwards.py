@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.graph import GradientEdge
 from torch.distributed.tensor import DTensor
 
@@ -17,42 +16,17 @@ from ..protocol.errors import StrategyError
 from ..torch_private.autograd import in_backward, in_functorch
 from .core.hooks import Before
 from .core.scatter import averaged
-from .deepspeed.engine import Engine
+from .distributing import Distributor
 from .loop.loops import Loops
 from .loop.loss_scaling import BatchLoss, Joining, Weight
-from .pipeline.stages import Pipeline
-from .sharded.trained_parameters import Optimized
-from .sharded.unsharded import Unsharded
-from .step.accumulating import Accumulation
-from .step.averaging import Averaging
-from .step.divided import Divider
 
 
 class Backwards:
-    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward.
+    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward."""
 
-    ``inside``: groups whose ranks compute different layers or tokens of one forward, and ``pipelines``; more may come.
-    """
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        optimized: Optimized,
-        divider: Divider,
-        loops: Loops,
-        is_within: Callable[[], bool],
-        averaging: Averaging,
-        gathered: Unsharded,
-        inside: Sequence[dist.ProcessGroup] = (),
-        pipelines: Sequence[Pipeline] = (),
-        accumulation: Accumulation | None = None,
-        engine: Engine | None = None,
-    ) -> None:
-        self._group, self._optimized, self._averaging = group, optimized, averaging
-        self._divider, self._loops, self._is_within, self._gathered = divider, loops, is_within, gathered
-        self._inside, self._pipelines = inside, pipelines
-        self._accumulation, self._engine = accumulation, engine
-        self._joining = Joining(group)
+    def __init__(self, work: Distributor, loops: Loops, is_within: Callable[[], bool]) -> None:
+        self._work, self._loops, self._is_within = work, loops, is_within
+        self._joining = Joining(work.group)
         self.seen = False
         """Whether the cell has called one."""
 
@@ -66,31 +40,35 @@ class Backwards:
         self.seen = True
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         create_graph = creates_graph(*args, **kwargs)
-        self._gathered.before(create_graph=create_graph)
+        self._work.gathered.before(create_graph=create_graph)
         self._loops.backward(losses)
         with self._loops.aside(), contextlib.ExitStack() as at_work:
-            for staged in self._pipelines:
+            for staged in self._work.pipelines:
                 at_work.enter_context(staged.at_work())
-            if self._engine is not None:
-                original = functools.partial(self._engine.backward, original)
-            elif self._accumulation is not None:
+            if self._work.engine is not None:
+                original = functools.partial(self._work.engine.backward, original)
+            elif self._work.accumulation is not None:
                 original = functools.partial(self._in_parts, original)
 
             def run(grads: Any) -> None:
                 original(tensors, grads, *args, **kwargs)
 
-            if self._engine is not None:
+            if self._work.engine is not None:
                 for one in self._run(run, losses, grad_tensors):
                     self._joining.finish(one)
                 return
             self._averaged(run, losses, grad_tensors, create_graph=create_graph)
-        self._gathered.after_backward(create_graph=create_graph)
+        self._work.gathered.after_backward(create_graph=create_graph)
 
     def _averaged(
         self, run: Callable[[Any], None], losses: Sequence[torch.Tensor], grad_tensors: Any, *, create_graph: bool
     ) -> None:
         """A backward whose gradients the ranks average, or which adds up what were averages."""
-        averaging, parameters, divided = self._averaging, self._optimized.parameters(), self._divider.divided
+        averaging, parameters, divided = (
+            self._work.averaging,
+            self._work.optimized.parameters(),
+            self._work.divider.divided,
+        )
         anew = divided and not create_graph and averaging.begins_anew(parameters)
         before = Before(parameters, anew=anew)
         new = anew or (not create_graph and all(parameter.grad is None for parameter in parameters))
@@ -124,7 +102,7 @@ class Backwards:
         if self._loops.sliced is None:
             run(grad_tensors)
             return []
-        alone, averaging = len(losses) == 1, self._averaging
+        alone, averaging = len(losses) == 1, self._work.averaging
         joined = [
             self._joining.send(
                 loss,
@@ -134,7 +112,7 @@ class Backwards:
             )
             for loss in losses
         ]
-        ranks = 1 if summed else self._group.size()
+        ranks = 1 if summed else self._work.group.size()
         run(_scaled(losses, [one.weight * ranks for one in joined], grad_tensors))
         return joined
 
@@ -143,13 +121,15 @@ class Backwards:
 
         Not in parts either, each of which gives every gradient.
         """
-        return self._loops.sliced is not None and not self._divider.synchronised and self._accumulation is None
+        return (
+            self._loops.sliced is not None and not self._work.divider.synchronised and self._work.accumulation is None
+        )
 
     def _in_parts(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Arguments are those of ``torch.autograd.backward``: the fourth is ``create_graph``."""
-        assert self._accumulation is not None
+        assert self._work.accumulation is not None
         again = kwargs.get("create_graph") or (len(args) > 3 and args[3])
-        with self._accumulation.backward(plain=not again and kwargs.get("inputs") is None):
+        with self._work.accumulation.backward(plain=not again and kwargs.get("inputs") is None):
             original(*args, **kwargs)
 
     def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -166,7 +146,7 @@ class Backwards:
             raise StrategyError(
                 "torch.autograd.grad of parameters that the strategy has sharded", "use --strategy ddp, or backward()"
             )
-        if any(staged.has(inputs) for staged in self._pipelines):
+        if any(staged.has(inputs) for staged in self._work.pipelines):
             raise StrategyError(
                 "torch.autograd.grad of parameters of a pipeline, whose stages are on several ranks",
                 "use --strategy ddp, or backward()",
@@ -175,14 +155,14 @@ class Backwards:
         # A transform of torch.func (vmap, grad) computes on every rank what it computes on one device.
         within = within or in_functorch()
         if not within:
-            self._gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
-            if self._accumulation is not None:
-                self._accumulation.check_asked(inputs, self._optimized.parameters())
+            self._work.gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
+            if self._work.accumulation is not None:
+                self._work.accumulation.check_asked(inputs, self._work.optimized.parameters())
         grads = original(outputs, inputs, *args, **kwargs)
         if within:
             return grads
-        self._gathered.show_again()
-        for group in (*self._inside, *([self._group] if self._divider.divided else [])):
+        self._work.gathered.show_again()
+        for group in (*self._work.inside, *([self._work.group] if self._work.divider.divided else [])):
             grads = tuple(None if grad is None else averaged(grad, group) for grad in grads)
         return grads
 

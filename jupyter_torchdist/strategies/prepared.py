@@ -8,94 +8,61 @@ counts with its rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from ..protocol.errors import StrategyError
-from ..protocol.strategy import StrategyPlan
 from ..protocol.strategy_options import chosen
 from ..torch_private.autograd import in_backward
-from ..torch_private.training import UNSCALING
+from . import preparing
 from .analysis.divisors import divisor_of
 from .backwards import creates_graph
-from .core import agreement, loading, meta, optimizers
-from .core.agreement import of_every_rank
-from .core.calls import Calls
+from .core import loading, meta, optimizers
 from .core.holders import all_of
 from .core.hooks import Before
-from .core.patches import Patches
 from .core.rng import OwnStream
 from .core.scatter import to_device
 from .loop import prepared_loader
 from .loop.steps import Steps
 from .parallel import activations, compiling, fsdp, precision, replicate, restore, transforms, zero1
-from .sharded import noise, norms, statedicts
-from .sharded.dtensor_dispatch import ByHand
+from .sharded import statedicts
 from .sharded.trained_parameters import Optimized
 from .step import batchnorm
 from .step.divided import weight_of
 from .step.ways import AddedParts
+from .training import Training
 
 if TYPE_CHECKING:
     from .core.context import ParallelContext
 
-_OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model")
 
-
-class ExplicitWay:
+class ExplicitWay(Training):
     """All that a job has prepared, until its end."""
 
     SAVING = "td.save saves while a cell trains, td.load goes on from there"
 
     def __init__(self, setting: ParallelContext, patience: float) -> None:
         """``patience``: seconds that an interrupt waits for the end of a step."""
-        _check_plan(setting.plan)
-        self._setting, self._group = setting, setting.data_group
-        self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
+        preparing.check_plan(setting.plan)
+        super().__init__(setting, Optimized(setting.device), Steps(setting.say, patience))
         self._losses = AddedParts(mean=setting.plan.options.get("loss") != "sum")
-        self._models: list[nn.Module] = []
-        self._whole = False
-        """Whether all has come back."""
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self._parts: dict[int, tuple[str, str]] = {}
-        self._optimized = Optimized(setting.device)
         self._schedulers: list[Any] = []
         self.loaders = prepared_loader.Loaders(setting)
-        self._steps = Steps(setting.say, patience)
-        self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(setting.say), ByHand(setting.plan)
-        self._patches = Patches()
-        self._install()
-
-    def _install(self) -> None:
-        self._steps.install(self._patches)  # first: a loop that is resumed passes over indices, not samples
-        around = self._patches.around
-        self._calls.install(self._patches, self._by_hand.aside(self._call))
-        around(torch.autograd, "backward", self._backward)
-        around(DataLoader, "__iter__", self._iterate)
-        around(ReduceLROnPlateau, "step", self._plateau)
-        statedicts.install(self._patches, self._lent)
-        if self._sharded:
-            noise.install(self._patches)
-            self._by_hand.install(self._patches)
-            for place in (torch.nn.utils, torch.nn.utils.clip_grad):
-                around(place, "clip_grad_norm_", _clip)
-                around(place, "clip_grad_value_", norms.clip_grad_value_)
-            unscale = partial(precision.unscale, device=self._setting.device)
-            around(*UNSCALING, unscale)
+        self._wrap(self._call, self._backward, self._iterate)
+        self._patches.around(ReduceLROnPlateau, "step", self._plateau)
 
     # ------------------------------------------------------------------------------------------------- what is prepared
 
     def take(self, things: Sequence[Any]) -> None:
         """Prepare them in place; all ranks. Raises ``StrategyError`` before anything is changed."""
-        self._check(things)
-        described = self._described(things)
+        preparing.check(things, self._setting, self._models, self.loaders)
+        described = preparing.described(things, self._setting)
         for model in (thing for thing in things if isinstance(thing, nn.Module)):
             self._distribute(model)
         for thing in things:
@@ -109,70 +76,6 @@ class ExplicitWay:
             self._steps.begin()
         for line in described:
             self._setting.say(line)
-
-    def _check(self, things: Sequence[Any]) -> None:
-        kinds = of_every_rank([type(thing).__name__ for thing in things])
-        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
-        if other is not None:
-            raise StrategyError(
-                f"the ranks prepare different things: {kinds[0]} on rank 0, {kinds[other]} on rank {other}",
-                "call td.prepare on all ranks, with the same arguments",
-            )
-        models = [*self._models]
-        for thing in things:
-            if isinstance(thing, nn.Module):
-                self._check_model(thing, models)
-                models.append(thing)
-            elif isinstance(thing, DataLoader):
-                if thing in self.loaders or sum(thing is other for other in things) > 1:
-                    raise StrategyError("this DataLoader is prepared already", "prepare each loader once")
-                prepared_loader.check(thing)
-            elif not isinstance(thing, (torch.optim.Optimizer, LRScheduler, ReduceLROnPlateau)):
-                raise StrategyError(
-                    f"td.prepare takes models, optimizers, DataLoaders and schedulers, and was given "
-                    f"{type(thing).__name__}",
-                    "leave it out: losses, gradient scalers, data sets and tensors need no preparing",
-                )
-        for thing in things:
-            optimizer = getattr(thing, "optimizer", thing)
-            if isinstance(optimizer, torch.optim.Optimizer):
-                self._check_optimizer(optimizer, models)
-
-    def _check_model(self, model: nn.Module, before: Sequence[nn.Module]) -> None:
-        setting, name = self._setting, type(model).__name__
-        parameters = list(model.parameters())
-        if not parameters:
-            raise StrategyError(
-                f"{name} has no parameters: there is nothing to distribute",
-                "prepare the models that are trained; a loss or an activation needs no preparing",
-            )
-        for other in before:
-            if other is model:
-                raise StrategyError(f"this {name} is prepared already", "prepare each model once")
-            known = {id(parameter) for parameter in other.parameters()}
-            if any(id(parameter) in known for parameter in parameters):
-                raise StrategyError(
-                    f"{name} shares parameters with the {type(other).__name__} that is prepared",
-                    "prepare one module that holds both, or the outer one alone",
-                )
-        agreement.check_untouched(model)
-        agreement.same_on_all_ranks(model, setting)
-        transforms.check(model, setting)
-        if setting.plan.degree("dp_shard") == 1 and setting.data_ranks > 1:
-            replicate.check(model, setting)
-
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> None:
-        known = {id(parameter) for model in models for parameter in model.parameters()}
-        strange = [parameter for parameter in loading.trained_by(optimizer) if id(parameter) not in known]
-        if strange:
-            raise StrategyError(
-                f"{type(optimizer).__name__} trains {len(strange)} parameters of no prepared model (the first has the "
-                f"shape {list(strange[0].shape)}): their gradients would be each rank's own",
-                "prepare the model that they are of, in the same call or before; make a lone one a parameter of it",
-            )
-        optimizers.check(optimizer, self._sharded)
-        if chosen(self._setting.plan, "zero1"):
-            zero1.check(optimizer)
 
     def _distribute(self, model: nn.Module) -> None:
         setting, before = self._setting, optimizers.by_name(model)
@@ -217,26 +120,6 @@ class ExplicitWay:
         self._optimized.note(optimizer)
         if chosen(self._setting.plan, "zero1"):
             zero1.apply(optimizer, self._group)
-
-    def _described(self, things: Sequence[Any]) -> list[str]:
-        """What is done, in two lines at the most."""
-        data, lines = self._setting.data_ranks, []
-        models = [
-            f"{type(thing).__name__} ({sum(one.numel() for one in thing.parameters()):,} parameters)"
-            for thing in things
-            if isinstance(thing, nn.Module)
-        ]
-        if models:
-            name, ranks = self._setting.plan.name, dist.get_world_size()
-            lines.append(f"prepared for {name} on {ranks} ranks: {', '.join(models)}")
-        if any(isinstance(thing, DataLoader) for thing in things):
-            lines.append(
-                f"each of {data} data ranks loads its rows of every batch; a loss is that of a rank's rows, "
-                "td.reduce_mean(loss) the whole batch's"
-                if data > 1
-                else "every rank loads whole batches: no dimension of the mesh divides them"
-            )
-        return lines
 
     # ------------------------------------------------------------------------------------------ around the user's code
 
@@ -333,40 +216,22 @@ class ExplicitWay:
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
-    def finish(self, names: dict[str, Any] | None = None) -> None:
-        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it.
-
-        Raises ``KeyboardInterrupt`` after an interrupt that found no step.
-        """
-        self._steps.finish()
-        self._come_back(names)
-
-    def _come_back(self, names: dict[str, Any] | None) -> None:
+    def _come_back(self, names: dict[str, Any]) -> None:
         self._lent.keep()
         self.abandon()
         self._note_optimizers(self._models)  # those that were built since
         originals = self._optimized.originals(self._models)
         if self._sharded:
-            statedicts.whole_values(names or {}, originals)
-        for model in self._models:
-            batchnorm.revert(model)
-        for optimizer in self._optimized:
-            zero1.undo(optimizer)
+            statedicts.whole_values(names, originals)
+        self._undo_replicas()
         for model in self._models:
             if self._sharded:
                 restore.restore(model, self._optimized.replaced)
             else:
                 restore.strip(model)
         if self._sharded:
-            for optimizer in self._optimized:
-                restore.restore_optimizer(optimizer, self._optimized.replaced)
-            self._optimized.give_back(originals)
+            self._restore_optimizers(originals)
         self._whole = True
-
-    def stop(self, error: BaseException, names: dict[str, Any]) -> None:
-        """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
-        self._steps.if_ended_together(error, lambda: self._come_back(names))
-        self.abandon()
 
     def apart(self) -> Iterator[object]:
         """Modules, parameters and optimizers of which this rank may have no more than a part."""
@@ -376,57 +241,13 @@ class ExplicitWay:
             yield from (*self._models, *self._optimized.replaced, *self._optimized.unseen)
         yield from filter(zero1.is_divided, self._optimized)
 
-    def abandon(self) -> None:
-        """torch is as it was. What is sharded stays so: other ranks may be gone."""
-        self._steps.abandon()
-        self._patches.undo()
-        for model in self._models:
-            precision.revert(model)
-            compiling.revert(model)
-
-    def explained(self, error: BaseException) -> BaseException:
-        """``error``, or what an error of torch's has to do with what was prepared, raised where it was."""
-        said = fsdp.explain(error) if self._sharded else None
-        said = said or precision.explain(error, self._setting)
+    def _explain(self, error: BaseException) -> BaseException | None:
         if "Expected to have finished reduction" in str(error):
-            said = StrategyError(
+            return StrategyError(
                 "parameters of a prepared model took no part in the loss, and ddp waits for their gradients",
                 "-O find_unused_parameters=1 looks for them in each step",
             )
-        return error if said is None else said.with_traceback(error.__traceback__)
-
-
-def _check_plan(plan: StrategyPlan) -> None:
-    """Raise ``StrategyError`` for what is asked for and cannot act through ``td.prepare``."""
-    if plan.degree("pp") > 1:
-        raise StrategyError(
-            "td.prepare cannot cut a model into the stages of a pipeline: where, its first batch shows",
-            "leave td.prepare out of the cell: --strategy pp takes the plain loop",
-        )
-    if plan.options.get("uneven_inputs"):
-        raise StrategyError(
-            "-O uneven_inputs: td.prepare divides each batch of a loader, so no rank has a batch more than another; "
-            "in loops over anything else it cannot see where ranks that have no batch left must wait for the others",
-            "prepare the loader and leave -O uneven_inputs out; or --strategy none, DistributedDataParallel and "
-            "torch.distributed.algorithms.Join around the loop",
-        )
-    parts = ("ddp", "fsdp", "hsdp", "tp", "cp")
-    asked = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
-    asked += ["--checkpoint"] if plan.checkpoint else []
-    asked += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
-    asked += [f"-O {name}" for name in _OF_THE_AUTOMATIC_WAY if name in plan.options]
-    if asked:
-        raise StrategyError(
-            f"{', '.join(asked)}: of the automatic way, and the cell calls td.prepare",
-            "leave out one of the two; td.save and td.load keep what was prepared",
-        )
-
-
-def _clip(original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
-    """``clip_grad_norm_``: a norm over sharded gradients is one number; every rank calls it."""
-    listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
-    return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
+        return super()._explain(error)
 
 
 def _listed(grads: Any, count: int) -> list[Any]:

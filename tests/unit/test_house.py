@@ -126,10 +126,22 @@ def test_readme_names_every_option() -> None:
     assert [option.flag for option in OPTIONS if option.flag not in text] == []
 
 
-def test_readme_links_lead_somewhere() -> None:
-    for page in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md"):
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
-            assert (ROOT / target).exists(), f"{page} → {target}"
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "labextension" / "README.md"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"[\w./-]+(?:\.py|\.ts|/)(?![\w*])", (ROOT / "ARCHITECTURE.md").read_text())
+    places = (ROOT, PACKAGE, PACKAGE / "strategies")
+    files_of_a_job = {"requests/", "streams/"}
+    gone = {name for name in named if not any((place / name.lstrip("/")).exists() for place in places)}
+    assert gone - files_of_a_job == set()
 
 
 def test_no_address_of_one_machine() -> None:

@@ -20,14 +20,13 @@ from ...protocol.errors import StrategyError
 from ..analysis import packing
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of
-from ..analysis.lattice import Rows, Fact, Mixed, Same, Total, Unknown
+from ..analysis.lattice import Fact, Mixed, Rows, Same, Total, Unknown
 from ..analysis.leftovers import changed_buffer, kept_beside, no_trace
 from ..core.agreement import of_every_rank
 from ..core.outputs import closed, numbers_in, opening
 from ..core.ownership import own_class
 from ..core.rng import OwnStream, undone
-from ..core.scatter import BatchShard
-from ..core.scatter import join_rows, map_tensors, tensors_in, weighted
+from ..core.scatter import BatchShard, join_rows, map_tensors, tensors_in, weighted
 from ..core.side_effects import other_notes
 from ..sharded.unsharded import recover
 from . import batchnorm

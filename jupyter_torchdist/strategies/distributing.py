@@ -1,0 +1,160 @@
+"""A root module becomes distributed: its layers, its states, its optimizers. The automatic way asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ..protocol.strategy_options import chosen
+from .core import agreement, hooks, loading, optimizers
+from .core.context import ParallelContext
+from .deepspeed.engine import Engine
+from .parallel import activations, compiling, fsdp, precision, replicate, transforms, zero1
+from .pipeline import checks, stages
+from .sharded.trained_parameters import Optimized
+from .sharded.unsharded import Unsharded
+from .step import accumulating, averaging, batchnorm
+from .step.averaging import Averaging, How
+from .step.divided import Divider
+from .step.equivalence import Equivalence
+from .step.ways import Way
+
+
+class Distributor:
+    """Distributes root modules, and knows what became of them."""
+
+    def __init__(
+        self, setting: ParallelContext, optimized: Optimized, models: list[nn.Module], engine: Engine | None
+    ) -> None:
+        """``models``: takes those that are sharded, or divided inside."""
+        self.setting, self.group, self.optimized, self.engine = setting, setting.data_group, optimized, engine
+        self.is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
+        self.sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
+        options, self.accumulation = setting.plan.options, accumulating.of(setting.plan)
+        self.divider = Divider(
+            self.group,
+            self.accumulation,
+            whole=options.get("model") == "whole",
+            trusted=bool(options.get("trust_model")),
+            anywhere=not self.is_divided_inside,
+        )
+        self.averaging = Averaging(self.group, How.of(setting.plan))
+        self.roots: dict[int, nn.Module] = {}
+        self.models, self.gathered = models, Unsharded(models)
+        self.inside: list[dist.ProcessGroup] = []
+        """Groups whose ranks compute different layers or tokens of one forward."""
+        self.pipelines: list[stages.Pipeline] = []
+
+    def distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Equivalence]) -> None:
+        """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
+        setting = self.setting
+        agreement.same_on_all_ranks(root, setting)
+        before, name = optimizers.by_name(root), type(root).__name__
+        count = sum(parameter.numel() for parameter in root.parameters())
+        self._check(root)
+        if self.sharded:
+            self.averaging.end()  # else shards would take the places of the parameters that it knows
+        names = [(model, optimizers.by_name(model)) for model in (root, *self.optimized.copies_of(root))]
+        self._divide_inside([model for model, _ in names], hold)
+        self.divider.shares(root, batchnorm.convert(root, setting))
+        if setting.plan.activation_checkpointing:
+            activations.apply(root, setting)
+        if setting.plan.compile:
+            compiling.apply(root, setting)
+        if self.sharded:
+            for model, known in names:
+                self._shard(model, known)
+        elif self.engine is not None:
+            loading.broadcast_states(root, self.group, setting.device)
+            self.engine.make(root)
+        else:
+            loading.broadcast_states(root, self.group, setting.device)
+            if setting.plan.degree("pp") > 1:
+                cut()
+            else:
+                precision.apply(root, setting)
+            for optimizer in self.optimized if chosen(setting.plan, "zero1") else ():
+                zero1.apply(optimizer, self.group)
+        self.optimized.distributed(before.values())
+        self.roots[id(root)] = root
+        if self.pipelines:  # it has said more
+            return
+        part = f"; each computes {self._computed()}" if setting.data_ranks > 1 else ""
+        part += accumulating.said(setting.plan)
+        setting.say(
+            f"{name} ({_much(count)} parameters) is trained by {setting.plan.name} on "
+            f"{dist.get_world_size()} ranks{part}"
+        )
+
+    def _computed(self) -> str:
+        """What a rank computes of a batch, in words."""
+        return "the whole batch" if self.setting.plan.options.get("model") == "whole" else "its part of every batch"
+
+    def cut(
+        self,
+        root: nn.Module,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        ways: tuple[Way, ...] | None,
+        within: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Stages of a pipeline; forwards and backwards are done ``within`` that."""
+        staged = stages.Pipeline(root, self.setting, lambda: self.divider.samples, within)
+        staged.cut(*inputs, ways)
+        self.optimized.follow(staged.replaced, (), shown=False)
+        for optimizer in self.optimized:
+            staged.forget_others(optimizer)
+        self.pipelines.append(staged)
+
+    def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Equivalence]) -> None:
+        """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
+        setting = self.setting
+        for dimension, parallelism in transforms.divisions(setting):
+            held = hold()
+            for model in models:
+                parallelism.apply(model, setting)
+            held.compare(dimension, parallelism.explain)
+            if (group := setting.mesh[dimension].get_group()) not in self.inside:
+                self.inside.append(group)
+            if not self.sharded:
+                self.models += models
+
+    def _shard(self, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
+        setting = self.setting
+        if setting.plan.degree("dp_shard") > 1:
+            fsdp.apply(model, setting)
+        elif setting.data_ranks > 1:
+            replicate.apply(model, setting)
+        else:
+            precision.apply(model, setting)
+        self.optimized.follow(optimizers.replaced(before, model), (before,))
+        self.models.append(model)
+        self.gathered.begin_forward()
+
+    def _check(self, root: nn.Module) -> None:
+        """Raise ``StrategyError`` before anything is changed."""
+        setting = self.setting
+        agreement.check_grown(root, self.models, self.optimized.pending)
+        averaging.check(root)
+        tokens = setting.plan.degree("cp") > 1
+        if self.divider.dividing or tokens:
+            hooks.check_modules(root, tokens=tokens)
+        accumulating.check(root, setting)
+        if self.engine is not None:
+            self.engine.check(root)
+            hooks.check_parameters(root)
+        if setting.plan.degree("pp") > 1:
+            checks.check(root, setting, list(self.optimized))
+        transforms.check(root, setting)
+        for optimizer in self.optimized:
+            optimizers.check(optimizer, self.sharded)
+
+
+def _much(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)

@@ -1,0 +1,140 @@
+"""What ``td.prepare`` takes and refuses, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from ..protocol.errors import StrategyError
+from ..protocol.strategy import StrategyPlan
+from ..protocol.strategy_options import chosen
+from .core import agreement, loading, optimizers
+from .core.agreement import of_every_rank
+from .core.context import ParallelContext
+from .loop import prepared_loader
+from .parallel import replicate, transforms, zero1
+
+_OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model")
+
+
+def check_plan(plan: StrategyPlan) -> None:
+    """Raise ``StrategyError`` for what is asked for and cannot act through ``td.prepare``."""
+    if plan.degree("pp") > 1:
+        raise StrategyError(
+            "td.prepare cannot cut a model into the stages of a pipeline: where, its first batch shows",
+            "leave td.prepare out of the cell: --strategy pp takes the plain loop",
+        )
+    if plan.options.get("uneven_inputs"):
+        raise StrategyError(
+            "-O uneven_inputs: td.prepare divides each batch of a loader, so no rank has a batch more than another; "
+            "in loops over anything else it cannot see where ranks that have no batch left must wait for the others",
+            "prepare the loader and leave -O uneven_inputs out; or --strategy none, DistributedDataParallel and "
+            "torch.distributed.algorithms.Join around the loop",
+        )
+    parts = ("ddp", "fsdp", "hsdp", "tp", "cp")
+    asked = [f"--strategy {name}" for name in plan.name.split("+") if name not in parts]
+    asked += ["--checkpoint"] if plan.checkpoint else []
+    asked += ["--grad-accumulation"] if plan.grad_accumulation > 1 else []
+    asked += [f"-O {name}" for name in _OF_THE_AUTOMATIC_WAY if name in plan.options]
+    if asked:
+        raise StrategyError(
+            f"{', '.join(asked)}: of the automatic way, and the cell calls td.prepare",
+            "leave out one of the two; td.save and td.load keep what was prepared",
+        )
+
+
+def check(
+    things: Sequence[Any], setting: ParallelContext, prepared: Sequence[nn.Module], loaders: prepared_loader.Loaders
+) -> None:
+    """Raise ``StrategyError`` for what cannot be prepared beside what is ``prepared`` already; all ranks."""
+    kinds = of_every_rank([type(thing).__name__ for thing in things])
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        raise StrategyError(
+            f"the ranks prepare different things: {kinds[0]} on rank 0, {kinds[other]} on rank {other}",
+            "call td.prepare on all ranks, with the same arguments",
+        )
+    models = [*prepared]
+    for thing in things:
+        if isinstance(thing, nn.Module):
+            _check_model(thing, models, setting)
+            models.append(thing)
+        elif isinstance(thing, DataLoader):
+            if thing in loaders or sum(thing is other for other in things) > 1:
+                raise StrategyError("this DataLoader is prepared already", "prepare each loader once")
+            prepared_loader.check(thing)
+        elif not isinstance(thing, (torch.optim.Optimizer, LRScheduler, ReduceLROnPlateau)):
+            raise StrategyError(
+                f"td.prepare takes models, optimizers, DataLoaders and schedulers, and was given "
+                f"{type(thing).__name__}",
+                "leave it out: losses, gradient scalers, data sets and tensors need no preparing",
+            )
+    for thing in things:
+        optimizer = getattr(thing, "optimizer", thing)
+        if isinstance(optimizer, torch.optim.Optimizer):
+            _check_optimizer(optimizer, models, setting)
+
+
+def _check_model(model: nn.Module, before: Sequence[nn.Module], setting: ParallelContext) -> None:
+    name = type(model).__name__
+    parameters = list(model.parameters())
+    if not parameters:
+        raise StrategyError(
+            f"{name} has no parameters: there is nothing to distribute",
+            "prepare the models that are trained; a loss or an activation needs no preparing",
+        )
+    for other in before:
+        if other is model:
+            raise StrategyError(f"this {name} is prepared already", "prepare each model once")
+        known = {id(parameter) for parameter in other.parameters()}
+        if any(id(parameter) in known for parameter in parameters):
+            raise StrategyError(
+                f"{name} shares parameters with the {type(other).__name__} that is prepared",
+                "prepare one module that holds both, or the outer one alone",
+            )
+    agreement.check_untouched(model)
+    agreement.same_on_all_ranks(model, setting)
+    transforms.check(model, setting)
+    if setting.plan.degree("dp_shard") == 1 and setting.data_ranks > 1:
+        replicate.check(model, setting)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], setting: ParallelContext) -> None:
+    known = {id(parameter) for model in models for parameter in model.parameters()}
+    strange = [parameter for parameter in loading.trained_by(optimizer) if id(parameter) not in known]
+    if strange:
+        raise StrategyError(
+            f"{type(optimizer).__name__} trains {len(strange)} parameters of no prepared model (the first has the "
+            f"shape {list(strange[0].shape)}): their gradients would be each rank's own",
+            "prepare the model that they are of, in the same call or before; make a lone one a parameter of it",
+        )
+    optimizers.check(optimizer, setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1)
+    if chosen(setting.plan, "zero1"):
+        zero1.check(optimizer)
+
+
+def described(things: Sequence[Any], setting: ParallelContext) -> list[str]:
+    """What is done, in two lines at the most."""
+    data, lines = setting.data_ranks, []
+    models = [
+        f"{type(thing).__name__} ({sum(one.numel() for one in thing.parameters()):,} parameters)"
+        for thing in things
+        if isinstance(thing, nn.Module)
+    ]
+    if models:
+        name, ranks = setting.plan.name, dist.get_world_size()
+        lines.append(f"prepared for {name} on {ranks} ranks: {', '.join(models)}")
+    if any(isinstance(thing, DataLoader) for thing in things):
+        lines.append(
+            f"each of {data} data ranks loads its rows of every batch; a loss is that of a rank's rows, "
+            "td.reduce_mean(loss) the whole batch's"
+            if data > 1
+            else "every rank loads whole batches: no dimension of the mesh divides them"
+        )
+    return lines

@@ -21,7 +21,7 @@ from .client.job import Job, attach
 from .client.submit import Request, prepare, rerun, submit
 from .protocol.columns import beside
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
-from .protocol.help import help_text
+from .protocol.options.help import help_text
 from .protocol.state import JobState
 from .verbs import defaults, parse, torchrun
 from .verbs.perform import perform

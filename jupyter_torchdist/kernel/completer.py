@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..protocol.errors import TorchDistError
+from ..protocol.options.strategy import BY_NAME, explained, options_of, strategy_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Option
-from ..protocol.strategy_options import BY_NAME, explained, options_of, strategy_of
 from ..verbs import parse
 
 if TYPE_CHECKING:

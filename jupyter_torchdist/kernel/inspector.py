@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.columns import below
+from ..protocol.options.strategy import BY_NAME, explained, strategy_help, strategy_of
 from ..protocol.spec import BY_FLAG, Option, Options, options_help
-from ..protocol.strategy_options import BY_NAME, explained, strategy_help, strategy_of
 from ..verbs import parse
 from .completer import being_valued, setting
 

@@ -17,7 +17,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from ..protocol.errors import TorchDistError, UserError
-from ..protocol.help import help_text
+from ..protocol.options.help import help_text
 from . import cell as cells
 from . import failure, modules
 

@@ -19,9 +19,9 @@ from ..protocol.version import agent_directory
 def main(words: list[str]) -> None:
     verb, *rest = words or [""]
     if verb == "agent":
-        from . import agent
+        from . import agent_process
 
-        agent.main(Path(*rest) if rest else agent_directory())
+        agent_process.main(Path(*rest) if rest else agent_directory())
     elif verb == "relay":
         from . import relay
 

@@ -7,13 +7,10 @@ What it is sent and answers is in ``AGENT_MESSAGES`` of ``launch/base.py``.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import os
 import selectors
 import signal
 import socket
-import stat
 import struct
 import subprocess
 import time
@@ -23,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..protocol import codec, inventory
+from ..protocol import inventory
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
-from ..protocol.paths import JobPaths, make_private, safe_name
+from ..protocol.paths import JobPaths, safe_name
 from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
 from . import warm
 from .assignment import Assignment
@@ -34,7 +31,7 @@ from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
 from .orphans import Orphans
-from .replica import Incoming, prepare, replica, replica_blobs, trust_replica, write_private
+from .replica import Incoming, prepare, replica, replica_blobs, trust_replica
 from .tail import Shipment
 
 LINGER_SECONDS = 2.0
@@ -51,8 +48,6 @@ FAST_TICK, SLOW_TICK = 0.004, 0.02
 
 SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
 """When nothing changed for so long, and the system tells of changes, there is no hurry to look."""
-
-PR_SET_CHILD_SUBREAPER = 36
 
 MESSAGES = frozenset(
     ("hello", "warm", "prepare", "blob", "start", "follow", "signal", "stacks", "end", "forget", "ping", "stop_warm")
@@ -462,40 +457,3 @@ def _peer_uid(connection: socket.socket) -> int:
     """User at the other end (unix(7), SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])
-
-
-def listen(directory: Path) -> socket.socket | None:
-    """The agent's socket; None when another agent has it. Holds ``agent.lock`` for this process's life."""
-    make_private(directory)
-    lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    path = directory / "agent.sock"
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.stat().st_mode):
-            path.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(64)
-    listener.setblocking(False)
-    return listener
-
-
-def main(directory: Path) -> None:
-    """Be the agent whose socket is in ``directory``, unless there is one."""
-    os.umask(0o077)  # logs are for their owner; each launcher takes its notebook's mask
-    listener = listen(directory)
-    if listener is None:
-        return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    identity = directory / "agent.json"
-    write_private(identity, codec.dumps({"process": ProcessId.mine().to_json()}).encode("ascii"))
-    try:
-        Agent(listener, directory).run()
-    finally:
-        (directory / "agent.sock").unlink(missing_ok=True)
-        identity.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..protocol.strategy_options import BY_NAME, SHARDINGS
+from ..protocol.options.strategy import BY_NAME, SHARDINGS
 
 Take = Callable[[Any], Iterable[str]]
 """The words that a key's value stands for. Raises ``Refused``, or ``ValueError`` with what was expected."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import OptionError
+from ..protocol.options.strategy import options_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Options, parse_options
-from ..protocol.strategy_options import options_of
 from . import accelerate_config
 
 _OF_A_STRATEGY = (

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..protocol.errors import OptionError
+from ..protocol.options.strategy import BY_NAME, convert
 from ..protocol.plan import Gpu, NodePlan
 from ..protocol.spec import Options
 from ..protocol.strategy import DIMENSIONS, StrategyPlan
-from ..protocol.strategy_options import BY_NAME, convert
 from . import deepspeed_config, strategy_checks
 
 DATA = ("ddp", "fsdp", "hsdp")

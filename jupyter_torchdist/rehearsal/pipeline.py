@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.flop_counter import flop_registry
 
-from ..protocol.strategy_options import chosen
+from ..protocol.options.strategy import chosen
 from ..strategies.core.context import ParallelContext
 from ..strategies.core.scatter import map_tensors, tensors_in
 from ..strategies.parallel.fsdp import DTYPES

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..protocol.errors import StrategyError
-from ..protocol.strategy_options import chosen
+from ..protocol.options.strategy import chosen
 from ..torch_private.autograd import in_backward, in_functorch
 from .analysis.leftovers import within_checkpoint
 from .backwards import Backwards

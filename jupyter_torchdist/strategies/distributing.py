@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..protocol.strategy_options import chosen
+from ..protocol.options.strategy import chosen
 from .core import agreement, hooks, loading, optimizers
 from .core.context import ParallelContext
 from .deepspeed.engine import Engine

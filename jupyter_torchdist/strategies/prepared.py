@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from ..protocol.errors import StrategyError
-from ..protocol.strategy_options import chosen
+from ..protocol.options.strategy import chosen
 from ..torch_private.autograd import in_backward
 from . import preparing
 from .analysis.divisors import divisor_of

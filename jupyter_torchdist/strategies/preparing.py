@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from ..protocol.errors import StrategyError
+from ..protocol.options.strategy import chosen
 from ..protocol.strategy import StrategyPlan
-from ..protocol.strategy_options import chosen
 from .core import agreement, loading, optimizers
 from .core.agreement import of_every_rank
 from .core.context import ParallelContext

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 import jupyter_torchdist as td
-from jupyter_torchdist.protocol.strategy_options import BY_NAME
+from jupyter_torchdist.protocol.options.strategy import BY_NAME
 
 from .models import SAMPLES, sgd
 from .pipelines import Placed, gpt, same_as, staged, stages_of, trained

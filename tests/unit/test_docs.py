@@ -10,7 +10,7 @@ from pathlib import Path
 from jupyter_torchdist import states
 from jupyter_torchdist.planning.accelerate_config import SECTIONS
 from jupyter_torchdist.planning.accelerate_keys import DYNAMO, FSDP, TOP
-from jupyter_torchdist.protocol.strategy_options import STRATEGY_OPTIONS
+from jupyter_torchdist.protocol.options.strategy import STRATEGY_OPTIONS
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from jupyter_torchdist.protocol.errors import StrategyError
+from jupyter_torchdist.protocol.options.strategy import BY_NAME
 from jupyter_torchdist.protocol.releases import release_of
-from jupyter_torchdist.protocol.strategy_options import BY_NAME
 from jupyter_torchdist.strategies.pipeline.schedules import (
     LOOPED,
     WHOLE_FORWARD,

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.planning.strategy import plan_strategy
 from jupyter_torchdist.protocol.errors import OptionError
-from jupyter_torchdist.protocol.help import help_text
-from jupyter_torchdist.protocol.plan import Gpu, NodePlan
-from jupyter_torchdist.protocol.spec import options_help, parse_options
-from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
-from jupyter_torchdist.protocol.strategy_options import (
+from jupyter_torchdist.protocol.options.help import help_text
+from jupyter_torchdist.protocol.options.strategy import (
     BY_NAME,
     REFUSED,
     STRATEGY_OPTIONS,
@@ -22,6 +19,9 @@ from jupyter_torchdist.protocol.strategy_options import (
     options_of,
     strategy_help,
 )
+from jupyter_torchdist.protocol.plan import Gpu, NodePlan
+from jupyter_torchdist.protocol.spec import options_help, parse_options
+from jupyter_torchdist.protocol.strategy import DIMENSIONS, NAMES, StrategyPlan
 from jupyter_torchdist.views.plan_tables import strategy_lines
 
 GPUS = (Gpu("GPU-0", 0, "NVIDIA H100", 80 * 1024**3, 0),)

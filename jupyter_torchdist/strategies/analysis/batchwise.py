@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -34,7 +34,8 @@ from ...torch_private.tensors import is_pointwise
 from ...usercode.frames import is_users
 from . import rules_indexing, rules_layers, rules_losses, rules_pointwise, rules_products, rules_reductions, rules_views
 from .bindings import chooses
-from .constants import adds_up, drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
+from .constants import drawn, is_counting, look_for_sizes, made, refuse_numbers_read, sized, spreads
+from .kinds import _sound, _still, tensors_within
 from .lattice import (
     NOISE,
     SAME,
@@ -391,37 +392,4 @@ class BatchwiseTracker(TorchDispatchMode):
         return list(ruled) if isinstance(ruled, Sequence) else [ruled] * len(results)
 
 
-def _sound(call: Call, tensor: torch.Tensor, kind: Kind) -> Kind:
-    """A rule that was not written for this form of its operation is found by the shape that it says."""
-    if isinstance(kind, Rows) and (tensor.dim() <= kind.dim or tensor.size(kind.dim) != len(kind.owners)):
-        return Unknown(call.name, "could not be followed (its shape)", user_place())
-    return kind
-
-
-def _still(suspects: frozenset[Suspect], kind: Kind, call: Call) -> frozenset[Suspect]:
-    """Copies as many as the samples: of no harm beside samples, but not to be summed by themselves."""
-    if isinstance(kind, Rows):
-        return frozenset(suspect for suspect in suspects if not suspect.spread)
-    if adds_up(call):
-        return frozenset(replace(suspect, spread=False) for suspect in suspects)
-    return suspects
-
-
 _is_pointwise = functools.lru_cache(maxsize=1024)(is_pointwise)
-
-
-def tensors_within(thing: object) -> Iterable[torch.Tensor]:
-    """All tensors of a batch, however it is packed."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, Mapping):
-        for part in thing.values():
-            yield from tensors_within(part)
-    elif isinstance(thing, (list, tuple, set, frozenset)):
-        for part in thing:
-            yield from tensors_within(part)
-    elif is_dataclass(thing) and not isinstance(thing, type):
-        for item in fields(thing):
-            yield from tensors_within(getattr(thing, item.name))
-    elif isinstance(getattr(thing, "data", None), Mapping):  # a UserDict, as Transformers' BatchEncoding
-        yield from tensors_within(thing.data)  # type: ignore[attr-defined]

@@ -77,72 +77,80 @@ def as_noted(lengths: Sequence[int]) -> Callable[[torch.Tensor, int], int]:
 @contextmanager
 def followed(tracker: BatchwiseTracker) -> Iterator[None]:
     """Within it ``tracker`` knows what packing, recurrent layers over packed sequences and padding do."""
+    of = _Packed(tracker)
+    functions: dict[str, Callable[..., Any]] = {PACK: of.pack, **dict.fromkeys(_LAYERS, of.layers), _PAD: of.pad}
+    with _replaced({name: _aside(function, layer=name in _LAYERS) for name, function in functions.items()}):
+        yield
 
-    def pack(original: Callable[..., Any], data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-        kind, of_lengths = tracker.kind(data), tracker.kind(lengths)
+
+class _Packed:
+    """torch's functions over packed sequences, each with what ``tracker`` learns of it."""
+
+    def __init__(self, tracker: BatchwiseTracker) -> None:
+        self._tracker = tracker
+
+    def pack(self, original: Callable[..., Any], data: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        kind, of_lengths = self._tracker.kind(data), self._tracker.kind(lengths)
         packed, sizes = original(data, lengths, batch_first)
         if isinstance(kind, Same | Noise) and isinstance(of_lengths, Same | Noise):
             return packed, sizes
         found: Kind = Mixed(PACK, "packs samples by lengths that are not theirs", user_place())
         if (rows := _alike(kind, of_lengths, 0 if batch_first else 1)) is not None:
             vector = torch.cat([rows.owners.vector[:count] for count in sizes.tolist()])
-            selection = (rows.owners.selection, tracker.number(lengths))
+            selection = (rows.owners.selection, self._tracker.number(lengths))
             found = Rows(0, rows.owners.but(vector=vector, selection=selection, order=(PACK, rows.owners.order)))
-        tracker.learn(packed, found)
-        tracker.learn(sizes, Mixed(PACK, "counts the sequences of the batch that are so long", user_place()))
+        self._tracker.learn(packed, found)
+        self._tracker.learn(sizes, Mixed(PACK, "counts the sequences of the batch that are so long", user_place()))
         return packed, sizes
 
-    def layers(original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, *args: Any) -> Any:
+    def layers(self, original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, *args: Any) -> Any:
         states, weights, *_ = args
         begins = states if isinstance(states, (tuple, list)) else (states,)
         output, *hidden = original(data, sizes, *args)
-        sequences = _sequences(tracker, data, sizes)
+        sequences = _sequences(self._tracker, data, sizes)
         if (
             sequences is not None
-            and all(isinstance(tracker.kind(weight), Same | Noise) for weight in weights)
-            and all(_begins(tracker, state, sequences) for state in begins)
+            and all(isinstance(self._tracker.kind(weight), Same | Noise) for weight in weights)
+            and all(_begins(self._tracker, state, sequences) for state in begins)
         ):
-            tracker.learn(output, tracker.kind(data))
+            self._tracker.learn(output, self._tracker.kind(data))
             for state in hidden:
-                tracker.learn(state, Rows(1, sequences.owners))
+                self._tracker.learn(state, Rows(1, sequences.owners))
         else:
-            lose((data, sizes, *begins, *weights), (output, *hidden), "takes states or weights of other samples")
+            self._lose((data, sizes, *begins, *weights), (output, *hidden), "takes states or weights of other samples")
         return output, *hidden
 
     def pad(
-        original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, *args: Any
+        self, original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, *args: Any
     ) -> Any:
         output, lengths = original(data, sizes, batch_first, *args)
-        if (sequences := _sequences(tracker, data, sizes)) is not None:
-            tracker.learn(output, Rows(0 if batch_first else 1, sequences.owners))
-            tracker.learn(lengths, sequences)
+        if (sequences := _sequences(self._tracker, data, sizes)) is not None:
+            self._tracker.learn(output, Rows(0 if batch_first else 1, sequences.owners))
+            self._tracker.learn(lengths, sequences)
         else:
-            lose((data, sizes), (output, lengths), "pads what is no packed batch")
+            self._lose((data, sizes), (output, lengths), "pads what is no packed batch")
         return output, lengths
 
-    def lose(given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], why: str) -> None:
+    def _lose(self, given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], why: str) -> None:
         """What is made of samples in another way than these."""
-        kinds = [tracker.kind(tensor) for tensor in given]
+        kinds = [self._tracker.kind(tensor) for tensor in given]
         if all(isinstance(kind, Same | Noise) for kind in kinds):
             return
         lost = next((kind for kind in kinds if isinstance(kind, Mixed | Unknown)), None)
         for tensor in made:
-            tracker.learn(tensor, lost or Mixed("a recurrent layer", why, user_place()))
+            self._tracker.learn(tensor, lost or Mixed("a recurrent layer", why, user_place()))
 
-    def aside(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Where sequences of the batch are packed; any other call is followed."""
 
-        def chosen(original: Callable[..., Any], *args: Any) -> Any:
-            if not _is_packed(args) and function is layers:
-                return original(*args)
-            with disable_current_modes():
-                return function(original, *args)
+def _aside(function: Callable[..., Any], *, layer: bool) -> Callable[..., Any]:
+    """Where sequences of the batch are packed; any other call is followed."""
 
-        return chosen
+    def chosen(original: Callable[..., Any], *args: Any) -> Any:
+        if layer and not _is_packed(args):
+            return original(*args)
+        with disable_current_modes():
+            return function(original, *args)
 
-    functions: dict[str, Callable[..., Any]] = {PACK: pack, **dict.fromkeys(_LAYERS, layers), _PAD: pad}
-    with _replaced({name: aside(function) for name, function in functions.items()}):
-        yield
+    return chosen
 
 
 def _is_packed(args: Sequence[Any]) -> bool:

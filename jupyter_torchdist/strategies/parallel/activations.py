@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...protocol.strategy_options import chosen
+from ...protocol.options.strategy import chosen
 from ...torch_private.places import checkpoint_in_place
 from ..core import blocks
 from ..core.context import ParallelContext

@@ -26,8 +26,8 @@ from torch.distributed.fsdp import (
 )
 
 from ...protocol.errors import StrategyError
+from ...protocol.options.strategy import chosen
 from ...protocol.strategy import StrategyPlan
-from ...protocol.strategy_options import chosen
 from ...torch_private.fully_shard import fsdp_around_outputs, fsdp_begin, fsdp_output_dtype, replicate_with_fsdp
 from ..core import blocks, loading
 from ..core.agreement import check_untouched

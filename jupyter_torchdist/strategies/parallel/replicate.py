@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from ...protocol.errors import StrategyError
-from ...protocol.strategy_options import chosen
+from ...protocol.options.strategy import chosen
 from ...torch_private.places import replicate_in_place
 from ..core import loading
 from ..core.agreement import check_untouched

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ...protocol.errors import StrategyError
-from ...protocol.strategy_options import chosen
+from ...protocol.options.strategy import chosen
 from ...torch_private.places import enable_custom_loss_ops
 from ..core import loading
 from ..core.agreement import check_untouched

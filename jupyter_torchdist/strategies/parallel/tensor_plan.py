@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from ...protocol.errors import StrategyError
-from ...protocol.strategy_options import chosen
+from ...protocol.options.strategy import chosen
 from ..core import blocks
 from ..core.context import ParallelContext
 

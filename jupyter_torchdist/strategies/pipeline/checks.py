@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from ...protocol.errors import StrategyError
-from ...protocol.strategy_options import chosen
+from ...protocol.options.strategy import chosen
 from ...torch_private.places import BatchNorm
 from ..core.agreement import check_not_scripted, check_untouched
 from ..core.context import ParallelContext

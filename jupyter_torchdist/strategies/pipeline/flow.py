@@ -10,8 +10,7 @@ encoder and tied weights need nothing of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,19 +21,19 @@ from torch.overrides import TorchFunctionMode
 from ...protocol.errors import StrategyError
 from ...torch_private.places import (
     FakeTensor,
-    FakeTensorMode,
     TorchDispatchMode,
     current_function_mode,
     pop_function_mode,
     push_function_mode,
 )
 from ...torch_private.tensors import GROUPED_MM
-from ..core import loading
 from ..core.outputs import opened, without_tensors
 from ..core.scatter import map_tensors, tensors_in
+from .stand_ins import Fakes
 from .units import Call, Units
 
 _TENSOR_PROPERTIES = ("T", "H", "mT", "mH", "data", "real", "imag", "grad")
+
 _OF_NO_VALUE = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "__len__"),
     *("is_contiguous", "element_size", "get_device", "__repr__", "__format__", "__hash__", "type", "__set__"),
@@ -127,44 +126,6 @@ class _Draws(TorchDispatchMode):
         if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
             return func(*(one.bfloat16() for one in args[:2]), *args[2:], **(kwargs or {})).to(args[0].dtype)
         return func(*args, **(kwargs or {}))
-
-
-class Fakes:
-    """Stand-ins of what a rank does not have."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), device
-        self._known: dict[Tensor, Tensor] = {}
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """A fake of a parameter or of a tensor without values."""
-        if isinstance(tensor, FakeTensor) or not (tensor.is_meta or isinstance(tensor, nn.Parameter)):
-            return tensor
-        if tensor not in self._known:
-            device = self._device if tensor.is_meta else tensor.device
-            with self.mode:
-                fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-            self._known[tensor] = fake.requires_grad_(tensor.requires_grad)
-        return self._known[tensor]
-
-    @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[None]:
-        """A module has fake parameters; whatever is computed is fake."""
-        places = loading.slots(module)
-        try:
-            for parameter, slots in places.items():
-                loading.put(slots, self.of(parameter))  # type: ignore[arg-type]
-            with self.mode:
-                yield
-        finally:
-            for parameter, slots in places.items():
-                loading.put(slots, parameter)
-
-    def run(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function on fakes."""
-        args, kwargs = map_tensors((args, kwargs), self.of)
-        with self.mode:
-            return function(*args, **kwargs)
 
 
 def _counts(function: Any) -> bool:

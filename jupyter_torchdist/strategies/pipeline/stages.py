@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...protocol.errors import StrategyError
+from ...protocol.options.strategy import chosen
 from ...protocol.strategy import StrategyPlan
-from ...protocol.strategy_options import chosen
 from ...torch_private.places import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -45,11 +45,12 @@ from ..step.divided import _kind
 from ..step.ways import Way
 from . import remote_parameters
 from .checks import microbatches, no_reentrant_checkpoints
-from .flow import Fakes, Flow, Planner, StageRun
+from .flow import Flow, Planner, StageRun
 from .inside import Inside
 from .kept import hand_out, kept, left_behind, owner_of
 from .passage import Passage
 from .schedules import WHOLE_FORWARD, StageLayout, stages_a_rank
+from .stand_ins import Fakes
 from .trial import in_one_piece, ways_of_microbatches
 from .units import Units, assigned, clock, marked, measured
 from .wires import Wires

@@ -11,8 +11,9 @@ from torch import nn
 from ...protocol.errors import StrategyError
 from ..core.context import ParallelContext
 from ..core.scatter import tensors_in
-from ..step.divided import Divider, Refused, agreed
+from ..step.divided import Divider, agreed
 from ..step.placing import in_front
+from ..step.trial import Refused
 from ..step.ways import Way
 from .checks import microbatches
 
@@ -48,7 +49,7 @@ class _Trial(Divider):
         if share is None:
             return None
         dims = in_front(tensors_in((args, kwargs)), share.total)
-        return self._agreed(self._tried(forward, root, args, kwargs, share, dims))
+        return self._agreed(self._tried(forward, root, (args, kwargs), share, dims))
 
 
 def ways_of_microbatches(

@@ -7,31 +7,27 @@ they load what it saved.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ...protocol.errors import StrategyError
-from ...torch_private.places import AsyncCollectiveTensor, default_store
+from ...torch_private.places import AsyncCollectiveTensor
 from ...usercode.frames import is_users
 from ..core import dtensors
 from ..core.optimizers import placed_like
 from ..core.ownership import own_class
 from ..core.patches import Patches
-from ..core.scatter import map_tensors, tensors_in
+from ..core.scatter import map_tensors
 from ..core.side_effects import is_users_own
 from .dtensor_data import DATA
+from .files import Files, _is_elsewhere, _parameters
 from .unsharded import groups_of, units_in
 from .writable_views import WritableView
 
@@ -187,16 +183,6 @@ def _is_copy(value: Any, parameter: Any) -> bool:
     return parameter.is_meta or value.data_ptr() != parameter.data_ptr()
 
 
-def _is_elsewhere(parameter: Any) -> bool:
-    return isinstance(parameter, DTensor) or (parameter is not None and parameter.is_meta)
-
-
-def _parameters(module: nn.Module) -> dict[str, Any]:
-    """By the names that a state dict has."""
-    parts = module.named_modules(remove_duplicate=False)
-    return {f"{path}.{name}" if path else name: one for path, part in parts for name, one in part._parameters.items()}
-
-
 _as_they_are: list[bool] = []
 
 
@@ -318,86 +304,3 @@ class _State(dict[str, Any]):
 
 def _named(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-
-
-class Files:
-    """What ``torch.save`` wrote, so that ``torch.load`` finds it whole on every rank.
-
-    Ranks that name the same path leave the writing to the first; a path of a rank's own (in a temporary directory)
-    is written by that rank. Saves are told apart by their number. Arguments have torch's names: cells may use those.
-    """
-
-    saves = 0
-    """Of this process so far: each has a key of its own in the store."""
-
-    def __init__(self, *, whole: bool = True) -> None:
-        """``whole`` false: state dicts of the cell hold shards, which no single file should."""
-        self._whole = whole
-        self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
-
-    def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """To a path: once. To an open file: as ever.
-
-        Raises ``StrategyError`` for shards that were asked for, and for what would not be whole in a file.
-        """
-        _check_whole(obj)
-        if not self._whole and any(isinstance(tensor, DTensor) for tensor in tensors_in(obj)):
-            raise StrategyError(
-                "torch.save of a sharded state dict (state_dict_type=SHARDED_STATE_DICT): a file would hold one rank's "
-                "shards",
-                "td.save(directory, model, optimizer) saves shards; or leave state_dict_type out, and it is whole",
-            )
-        if not isinstance(f, (str, os.PathLike)):
-            return original(obj, f, *args, **kwargs)
-        path = os.path.abspath(f)
-        Files.saves += 1
-        if dist.get_rank() != 0:
-            if self._path_of_the_first() == path:
-                self._left[path] = self.saves
-                return None
-            return original(obj, path, *args, **kwargs)
-        default_store().set(_key("path", self.saves), path)
-        aside = f"{path}.part"
-        try:
-            original(obj, aside, *args, **kwargs)
-            os.replace(aside, path)
-        finally:
-            Path(aside).unlink(missing_ok=True)
-            default_store().set(_key("written", self.saves), b"1")
-        return None
-
-    def load(self, original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
-        """From a path that was left to the first rank: when it has written it."""
-        if isinstance(f, (str, os.PathLike)) and (number := self._left.get(os.path.abspath(f))):
-            default_store().wait([_key("written", number)])
-        return original(f, *args, **kwargs)
-
-    def _path_of_the_first(self) -> str | None:
-        """None where the first rank does not save: a branch of the cell is another rank's alone."""
-        key = _key("path", self.saves)
-        try:
-            default_store().wait([key], _PATIENCE)
-        except RuntimeError:
-            return None
-        return str(default_store().get(key).decode())
-
-
-def _check_whole(obj: Any) -> None:
-    """Raise ``StrategyError`` for a model that is divided, and for values that are on other ranks alone."""
-    if isinstance(obj, nn.Module) and any(map(_is_elsewhere, _parameters(obj).values())):
-        raise StrategyError(
-            f"torch.save of a whole {type(obj).__name__.removeprefix('FSDP')}, which is divided among ranks",
-            "save model.state_dict(), which is whole; or save the model in a later cell",
-        )
-    if any(tensor.is_meta for tensor in tensors_in(obj)):
-        raise StrategyError(
-            "torch.save of parameters of a pipeline's other stages, whose values are on their ranks",
-            "save model.state_dict(), or a part's, which is whole",
-        )
-
-
-_PATIENCE = timedelta(seconds=10)
-
-
-def _key(what: str, number: int) -> str:
-    return f"torchdist/saved/{number}/{what}"

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...protocol.errors import StrategyError
+from ...protocol.options.strategy import chosen
 from ...protocol.strategy import DIMENSIONS, StrategyPlan
-from ...protocol.strategy_options import chosen
 from ..core.ownership import OURS
 from .compression import Compression
 from .early import Early

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...protocol.errors import StrategyError
-from ..analysis.batchwise import tensors_within
+from ..analysis.kinds import tensors_within
 
 ENOUGH = 2**16
 """Elements of a tensor that are looked at."""

@@ -6,7 +6,6 @@ Before the first forward of its kind the model is tried on this rank's rows and 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,22 +17,17 @@ from torch import nn
 
 from ...protocol.errors import StrategyError
 from ..analysis import packing
-from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of
-from ..analysis.lattice import Fact, Mixed, Rows, Same, Total, Unknown
-from ..analysis.leftovers import changed_buffer, kept_beside, no_trace
 from ..core.agreement import of_every_rank
-from ..core.outputs import closed, numbers_in, opening
+from ..core.outputs import closed, opening
 from ..core.ownership import own_class
-from ..core.rng import OwnStream, undone
+from ..core.rng import OwnStream
 from ..core.scatter import BatchShard, join_rows, map_tensors, tensors_in, weighted
-from ..core.side_effects import other_notes
-from ..sharded.unsharded import recover
 from . import batchnorm
 from .batch_consistency import check_alike, fingerprint
-from .halves import Window, at_least_two, halves_differ, window, without_chance
-from .placing import Dims, cut, elsewhere, in_front, narrowed, samples_in
-from .ways import AddedParts, JoinedRows, SameEverywhere, Way
+from .placing import Dims, cut, elsewhere, in_front, samples_in
+from .trial import Refused, Trial
+from .ways import AddedParts, JoinedRows, Way
 
 if TYPE_CHECKING:
     from .accumulating import Accumulation
@@ -44,15 +38,7 @@ WHOLE = (
 )
 
 
-_NUMBERS = "numbers that it returns"
 Call = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Refused:
-    """Why a forward cannot be divided."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -87,6 +73,8 @@ class Divider:
         """``anywhere``: samples may be in another dimension of the inputs than the first."""
         self._group, self._rank, self._accumulation = group, group.rank(), accumulation
         self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
+        self._tried = Trial(self._rank, self.whole_batch, trusted=trusted, anywhere=self._anywhere)
+        self._tried.follows_packing = accumulation is None
         self._known: dict[Hashable, Learned] = {}
         self._padded = packing.Padded(packing.over_ranks(group))
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
@@ -186,7 +174,7 @@ class Divider:
         if self.replicated:
             self._check_data(module, (args, kwargs))
         tensors, dims = tensors_in((args, kwargs)), None
-        found = self._agreed(self._tried(forward, module, args, kwargs, share, in_front(tensors, share.total)))
+        found = self._agreed(self._tried(forward, module, (args, kwargs), share, in_front(tensors, share.total)))
         if isinstance(found, Refused):
             other = self._found_elsewhere(forward, module, args, kwargs, share.total)
             if other is None:
@@ -203,7 +191,7 @@ class Divider:
         tensors = tensors_in((args, kwargs))
         for dims in elsewhere(tensors, total) if self._anywhere and not self._trusted else ():
             share = self._over(samples_in(tensors, dims))
-            found = None if share is None else self._agreed(self._tried(forward, module, args, kwargs, share, dims))
+            found = None if share is None else self._agreed(self._tried(forward, module, (args, kwargs), share, dims))
             if found is not None and not isinstance(found, Refused):
                 return found, dims
         return None
@@ -258,133 +246,6 @@ class Divider:
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         return self.samples if self.samples in sizes else sizes[0] if sizes else None
 
-    def _tried(
-        self,
-        forward: Call,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        share: BatchShard,
-        dims: Dims,
-    ) -> tuple[Way, ...] | Refused:
-        forward = opening(forward)
-        low, high = at_least_two(share)
-        size = high - low
-        part_args, part_kwargs = narrowed((args, kwargs), dims, low, high)
-        entered = {
-            part: dim for part, dim in zip(tensors_in((part_args, part_kwargs)), dims, strict=True) if dim is not None
-        }
-        tracker = BatchwiseTracker()
-        try:
-            with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
-                before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-                follows = contextlib.nullcontext() if self._accumulation else packing.followed(tracker)
-                with tracker, follows, self.whole_batch():
-                    for part, dim in entered.items():
-                        tracker.enters(part, size, dim)
-                    outputs = forward(*part_args, **part_kwargs)
-                    changed = changed_buffer(module, before, tracker)
-                made = tensors_in(outputs)
-                ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
-                held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
-                del outputs, made
-                kept = kept_beside(tracker, [*entered, *module.buffers()])
-            notes: list[dict[str, Any]] = []
-            differ = self._halves_differ(forward, module, (args, kwargs), window(share, held), dims, ways, notes)
-        except StrategyError as error:
-            return Refused(error.message)
-        except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
-            recover(module)
-            why = _likely_cause(list(entered), tensors_in((args, kwargs)), share.total)
-            return Refused(
-                f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
-            )
-        if differ and not self._trusted:
-            return Refused("what it makes of a sample is another value when fewer samples are beside it")
-        if changed and not self._trusted:
-            return Refused(f"its buffer {changed} changes by the samples of the batch")
-        if kept is not None and not self._trusted:
-            return Refused(
-                f"it keeps {kept} of the batch beside its outputs (an attribute or a hook): return it from forward"
-            )
-        elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
-        if elsewhere == _NUMBERS and not self._trusted:
-            return Refused(
-                "it returns a number or an array (no tensor) that is another one for fewer samples: compute it of its "
-                "outputs, or return a tensor with a value for each sample"
-            )
-        if elsewhere is not None and not self._trusted:
-            return Refused(f"it notes something of its samples in {elsewhere}, and each rank would note of its own")
-        if tracker.branch is not None and not self._trusted:
-            return Refused(
-                f"{tracker.branch} branches on a value of its samples, and each rank would by its own: compute that "
-                "before the model is called, where every rank has the whole batch, and give it as an argument"
-            )
-        refusal = next((way for way in ways if isinstance(way, Refused)), None)
-        return refusal or tuple(way for way in ways if not isinstance(way, Refused))
-
-    def _halves_differ(
-        self,
-        forward: Call,
-        module: nn.Module,
-        inputs: Any,
-        tried: Window,
-        dims: Dims,
-        ways: Sequence[Way | Refused],
-        notes: list[dict[str, Any]],
-    ) -> bool:
-        """Whether rows of the batch disprove what was followed; ``notes`` are what the whole and the parts note.
-
-        Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
-        """
-
-        lengths: list[int] = []
-
-        def outputs(low: int, high: int) -> Any:
-            part_args, part_kwargs = narrowed(inputs, dims, low, high)
-            is_whole = high - low == tried.stop - tried.start
-            padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
-            with no_trace(module) as belongings, without_chance(module), self.whole_batch(), padded:
-                made = forward(*part_args, **part_kwargs)
-                own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
-                notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})
-                return made
-
-        def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
-            if not len(ways) == len(halves[0]) == len(halves[1]):
-                return []
-            first_and_other = (first, tried.stop - tried.start - first)
-            return [_joined(way, (one, other), first_and_other) for way, one, other in zip(ways, *halves, strict=True)]
-
-        return halves_differ(outputs, tried, join)
-
-    def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
-        kind = fact.kind
-        if isinstance(kind, Same):
-            spread = output.dim() > 0 and output.stride(0) == 0 and output.size(0) == size  # ``std.expand_as(mean)``
-            return JoinedRows(0, single=True) if spread else SameEverywhere()
-        if isinstance(kind, Rows) and kind.over is None and kind.owners.selection is kind.owners.order is None:
-            vector, samples = kind.owners.vector, torch.arange(size)
-            if torch.equal(vector, samples.repeat_interleave(len(vector) // max(1, size))):
-                return JoinedRows(kind.dim, single=len(vector) == size)
-            if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
-                return JoinedRows(kind.dim, turns=True)
-        if isinstance(kind, Rows) and kind.owners.order is not None and not self._trusted:
-            return Refused("an output is in the order of a sorting: sort it back, as the samples come")
-        if isinstance(kind, Total) and not kind.floored:
-            if kind.den is None:
-                return AddedParts(mean=False)
-            if divisor_of(output) is not None:
-                return AddedParts(mean=True, counted=True)
-            if kind.den.counts_samples and not kind.den.full:
-                return AddedParts(mean=True)
-        if self._trusted:
-            return JoinedRows(0) if output.dim() and output.size(0) % size == 0 else SameEverywhere()
-        if isinstance(kind, Mixed | Unknown):
-            where = f" ({kind.place})" if kind.place else ""
-            return Refused(f"{kind.operation} {kind.why}{where}")
-        return Refused("an output is a weighted mean, or not in the order of the samples")
-
     def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
         return agreed(mine, self._group, "the ranks' parts")
 
@@ -438,31 +299,6 @@ def targets_of(loss: torch.Tensor) -> torch.Tensor:
     if found is None:
         raise StrategyError("the loss is no longer the cross entropy that it was in the first steps", WHOLE)
     return found
-
-
-def _joined(
-    way: Way | Refused, parts: tuple[torch.Tensor, torch.Tensor], samples: tuple[int, int]
-) -> torch.Tensor | None:
-    """The whole's output of two parts, which have so many samples; None: that cannot be told."""
-    one, other = parts
-    if isinstance(way, JoinedRows) and way.turns:
-        in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
-        return torch.cat(in_turns, way.dim + 1).flatten(way.dim, way.dim + 1)
-    if isinstance(way, JoinedRows):
-        return torch.cat(parts, way.dim)
-    if isinstance(way, AddedParts) and not way.counted:
-        first = samples[0] / sum(samples)
-        return first * one + (1 - first) * other if way.mean else one + other
-    return one if isinstance(way, SameEverywhere) else None
-
-
-def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
-    """What makes most forwards fail on fewer samples."""
-    if all(tensor.dim() == 1 for tensor in cut):
-        return "is it given one sample, without a batch"
-    if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):
-        return "is the batch another dimension than the first, as in the hidden states of an LSTM"
-    return "is a batch size written in the model as a number, or the batch another dimension than the first"
 
 
 def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .spec import options_help
-from .strategy_options import strategy_help, strategy_of
+from ..spec import options_help
+from .strategy import strategy_help, strategy_of
 
 
 def help_text(words: Sequence[str]) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .columns import Layout, beside
-from .errors import OptionError
-from .strategy import DIMENSIONS, NAMES, StrategyPlan
+from ..columns import Layout, beside
+from ..errors import OptionError
+from ..strategy import DIMENSIONS, NAMES, StrategyPlan
 
 SHARDED = ("fsdp", "hsdp")
 TRAINED = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "auto")

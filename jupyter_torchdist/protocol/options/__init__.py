@@ -1,0 +1,1 @@
+"""The options of strategies, and the help of all options."""

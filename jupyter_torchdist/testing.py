@@ -2,6 +2,7 @@
 
 ``FakeJob`` writes the very files that driver and ranks write. ``python -m jupyter_torchdist.testing --zygote`` has
 drivers without agent, torch or parallel ranks: for tests of everything that starts jobs and reads them.
+``FakeLauncher`` is an engine with a queue, for tests of launchers; its ranks are real.
 """
 
 from __future__ import annotations
@@ -12,18 +13,23 @@ import pickle
 import sys
 import time
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from . import marshal
 from .driver.zygote import serve
+from .launch.base import EngineState
+from .launch.local import LocalLauncher
 from .protocol import codec
 from .protocol.bundle import Manifest
+from .protocol.channel import Channel
+from .protocol.errors import LaunchError
 from .protocol.events import ErrorRecord, Event
 from .protocol.gauges import Gauges
 from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
-from .protocol.plan import NodePlan, Plan
+from .protocol.plan import Inventory, NodePlan, Plan
 from .protocol.process import ProcessId, exit_in_words
 from .protocol.spec import JobSpec, Options
 from .ranks import execution
@@ -213,13 +219,54 @@ class FakeJob:
         self.close()
 
 
-def requests(paths: JobPaths) -> list[str]:
-    """Take the requests of clients away: ``interrupt`` and ``kill``, the oldest first."""
-    found = []
-    for path in sorted(paths.requests.glob("*.json")):
-        found.append(codec.loads(path.read_bytes())["kind"])
-        path.unlink()
-    return found
+FAKE_ENGINE = "TORCHDIST_FAKE_ENGINE"
+"""The directory of ``FakeLauncher``'s queue: a file for each submission, which a test writes and reads."""
+
+
+class FakeSubmission:
+    """One file of the queue: ``{"word", "position", "reason"}`` (``EngineState``). Its agent is this machine's."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._file = directory / name
+        self.token = {"id": name}
+
+    def tell(self, word: str, position: int | None = None, reason: str = "") -> None:
+        """What the engine says from now on."""
+        publish_json(self._file, {"word": word, "position": position, "reason": reason})
+
+    def state(self) -> EngineState:
+        return EngineState(**codec.loads(self._file.read_bytes()))
+
+    def connect(self, node: NodePlan) -> Channel:
+        assert self.state().word != "queued"
+        return LocalLauncher().connect(node)
+
+    def shared(self, node: NodePlan) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        self.tell("ended", reason="it was taken back")
+
+
+class FakeLauncher:
+    """An engine with one submission for all nodes. A new submission waits as the file ``first.json`` says."""
+
+    def __init__(self) -> None:
+        self.directory = Path(os.environ[FAKE_ENGINE])
+
+    def probe(self, environ: Mapping[str, str]) -> Inventory:
+        return LocalLauncher().probe(environ)
+
+    def submit(self, plan: Plan, attempt: int) -> FakeSubmission:
+        submission = FakeSubmission(self.directory, f"{plan.job}-{attempt}")
+        submission.tell(**codec.loads((self.directory / "first.json").read_bytes()))
+        return submission
+
+    def attach(self, plan: Plan, token: Mapping[str, Any]) -> FakeSubmission:
+        found = sorted(self.directory.glob(f"{plan.job}-*"))
+        if not found:
+            raise LaunchError(f"there is no submission for job {plan.job}")
+        return FakeSubmission(self.directory, token.get("id", found[-1].name))
 
 
 def run_job(line: dict[str, Any]) -> None:
@@ -234,7 +281,7 @@ def run_job(line: dict[str, Any]) -> None:
         job.running()
         failed = None
         for number in range(job.plan.world_size):
-            if requests(job.paths):
+            if jobdir.taken_requests(job.paths):
                 job.ended("cancelled")
                 return
             if not _run_rank(job, number, Path(line["blobs"])):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import capture as capturing
+from ..launch import registry
 from ..planning.topology import make_plan
 from ..protocol.bundle import Manifest
-from ..protocol.inventory import local_inventory
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Inventory, Plan
@@ -87,7 +87,8 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
 
     But for ``--strategy auto`` on GPUs: a rehearsal of the first step says whether a whole copy fits there.
 
-    Raises ``OptionError``, ``CellSyntaxError``, ``UndefinedName``, ``CaptureError`` or ``ResourceError``.
+    Raises ``OptionError``, ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``, ``ResourceError`` or
+    ``LaunchError``.
     """
     home = home or default_home()
     cwd = request.cwd or Path.cwd()
@@ -106,11 +107,9 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
         argv=request.argv,
         notebook=request.notebook,
     )
+    inventory = _inventory(options)
     capture = _capture(request, cwd)
-    plan = _plan(spec, home)
-    if options.strategy == "auto" and _on_gpus(plan) and plan.world_size > 1:
-        fits = copy_fits(spec, capture, plan, cwd, home, _inventory(options))
-        plan = _plan(spec, home, fits)
+    plan = _plan(spec, home, inventory, lambda first: copy_fits(spec, capture, first, cwd, home, inventory))
     return PreparedJob(spec, capture, plan, cwd, home)
 
 
@@ -172,12 +171,13 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
         for blob in earlier.manifest.blobs:
             blob_store(home).verify(blob)
         manifest = replace(earlier.manifest, job=spec.job)
-        plan = _with_strategy_of(earlier.plan, _plan(spec, home))
+        plan = _planned_anew(earlier.plan, spec, home)
         return launch_bundle(spec, manifest, plan, cwd or Path.cwd(), home, pool)
 
 
-def _with_strategy_of(earlier: Plan, plan: Plan) -> Plan:
-    """The same ranks keep the strategy that was chosen for them by what is not known here."""
+def _planned_anew(earlier: Plan, spec: JobSpec, home: Home) -> Plan:
+    """On what is free now. The same number of ranks keeps the strategy that was chosen with what is not known here."""
+    plan = _plan(spec, home, _inventory(spec.options))
     return replace(plan, strategy=earlier.strategy) if plan.world_size == earlier.world_size else plan
 
 
@@ -197,7 +197,7 @@ def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
                 earlier = attach_to(holder.paths, home, pool)
                 earlier.kill()
                 earlier.wait()
-    return _with_strategy_of(plan, _plan(spec, home))
+    return _planned_anew(plan, spec, home)
 
 
 def new_job_id() -> str:
@@ -224,11 +224,10 @@ def _capture(request: Request, cwd: Path) -> Capture:
 
 
 def _inventory(options: Options) -> Inventory:
-    return local_inventory({**os.environ, **chosen_variables(options)})
+    return registry.launcher(options.launcher).probe({**os.environ, **chosen_variables(options)})
 
 
-def _plan(spec: JobSpec, home: Home, fits: bool | None = None) -> Plan:
-    inventory = _inventory(spec.options)
+def _plan(spec: JobSpec, home: Home, inventory: Inventory, fits: Callable[[Plan], bool | None] | None = None) -> Plan:
     holders = leases.holders(home) if inventory.gpus and spec.options.ranks is None else []
     own = {os.getpid()}
     if spec.options.replace:  # what they hold will be free: ``submit`` ends them before it starts anything

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..launch import registry
 from ..launch.local import LocalLauncher
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError
@@ -21,6 +22,7 @@ from ..protocol.paths import JobPaths, make_private, runtime_dir
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
 from ..protocol.world import World
+from ..store.jobdir import read_spec
 from . import zygote
 from .run import Driver
 
@@ -77,7 +79,8 @@ class Warmth:
 def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:
     with _sole_driver(paths.job) as sole:
         if sole:
-            Driver(paths, LocalLauncher(), world, blobs).run()
+            launcher = read_spec(paths).options.launcher
+            Driver(paths, lambda: registry.launcher(launcher), world, blobs).run()
 
 
 class _sole_driver(contextlib.AbstractContextManager[bool]):

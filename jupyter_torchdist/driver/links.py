@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..launch.base import Connector
+from ..launch.base import Submission
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.frames import CHUNK
@@ -45,13 +45,13 @@ def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
 class Link:
     """The driver's side of one node."""
 
-    def __init__(self, connector: Connector, plan: Plan, node: NodePlan, paths: JobPaths, attempt: int) -> None:
-        self._connector = connector
+    def __init__(self, submission: Submission, plan: Plan, node: NodePlan, paths: JobPaths, attempt: int) -> None:
+        self._submission = submission
         self._plan = plan
         self.node = node
         self._paths = paths
         self.attempt = attempt
-        self.shared = connector.shared(node)
+        self.shared = submission.shared(node)
         self.channel: Channel | None = None
         self.ended = False
         self.started = False
@@ -73,7 +73,7 @@ class Link:
 
     def open(self, now: float) -> None:
         """Connect; a job that was started is followed from what is here. Raises ``LaunchError``, ``ChannelError``."""
-        self.channel = self._connector.connect(self.node)
+        self.channel = self._submission.connect(self.node)
         self._heard = self._pinged = now
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
         if self.started and not self.ended:

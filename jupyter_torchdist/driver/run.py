@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..launch.base import Connector
-from ..protocol import codec
+from ..launch.base import Launcher, Submission
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.events import Event, parse_lines
@@ -23,8 +21,9 @@ from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, fold
 from ..protocol.world import World
 from ..store import journal, liveness
-from ..store.jobdir import read_manifest, read_plan, read_spec
+from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
 from . import policy
+from .engine import Engine
 from .links import Link
 
 QUIET_TICK = 0.02
@@ -43,17 +42,15 @@ INTERNAL = ("launcher.child", "rank.ending")
 class Driver:
     """One job from here to its end. ``world`` is None for a driver that takes up another's job.
 
-    ``blobs`` is the directory of captured data.
+    ``find`` makes the job's launcher, ``blobs`` is the directory of captured data.
     """
 
-    def __init__(self, paths: JobPaths, connector: Connector, world: World | None, blobs: str = "") -> None:
+    def __init__(self, paths: JobPaths, find: Callable[[], Launcher], world: World | None, blobs: str = "") -> None:
         self._paths = paths
-        self._connector = connector
         self._world = world
         self._blobs = blobs
         self._spec: JobSpec = read_spec(paths)
         self._plan = read_plan(paths)
-        self._requests = str(paths.requests)
         self._writer = journal.Writer(paths)
         self._unwritten: list[Event] = []
         self._state: JobState = fold(self._writer.events, journal.asked_for(paths))
@@ -61,6 +58,7 @@ class Driver:
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._offsets: dict[str, int] = {}
         self._stalled: set[str] = set()
+        self._engine = Engine(find, self._plan, self._say)
         self._links: list[Link] = []
         self._selector = selectors.DefaultSelector()
         self._watched: dict[Link, tuple[Channel | None, dict[int, int]]] = {}
@@ -105,24 +103,25 @@ class Driver:
     def _begin(self, fresh: bool) -> None:
         self._say("job.starting", attempt=self._attempt, fresh=fresh)
         self._fresh = fresh
-        self._make_links()
+        self._make_links(self._engine.submit(self._attempt))
         self._start(self._links[0])
 
     def _take_up(self) -> None:
-        self._make_links(started=True)
+        self._make_links(self._engine.attach(self._writer.events), started=True)
         self._read_all()
 
-    def _make_links(self, started: bool = False) -> None:
+    def _make_links(self, submission: Submission, started: bool = False) -> None:
         for link in self._links:
             link.drop(time.monotonic())
             self._watch(link)
-        self._links = [Link(self._connector, self._plan, node, self._paths, self._attempt) for node in self._plan.nodes]
+        self._links = [Link(submission, self._plan, node, self._paths, self._attempt) for node in self._plan.nodes]
         for link in self._links:
             link.started = started
-            try:
-                link.open(time.monotonic())
-            except (ChannelError, OSError):
-                link.drop(time.monotonic())
+            if not self._engine.queued:
+                try:
+                    link.open(time.monotonic())
+                except (ChannelError, OSError):
+                    link.drop(time.monotonic())
             self._watch(link)
 
     def _start(self, link: Link) -> None:
@@ -148,12 +147,19 @@ class Driver:
                 if mask & selectors.EVENT_READ:
                     self._on_messages(key.data)
             now = time.monotonic()
-            for link in self._links:
-                if not link.keep(now):
-                    self._lose(link)
-                self._watch(link)
+            self._engine.look(now)
+            if not self._engine.queued:
+                self._keep_links(now)
             self._take_requests()
             self._tick(now)
+
+    def _keep_links(self, now: float) -> None:
+        for link in self._links:
+            if self._engine.ended and link.channel is None and not link.ended:
+                self._lose(link, self._engine.state.reason or "its launcher has ended it")
+            elif not link.keep(now):
+                self._lose(link, "its agent cannot be reached")
+            self._watch(link)
 
     def _watch(self, link: Link) -> None:
         """Wake up when the node has said something, and when it takes what waits to be sent."""
@@ -200,8 +206,10 @@ class Driver:
                 link.signal(signal.SIGINT)
         elif isinstance(action, policy.End):
             self._standing = replace(self._standing, end_sent=action.grace)
+            if self._engine.queued:
+                self._engine.cancel()
             for link in self._links:
-                if link.started:
+                if link.started and not self._engine.queued:
                     link.end(action.grace)
                 else:
                     self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
@@ -225,12 +233,15 @@ class Driver:
     def _finish(self, end: policy.Finish) -> None:
         if end.state == "lost" and not self._paths.spec.exists():
             end = replace(end, reason=f"the files of job {self._paths.job} were deleted while it ran")
+        if end.state == "lost" and self._engine.ended:
+            end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'it does not say why'}")
         reason = end.reason if self._state.ranks or end.state != "failed" else f"{end.reason}\n{self._launcher_words()}"
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
             self._paths_summary()
         for link in self._links:
             link.forget()
+        self._engine.cancel()
 
     def _launcher_words(self) -> str:
         """The end of what launchers printed: why no rank came to be."""
@@ -248,14 +259,15 @@ class Driver:
         """A mistake of ours, or an agent that cannot be had: end what runs, and say so."""
         for link in self._links:
             link.end(0.0)
+        self._engine.cancel()
         reason = error.message if isinstance(error, LaunchError) else f"the driver failed: {error!r}"
         with contextlib.suppress(StoreError):
             self._say("job.ended", state="failed", reason=reason, first_failure=None)
             self._paths_summary()
 
-    def _lose(self, link: Link) -> None:
+    def _lose(self, link: Link, reason: str) -> None:
         if link.node.name not in self._standing.lost:
-            self._say("node.lost", node=link.node.name, reason="its agent cannot be reached")
+            self._say("node.lost", node=link.node.name, reason=reason)
             self._standing = replace(self._standing, lost=self._standing.lost | {link.node.name})
             link.ended = True
 
@@ -348,16 +360,7 @@ class Driver:
     # -- what clients ask
 
     def _take_requests(self) -> None:
-        try:
-            names = sorted(name for name in os.listdir(self._requests) if name.endswith(".json"))
-        except OSError:  # user code can reach this directory
-            return
-        for file in [self._paths.requests / name for name in names]:
-            kind = ""
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                kind = str(codec.loads(file.read_bytes()).get("kind"))
-            with contextlib.suppress(OSError):
-                file.unlink()
+        for kind in taken_requests(self._paths):
             if kind == "interrupt":
                 self._standing = replace(self._standing, interrupts=self._standing.interrupts + 1)
             elif kind == "terminate":

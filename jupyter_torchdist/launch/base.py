@@ -35,17 +35,91 @@ pong           t
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 from ..protocol.channel import Channel
-from ..protocol.plan import NodePlan
+from ..protocol.plan import Inventory, NodePlan, Plan
+
+QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 
 
-class Connector(Protocol):
-    """How an engine with one channel a node (this machine, SSH) reaches its agents."""
+@dataclass(frozen=True)
+class EngineState:
+    """What an engine says about a submission.
+
+    ``word`` is ``queued`` (no agent was started yet), ``running`` (agents are there, or are starting) or ``ended``
+    (no agent of the submission is left). ``position`` in the queue counts from 1; None where the engine does not
+    say. ``reason`` is the engine's own: why it waits, or why it ended.
+    """
+
+    word: str = RUNNING
+    position: int | None = None
+    reason: str = ""
+
+
+class Submission(Protocol):
+    """One attempt of a job, given to an engine. No method may block the driver for more than a moment."""
+
+    @property
+    def token(self) -> dict[str, Any]:
+        """What ``attach`` needs in another process, as JSON: Slurm's job id, Ray's submission id. Empty for none."""
 
     def connect(self, node: NodePlan) -> Channel:
-        """A new channel to the node's agent. Raises ``LaunchError`` when the node cannot be reached."""
+        """A new channel to the node's agent. Not called while the state is ``queued``.
+
+        Raises ``ChannelError`` when the agent does not answer yet: the driver tries again for half a minute. Raises
+        ``LaunchError`` when there is no use in another try: the job fails with these words.
+        """
 
     def shared(self, node: NodePlan) -> bool:
         """Whether the node sees the driver's job directory on a local disk."""
+
+    def state(self) -> EngineState:
+        """How the submission stands. Asked about once a second. Raises ``LaunchError`` when the engine is silent."""
+
+    def cancel(self) -> None:
+        """Take it back: afterwards nothing of it runs, or ever will. May be called twice, and after its end."""
+
+
+class Launcher(Protocol):
+    """An engine. Made without arguments, by the name of its entry point (``launch/registry.py``).
+
+    An engine with one submission for all nodes (Slurm, Ray, Spark, Kubernetes) has a queue and a token. An engine
+    with one channel a node (this machine, SSH) is a ``ChannelPerNode``.
+    """
+
+    def probe(self, environ: Mapping[str, str]) -> Inventory:
+        """What a node of the engine has, for a job with the variables ``environ``.
+
+        Raises ``LaunchError`` when the engine cannot be asked.
+        """
+
+    def submit(self, plan: Plan, attempt: int) -> Submission:
+        """Ask for the nodes of ``plan``. Raises ``LaunchError`` when the engine refuses."""
+
+    def attach(self, plan: Plan, token: Mapping[str, Any]) -> Submission:
+        """The submission with that token, for a driver that takes up a job.
+
+        ``token`` is empty when the first driver died before the journal had it: the engine then looks for
+        ``plan.job``. Raises ``LaunchError`` when there is no such submission.
+        """
+
+
+class ChannelPerNode:
+    """An engine without a queue: it is its own submission, and always running. Subclasses connect."""
+
+    token: ClassVar[dict[str, Any]] = {}
+
+    def submit(self, plan: Plan, attempt: int) -> Any:
+        return self
+
+    def attach(self, plan: Plan, token: Mapping[str, Any]) -> Any:
+        return self
+
+    def state(self) -> EngineState:
+        return EngineState()
+
+    def cancel(self) -> None:
+        """Agents end their ranks themselves."""

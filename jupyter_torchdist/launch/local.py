@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from ..protocol.channel import Channel
 from ..protocol.connect import connect_agent
-from ..protocol.plan import NodePlan
+from ..protocol.inventory import local_inventory
+from ..protocol.plan import Inventory, NodePlan
+from .base import ChannelPerNode
 
 
-class LocalLauncher:
+class LocalLauncher(ChannelPerNode):
     """The only node is this machine, which sees the job directory itself."""
+
+    def probe(self, environ: Mapping[str, str]) -> Inventory:
+        return local_inventory(environ)
 
     def connect(self, node: NodePlan) -> Channel:
         fd = connect_agent(sys.executable).detach()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from ..protocol import releases
 from ..protocol.errors import ResourceError
@@ -23,13 +24,14 @@ def make_plan(
     *,
     busy: Mapping[str, str] | None = None,
     own: Collection[int] = (),
-    fits: bool | None = None,
+    fits: Callable[[Plan], bool | None] | None = None,
 ) -> Plan:
     """The plan of ``spec`` on one node.
 
     ``busy`` maps UUIDs of GPUs that an earlier job holds to that job; ``own`` are pids whose GPU memory does
-    not make a GPU busy (the kernel itself); ``fits`` is as ``plan_strategy`` takes it. Raises ``ResourceError`` when
-    there is less than was asked for, and what ``plan_strategy`` raises.
+    not make a GPU busy (the kernel itself). ``fits`` is asked for ``--strategy auto`` on several GPUs, with the plan
+    so far; its answer is as ``plan_strategy`` takes it. Raises ``ResourceError`` when there is less than was asked
+    for, and what ``plan_strategy`` raises.
     """
     options = spec.options
     if inventory.torch:
@@ -48,10 +50,7 @@ def make_plan(
         name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus), host=inventory.host
     )
     nodes = (node,)
-    strategy = plan_strategy(options, world_size, nodes, gpus, fits=fits)
-    if inventory.torch:
-        releases.check_plan(inventory.torch, strategy, binds=bool(options.numa_binding))
-    return Plan(
+    plan = Plan(
         job=spec.job,
         world_size=world_size,
         backend=options.backend or ("nccl" if gpus else "gloo"),
@@ -64,11 +63,16 @@ def make_plan(
         collect=options.collect,
         out=options.out,
         env_names=tuple(item.split("=", 1)[0] for item in options.env),
-        strategy=strategy,
+        strategy=plan_strategy(options, world_size, nodes, gpus),
         role=options.role,
         run_id=options.run_id,
         port=options.port,
     )
+    if fits and options.strategy == "auto" and world_size > 1 and gpus:
+        plan = replace(plan, strategy=plan_strategy(options, world_size, nodes, gpus, fits=fits(plan)))
+    if inventory.torch:
+        releases.check_plan(inventory.torch, plan.strategy, binds=bool(options.numa_binding))
+    return plan
 
 
 def _check_cpu(ranks: int, inventory: Inventory) -> None:

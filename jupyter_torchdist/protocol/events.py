@@ -9,6 +9,8 @@ kind                 data
 job.submitted        world_size, nodes, name, label
 job.driver           process (ProcessId): a driver took the job, the first one or another after its death
 job.starting         attempt, fresh
+job.launched         token, attempt: what the launcher calls its submission, where it has a name for it
+job.engine           state (queued, running, ended), position, reason: what the launcher says of its submission
 job.running          every rank runs user code
 job.stopping         reason (cancelled, failed, timed_out, lost), by
 job.note             text: something the user should read

@@ -14,6 +14,9 @@ from .columns import Layout, beside
 from .errors import OptionError
 from .strategy import ALONE, NAMES, PRECISIONS
 
+LOCAL = "local"
+"""The launcher of this machine."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -21,6 +24,7 @@ class Options:
 
     gpus: int | None = None
     ranks: int | None = None
+    launcher: str = LOCAL
     backend: str | None = None
     numa_binding: str | None = None
     strategy: str | None = None
@@ -136,6 +140,12 @@ def _path(text: str) -> str:
     return text
 
 
+def _launcher(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", text):
+        raise ValueError("the name of a launcher")
+    return text
+
+
 def _title(text: str) -> str:
     if not text.strip() or len(text) > 100 or not text.isprintable():
         raise ValueError("1 to 100 printable characters")
@@ -175,6 +185,7 @@ def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Optio
 OPTIONS: tuple[Option, ...] = (
     Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
+    Option("--launcher", "where", "NAME", "what starts the ranks: an installed launcher (default: local)", _launcher),
     _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, else gloo)"),
     Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),
     _choice("--numa-binding", "how", ("node", "socket", "exclusive", "core-complex"), "pin ranks near their GPUs"),

@@ -88,6 +88,8 @@ class JobState:
     notes: tuple[str, ...] = ()
     driver: dict[str, Any] | None = None
     attempt: int = 0
+    queued: str = ""
+    """While the launcher's nodes are not there: ``position 3: waiting for GPUs``, as far as the launcher says."""
     seq: int = 0
 
     @property
@@ -179,6 +181,8 @@ def _apply_job(state: JobState, event: Event) -> JobState:
         return replace(state, driver=data.get("process"))
     if event.kind == "job.starting":
         return replace(state, state="starting", attempt=data.get("attempt", 1), ranks={})
+    if event.kind == "job.engine":
+        return replace(state, queued=_in_queue(data) if data["state"] == "queued" else "")
     if event.kind == "job.running":
         return replace(state, state="running") if state.state == "starting" else state
     if event.kind == "job.stopping":
@@ -189,11 +193,18 @@ def _apply_job(state: JobState, event: Event) -> JobState:
         return replace(
             state,
             state=data.get("state", "failed"),
+            queued="",
             ended=event.t,
             reason=data.get("reason", ""),
             first_failure=data.get("first_failure"),
         )
     return state
+
+
+def _in_queue(data: dict[str, Any]) -> str:
+    position, reason = data.get("position"), data.get("reason")
+    words = "in the launcher's queue" if position is None else f"position {int(position)}"
+    return f"{words}: {reason}" if reason and isinstance(reason, str) else words
 
 
 def _apply_rank(rank: RankState, event: Event) -> RankState:

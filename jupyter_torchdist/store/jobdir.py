@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..protocol import codec
 from ..protocol.bundle import Manifest
 from ..protocol.errors import JobNotFound
 from ..protocol.events import Event
@@ -83,3 +84,21 @@ def _read(paths: JobPaths, path: Path, from_json: Callable[[dict[str, Any]], Wor
         return from_json(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
+
+
+def taken_requests(paths: JobPaths) -> list[str]:
+    """What clients asked for since the last look (``interrupt``, ``terminate``, ``kill``), the oldest first.
+
+    User code can reach the directory: it may be gone, or hold anything.
+    """
+    try:
+        names = sorted(name for name in os.listdir(paths.requests) if name.endswith(".json"))
+    except OSError:
+        return []
+    found = []
+    for file in [paths.requests / name for name in names]:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            found.append(str(codec.loads(file.read_bytes()).get("kind")))
+        with contextlib.suppress(OSError):
+            file.unlink()
+    return found

@@ -73,7 +73,8 @@ def elapsed(state: Row, now: float) -> float:
 
 def headline(state: JobState, now: float) -> str:
     """One line: state, ranks, time, and what went wrong."""
-    parts = [state_word(state), where(state), duration(elapsed(state, now))]
+    word = f"queued, {state.queued}" if state.queued else state_word(state)
+    parts = [word, where(state), duration(elapsed(state, now))]
     if state.reason and state.state != "succeeded":
         parts.append(state.reason)
     mark = MARKS.get(state.state)

@@ -98,6 +98,8 @@ export interface JobState {
   notes: string[];
   driver: Record<string, unknown> | null;
   attempt: number;
+  /** While the launcher's nodes are not there: `position 3: waiting for GPUs`, as far as the launcher says. */
+  queued: string;
   seq: number;
 }
 

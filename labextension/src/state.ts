@@ -30,6 +30,7 @@ export function newJobState(): JobState {
     notes: [],
     driver: null,
     attempt: 0,
+    queued: '',
     seq: 0
   };
 }
@@ -138,6 +139,8 @@ function applyJob(state: JobState, event: Event): JobState {
       return { ...state, driver: get<Data | null>(event, 'process', null) };
     case 'job.starting':
       return { ...state, state: 'starting', attempt: get(event, 'attempt', 1), ranks: {} };
+    case 'job.engine':
+      return { ...state, queued: need(event, 'state') === 'queued' ? inQueue(event) : '' };
     case 'job.running':
       return state.state === 'starting' ? { ...state, state: 'running' } : state;
     case 'job.stopping':
@@ -148,6 +151,7 @@ function applyJob(state: JobState, event: Event): JobState {
       return {
         ...state,
         state: get(event, 'state', 'failed'),
+        queued: '',
         ended: event.t,
         reason: get(event, 'reason', ''),
         first_failure: get<number | null>(event, 'first_failure', null)
@@ -211,6 +215,12 @@ function waitingOf(event: Event): Waiting {
     size: whole(get<unknown>(event, 'size', 0)),
     members: members === null ? null : list(members).map(whole)
   };
+}
+
+function inQueue(event: Event): string {
+  const [position, reason] = [get<unknown>(event, 'position', null), get<unknown>(event, 'reason', '')];
+  const words = position === null ? "in the launcher's queue" : `position ${whole(position)}`;
+  return typeof reason === 'string' && reason !== '' ? `${words}: ${reason}` : words;
 }
 
 function counted(rank: RankState, event: Event): RankState {

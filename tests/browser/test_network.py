@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from jupyter_torchdist.testing import FakeJob, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook, jupyter
 from tests.browser.network import Line, Talker, comes_to, free_port, line_to, talking
 from tests.browser.test_life import cancel
@@ -156,7 +157,7 @@ def test_a_view_does_not_wait_for_a_kernel_that_is_starting(
     expect(view.locator(".td-header .td-state")).to_have_text("running")
     notebook.picture("a-kernel-starts")
     cancel(view)
-    assert wait_until(lambda: requests(running_job.paths) == ["interrupt"], timeout=20)
+    assert wait_until(lambda: taken_requests(running_job.paths) == ["interrupt"], timeout=20)
     assert not [path for path in heard if path.endswith(("/channels", f"{running_job.spec.job}/feed"))], heard
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect
 
 from jupyter_torchdist.protocol.spec import Options
-from jupyter_torchdist.testing import FakeJob, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob
 from tests.browser.frontend import Jupyter, Notebook, write_settings
 from tests.browser.test_output import an_output
 from tests.leaks import wait_until
@@ -104,11 +105,11 @@ def is_killed_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Cancel the job").click()
     expect(page.locator(".Toastify")).to_contain_text("every rank is asked to stop")
-    assert requests(job.paths) == ["interrupt"]
+    assert taken_requests(job.paths) == ["interrupt"]
     row.hover()
     row.get_by_role("button", name="Cancel Cell In[8]…").click()
     page.get_by_role("button", name="Kill it").click()
-    assert wait_until(lambda: requests(job.paths) == ["kill"], timeout=20)
+    assert wait_until(lambda: taken_requests(job.paths) == ["kill"], timeout=20)
     job.now = time.time()
     job.ended("cancelled")
     row.hover()

@@ -18,11 +18,9 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.driver.run import Driver
+from jupyter_torchdist.launch.local import LocalLauncher
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.protocol.channel import Channel
-from jupyter_torchdist.protocol.errors import ChannelError
 from jupyter_torchdist.protocol.paths import Home, JobPaths
-from jupyter_torchdist.protocol.plan import NodePlan
 from jupyter_torchdist.protocol.process import ProcessId, job_token_of, processes_of_job
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState
@@ -168,16 +166,6 @@ def test_a_disk_that_stays_full(home: Path, tmp_path: Path, mount: Mount, kernel
     assert kernel.value("value") == 6
 
 
-class NoNode:
-    """For a driver that only keeps its journal."""
-
-    def connect(self, node: NodePlan) -> Channel:
-        raise ChannelError("there is none")
-
-    def shared(self, node: NodePlan) -> bool:
-        return True
-
-
 @needs_root
 def test_a_driver_stays_until_its_last_line_is_written(home: Path, mount: Mount) -> None:
     """Where the file system keeps no room for the journal, as on NFS: here there is none left to be kept."""
@@ -185,7 +173,7 @@ def test_a_driver_stays_until_its_last_line_is_written(home: Path, mount: Mount)
     job = FakeJob(Home(home))
     job.close()
     rest = fill(home)
-    driver = Driver(job.paths, NoNode(), None)
+    driver = Driver(job.paths, LocalLauncher, None)
     for number in range(100):
         driver._say("job.note", text=f"{number} " + "x" * 200)
     assert 0 < len(journal.state(job.paths).notes) < 100

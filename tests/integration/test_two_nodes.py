@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,13 @@ import pytest
 from jupyter_torchdist.capture import capture_cell, pack
 from jupyter_torchdist.client.world import world_here
 from jupyter_torchdist.driver.run import Driver
+from jupyter_torchdist.launch.base import ChannelPerNode
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.inventory import local_inventory
 from jupyter_torchdist.protocol.paths import Home, JobPaths
-from jupyter_torchdist.protocol.plan import NodePlan
+from jupyter_torchdist.protocol.plan import Inventory, NodePlan
 from jupyter_torchdist.protocol.process import job_token, processes_of_job
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState
@@ -37,7 +38,7 @@ from jupyter_torchdist.store.jobdir import create_job
 from tests.leaks import wait_until
 
 
-class TwoNodes:
+class TwoNodes(ChannelPerNode):
     """Reaches each node's agent through a relay, as SSH would; ``cut`` bytes after which a channel breaks."""
 
     def __init__(self, directory: Path) -> None:
@@ -49,6 +50,9 @@ class TwoNodes:
     def environment(self, node: str) -> dict[str, str]:
         root = self._directory / node
         return {**os.environ, "TORCHDIST_RUNTIME_DIR": str(root / "r"), "TORCHDIST_SCRATCH": str(root / "scratch")}
+
+    def probe(self, environ: Mapping[str, str]) -> Inventory:
+        return local_inventory(environ)
 
     def connect(self, node: NodePlan) -> Channel:
         self.connections += 1
@@ -132,7 +136,7 @@ def drive(
     capture = capture_cell(cell, "Cell In[1]", 2, names or {}, cwd=directory)
     manifest = pack(capture, JOB, BlobStore(home).put)
     paths = create_job(home, spec, plan, manifest)
-    Driver(paths, connector, world_here(spec.options, directory), str(home.blobs)).run()
+    Driver(paths, lambda: connector, world_here(spec.options, directory), str(home.blobs)).run()
     return paths
 
 
@@ -265,7 +269,7 @@ def test_a_driver_that_dies_before_the_second_node_began_leaves_nobody_waiting(
     monkeypatch.undo()
     home = Home(tmp_path / "home")
     paths = JobPaths(home.jobs / JOB)
-    Driver(paths, nodes, None, str(home.blobs)).run()
+    Driver(paths, lambda: nodes, None, str(home.blobs)).run()
     state = state_of(paths)
     assert state.state == "failed"
     assert state.reason.startswith("the ranks could not be started")

@@ -30,7 +30,8 @@ from jupyter_torchdist.protocol.errors import (
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options
-from jupyter_torchdist.testing import FakeJob, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob
 
 DEAD = replace(ProcessId.mine(), ticks=1)
 
@@ -139,10 +140,10 @@ def test_requests_are_files_in_order(fake: FakeJob) -> None:
     job.interrupt()
     job.cancel()
     job.kill()
-    assert requests(fake.paths) == ["interrupt", "interrupt", "kill"]
+    assert taken_requests(fake.paths) == ["interrupt", "interrupt", "kill"]
     fake.ended("cancelled")
     job.kill()
-    assert requests(fake.paths) == []
+    assert taken_requests(fake.paths) == []
 
 
 def test_a_driver_may_take_a_request_at_once(fake: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_a_driver_may_take_a_request_at_once(fake: FakeJob, monkeypatch: pytest.
 
     def published(source: str, path: Path) -> None:
         rename(source, path)
-        taken.extend(requests(fake.paths))
+        taken.extend(taken_requests(fake.paths))
 
     job = owner(fake)
     fake.running()

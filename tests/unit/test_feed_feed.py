@@ -27,7 +27,8 @@ from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import Options, parse_options
 from jupyter_torchdist.protocol.state import JobState, fold
 from jupyter_torchdist.store import files, journal
-from jupyter_torchdist.testing import FakeJob, a_spec, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob, a_spec
 
 Message = dict[str, Any]
 
@@ -241,7 +242,7 @@ def test_cancel_asks_and_says_what_was_done(job: FakeJob) -> None:
     view = View(job).open()
     assert "asked to stop" in view.ask(what="cancel", kill=False)["said"]
     assert "being killed" in view.ask(what="cancel", kill=True)["said"]
-    assert requests(job.paths) == ["interrupt", "kill"]
+    assert taken_requests(job.paths) == ["interrupt", "kill"]
     job.ended("cancelled")
     assert view.ask(what="cancel", kill=False)["said"] == "the job has ended already: cancelled"
 
@@ -260,7 +261,7 @@ def test_cancel_gives_a_job_without_driver_a_new_one(job: FakeJob) -> None:
     pool = Attaching()
     assert "by a new driver" in cancel(job.paths, job.home, False, pool)
     assert pool.attached == 1
-    assert requests(job.paths) == ["interrupt"]
+    assert taken_requests(job.paths) == ["interrupt"]
 
 
 def test_cancel_of_a_job_whose_host_is_silent(job: FakeJob) -> None:
@@ -268,7 +269,7 @@ def test_cancel_of_a_job_whose_host_is_silent(job: FakeJob) -> None:
     pool = Attaching()
     assert "once its driver answers" in cancel(job.paths, job.home, True, pool)
     assert pool.attached == 0
-    assert requests(job.paths) == ["kill"]
+    assert taken_requests(job.paths) == ["kill"]
 
 
 def test_an_old_acknowledgement_does_not_count_for_a_new_connection(job: FakeJob) -> None:
@@ -392,4 +393,4 @@ def test_who_may_only_look_cannot_cancel(job: FakeJob) -> None:
     feed.receive({"type": "open", "logs": {}})
     (answer,) = feed.receive({"type": "ask", "id": 1, "what": "cancel", "kill": True})
     assert "not yours to cancel" in answer["error"]
-    assert requests(job.paths) == []
+    assert taken_requests(job.paths) == []

@@ -55,11 +55,12 @@ export class Header {
   update(): void {
     const { state, status, hello } = this.session;
     const effective = hello ? effectiveState(state, status) : '';
-    if (effective !== this.shownState) {
-      this.shownState = effective;
+    const words = state.queued ? trans('queued, %1', state.queued) : stateWord(effective);
+    if (effective + words !== this.shownState) {
+      this.shownState = effective + words;
       setAttribute(this.state, 'data-tone', tone(effective));
       const shape = effective && stateIcon(effective);
-      this.state.replaceChildren(...(shape ? [shape, make('span', {}, stateWord(effective))] : []));
+      this.state.replaceChildren(...(shape ? [shape, make('span', {}, words)] : []));
     }
     setText(this.name, titleOf(this.session));
     setAttribute(this.name, 'title', [state.name, state.label, this.session.job].filter(Boolean).join(' · '));

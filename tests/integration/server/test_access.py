@@ -20,7 +20,8 @@ from traitlets.config import Config
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.server.base import Ours
 from jupyter_torchdist.server.routes import ROUTES
-from jupyter_torchdist.testing import FakeJob, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob
 from tests.integration.server.conftest import Fetch
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -115,7 +116,7 @@ async def test_nobody_without_the_token(
         job.running()
         for name, verb, address in questions(jp_web_app, job.paths.job):
             assert await status_of(http_server_client, verb, address, headers) in (401, 403), name
-        assert requests(job.paths) == []
+        assert taken_requests(job.paths) == []
     assert guard.asked == []
 
 
@@ -127,7 +128,7 @@ async def test_nobody_whom_the_authorizer_refuses(
         for name, verb, address in questions(jp_web_app, job.paths.job):
             assert await status_of(http_server_client, verb, address, jp_auth_header) == 403, name
             assert guard.asked.pop() == (ACTIONS.get(name, ACTIONS[verb]), "torchdist")
-        assert requests(job.paths) == []
+        assert taken_requests(job.paths) == []
     assert guard.asked == []
 
 
@@ -154,12 +155,12 @@ async def test_a_cookie_needs_the_xsrf_token(
         assert {name for name, _, _ in changes} == {"Cancel.POST", "Rerun.POST", "OneJob.DELETE", "Turn.POST"}
         for name, verb, address in changes:
             assert await status_of(http_server_client, verb, address, {"Cookie": cookie}) == 403, name
-        assert requests(job.paths) == []
+        assert taken_requests(job.paths) == []
         xsrf = "2|aaaaaaaa|bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|1700000000"
         both = {"Cookie": f"{cookie}; _xsrf={xsrf}", "X-XSRFToken": xsrf}
         address = f"{jp_base_url}torchdist/api/jobs/{job.paths.job}"
         assert await status_of(http_server_client, "POST", f"{address}/cancel", both) == 200
-        assert requests(job.paths) == ["interrupt"]
+        assert taken_requests(job.paths) == ["interrupt"]
 
 
 async def test_another_sites_page_embeds_no_log(
@@ -204,7 +205,7 @@ async def test_who_may_only_read_cancels_nothing(jp_ws_fetch: Fetch, guard: type
             pass
         assert said["id"] == 7
         assert said["error"]
-        assert requests(job.paths) == []
+        assert taken_requests(job.paths) == []
         socket.close()
         while await socket.read_message() is not None:
             pass
@@ -219,7 +220,7 @@ async def test_who_may_only_read_cancels_nothing_in_a_turn_either(jp_fetch: Fetc
         answer = await jp_fetch("torchdist", "api", "jobs", job.paths.job, "turn", method="POST", body=body)
         (said,) = [each for each in codec.loads(answer.body)["messages"] if each["type"] == "answer"]
         assert (said["id"], bool(said["error"])) == (7, True)
-        assert requests(job.paths) == []
+        assert taken_requests(job.paths) == []
 
 
 def test_nothing_of_ipython_or_torch_is_imported() -> None:

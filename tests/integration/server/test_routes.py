@@ -21,7 +21,8 @@ from jupyter_torchdist.protocol.feed import UNSEEN
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.store import files
-from jupyter_torchdist.testing import FakeJob, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob
 from tests.integration.server.conftest import Fetch
 
 API = ("torchdist", "api")
@@ -172,9 +173,9 @@ async def test_cancel(jp_fetch: Fetch) -> None:
         where = (*API, "jobs", job.paths.job, "cancel")
         said = await asked(jp_fetch(*where, method="POST", body=""))
         assert "asked to stop" in said["said"]
-        assert requests(job.paths) == ["interrupt"]
+        assert taken_requests(job.paths) == ["interrupt"]
         await jp_fetch(*where, method="POST", body='{"kill": true}')
-        assert requests(job.paths) == ["kill"]
+        assert taken_requests(job.paths) == ["kill"]
         job.ended("cancelled")
         said = await asked(jp_fetch(*where, method="POST", body="{}"))
         assert said["said"] == "the job has ended already: cancelled"
@@ -186,7 +187,7 @@ async def test_cancel_with_bad_words(jp_fetch: Fetch, body: str) -> None:
         job.running()
         code, _ = await refused(jp_fetch(*API, "jobs", job.paths.job, "cancel", method="POST", body=body))
         assert code == 400
-        assert requests(job.paths) == []
+        assert taken_requests(job.paths) == []
 
 
 async def a_turn(fetch: Fetch, job: str, *said: dict[str, Any]) -> list[dict[str, Any]]:
@@ -229,7 +230,7 @@ async def test_a_turn_of_the_feed_in_one_request(jp_fetch: Fetch) -> None:
         assert [hit["text"].strip() for hit in answers[5]["hits"]] == ["three", "two"]
         assert "asked to stop" in answers[6]["said"]
         assert answers[7]["series"][0]["y"] == [0.0, 1.0, 2.0]
-        assert requests(job.paths) == ["interrupt"]
+        assert taken_requests(job.paths) == ["interrupt"]
 
 
 async def test_a_turn_brings_a_long_log_by_and_by(jp_fetch: Fetch) -> None:

@@ -17,7 +17,8 @@ from jupyter_torchdist.feed import Feed
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.server import base, sockets
-from jupyter_torchdist.testing import FakeJob, requests
+from jupyter_torchdist.store.jobdir import taken_requests
+from jupyter_torchdist.testing import FakeJob
 from tests.integration.server.conftest import Fetch
 from tests.leaks import wait_until
 
@@ -139,7 +140,7 @@ async def test_questions(opened: Open) -> None:
         answer = await view.hear("answer")
         assert answer["id"] == 2
         assert answer["said"]
-        assert requests(job.paths) == ["interrupt"]
+        assert taken_requests(job.paths) == ["interrupt"]
 
 
 @pytest.mark.parametrize("data", ["", "{", "[]", "7", "\x00", "[" * 100_000])

@@ -1,0 +1,75 @@
+"""A job's submission to its engine: given, asked about, taken back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..launch.base import ENDED, QUEUED, EngineState, Launcher, Submission
+from ..protocol.errors import LaunchError
+from ..protocol.events import Event
+from ..protocol.plan import Plan
+
+LOOK_SECONDS = 1.0
+"""Between two questions to the engine."""
+
+
+class Engine:
+    """``say`` writes an event into the journal: a token at once, a state whenever it has changed."""
+
+    def __init__(self, find: Callable[[], Launcher], plan: Plan, say: Callable[..., None]) -> None:
+        self._find = find
+        self._plan = plan
+        self._say = say
+        self._submission: Submission | None = None
+        self._looked = float("-inf")
+        self.state = EngineState()
+
+    @property
+    def queued(self) -> bool:
+        return self.state.word == QUEUED
+
+    @property
+    def ended(self) -> bool:
+        return self.state.word == ENDED
+
+    def submit(self, attempt: int) -> Submission:
+        """A new submission; an earlier attempt's is taken back. Raises ``LaunchError``."""
+        self.cancel()
+        submission = self._find().submit(self._plan, attempt)
+        if submission.token:
+            self._say("job.launched", token=submission.token, attempt=attempt)
+        return self._follow(submission)
+
+    def attach(self, events: Sequence[Event]) -> Submission:
+        """The submission that an earlier driver wrote into the journal. Raises ``LaunchError``."""
+        tokens = [event.data.get("token", {}) for event in events if event.kind == "job.launched"]
+        return self._follow(self._find().attach(self._plan, tokens[-1] if tokens else {}))
+
+    def _follow(self, submission: Submission) -> Submission:
+        self._submission = submission
+        self._looked = float("-inf")
+        self.look(0.0)
+        return submission
+
+    def look(self, now: float) -> None:
+        """Ask how it stands, if it is time. An engine that does not answer leaves what is known."""
+        if self._submission is None or self.ended or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        with contextlib.suppress(LaunchError):
+            state = self._submission.state()
+            if state != self.state:
+                self.state = state
+                words: dict[str, Any] = {"state": state.word, "position": state.position, "reason": state.reason}
+                self._say("job.engine", **words)
+
+    def cancel(self) -> None:
+        """Take the submission back. An engine that cannot be asked is named in a note."""
+        submission, self._submission = self._submission, None
+        if submission is not None:
+            try:
+                submission.cancel()
+            except Exception as error:  # noqa: BLE001  # a stranger's code; the job's end must be written all the same
+                self._say("job.note", text=f"the launcher did not take the job back, look there for it: {error}")

@@ -1,0 +1,49 @@
+"""Which engines there are: the entry points of the group ``jupyter_torchdist.launchers``, by name."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from ..protocol.errors import LaunchError, OptionError
+from ..protocol.spec import LOCAL
+from .base import Launcher
+from .local import LocalLauncher
+
+GROUP = "jupyter_torchdist.launchers"
+
+
+def names() -> tuple[str, ...]:
+    """Every name that ``--launcher`` takes, sorted. No launcher is imported."""
+    return tuple(sorted({LOCAL, *_points().keys()}))
+
+
+def launcher(name: str) -> Launcher:
+    """The engine of that name.
+
+    Raises ``OptionError`` for a name that nobody registered, ``LaunchError`` when its package cannot be imported.
+    """
+    if name == LOCAL:  # without a look at every installed package: that takes longer than to start a rank
+        return LocalLauncher()
+    found = _points().get(name)
+    if found is None:
+        raise OptionError(
+            f"there is no launcher {name!r}",
+            f"these are installed: {', '.join(names())}; a package adds one with the entry point group {GROUP}",
+        )
+    try:
+        made: Launcher = found.load()()
+    except Exception as error:  # whatever a stranger's package raises while it is imported
+        raise LaunchError(
+            f"--launcher {name}: {_package(found)} could not be loaded ({found.value}): {error!r}",
+            f"install what it needs, or remove it; other launchers still work: "
+            f"{', '.join(other for other in names() if other != name)}",
+        ) from error
+    return made
+
+
+def _points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _package(point: EntryPoint) -> str:
+    return f"package {point.dist.name} {point.dist.version}" if point.dist else "its package"

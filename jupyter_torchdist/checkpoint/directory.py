@@ -139,7 +139,7 @@ class Writer:
         self._known = set(there) if known is None else known
         if known is not None and (strangers := [number for number in there if number not in known]):
             raise CheckpointError(
-                f"another job saves into {self.directory}: {name_of(strangers[0])} is not of this one",
+                f"another job saves into {self.directory}: {name_of(strangers[0])} was not saved by this job",
                 "give each job a directory of its own",
             )
         later = [number for number in there if number > step and known is None]
@@ -147,8 +147,8 @@ class Writer:
             later = [step]
         if later:
             raise CheckpointError(
-                f"{self.directory} holds {name_of(max(later))} of an earlier run, and this one is at step {step}: "
-                "which of them is the newest could not be told any more",
+                f"{self.directory} holds {name_of(max(later))} of an earlier run, and this run is only at step {step}: "
+                "after saving here, the newest checkpoint could not be recognised",
                 "load it first (--resume, td.load) to go on from there, or save into another directory",
             )
 

@@ -151,11 +151,11 @@ def _see_that_all_are_there(objects: Mapping[str, Any], opened: Opened) -> None:
     for name, value in objects.items():
         kind = kinds.kind_of(value)
         if kind == "loader" and name not in there:
-            opened.notes.append(f"it has no position of a {name}: the loop begins at its first batch")
+            opened.notes.append(f"it has no position for {name}: the loop starts at its first batch")
             continue
         if name not in there or (kind not in kinds.OWN and there[name] != kind):
             names = ", ".join(f"{one} ({what})" for one, what in opened.content.kinds.items()) or "nothing"
             raise CheckpointError(
                 f"{opened.path} has no {kind} called {name!r}; it has {names}",
-                "call the objects as they were called when it was saved: td.load(directory, name=object)",
+                "give the objects the names that they had when they were saved: td.load(directory, name=object)",
             )

@@ -44,7 +44,7 @@ def named(objects: tuple[object, ...], given: Mapping[str, object]) -> dict[str,
         kind = kind_of(value)
         if kind == "value":
             raise CheckpointError(
-                f"a {type(value).__name__} is saved under a name of its own",
+                f"a {type(value).__name__} needs a name in the checkpoint",
                 f"td.save(directory, …, name={value!r:.40})",
             )
         label = type(value).__name__.lower() if kind == "stateful" else kind
@@ -125,7 +125,7 @@ def _own_state(label: str, value: Any) -> Any:
     where = position.position_of(value)
     if where is None:
         raise CheckpointError(
-            f"where the loop over {label} is cannot be told: it began before anyone counted its batches",
+            f"the position of the loop over {label} is unknown: the loop began before its batches were counted",
             "call td.follow(loader) before the loop; td.load(directory, …, loader) does it too",
         )
     return where.saved()
@@ -161,9 +161,9 @@ class Restoring:
         skeleton = self.skeletons[label]
         if difference := differences(state, skeleton, sizes):
             raise CheckpointError(
-                f"{self.where} is of another {label}: {difference[0]}"
+                f"{self.where} was saved from a different {label}: {difference[0]}"
                 + (f" (and {len(difference) - 1} more differences)" if len(difference) > 1 else ""),
-                "build the model as it was when it was saved; nothing was loaded",
+                "build the model in the same way as when it was saved; nothing was loaded",
             )
         if meta := [name for name, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]:
             raise CheckpointError(
@@ -205,5 +205,5 @@ def differences(state: Mapping[str, Any], skeleton: Mapping[str, Any], sizes: Si
         if isinstance(value, torch.Tensor) and isinstance(slot, structures.Slot):
             there, here = tuple(sizes[slot.name][0]), tuple(value.size())
             if there != here:
-                found.append(f"{name} is {there} there and {here} here")
-    return found + [f"{name} is there and not here" for name in skeleton if name not in state]
+                found.append(f"{name} has the shape {there} in the checkpoint and {here} in the model")
+    return found + [f"{name} is in the checkpoint but not in the model" for name in skeleton if name not in state]

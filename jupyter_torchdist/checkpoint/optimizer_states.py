@@ -207,21 +207,21 @@ def _matched(label: str, groups: list[dict[str, Any]], saved: list[dict[str, Any
         for name in group["params"]:
             if name not in home:
                 raise CheckpointError(
-                    f"{label} is another one than the checkpoint's: it has no state for {name}",
+                    f"{label} does not match the checkpoint: the checkpoint has no state for {name}",
                     "load with the optimizer over the same parameters, and with the models it belongs to",
                 )
         numbers = {home.pop(name) for name in group["params"]}
         options = [_options(saved[number]) for number in sorted(numbers)]
         if any(repr(other) != repr(options[0]) for other in options):
             raise CheckpointError(
-                f"{label} has the parameter {group['params'][0]} in one group with others whose options (lr, …) "
-                "differ in the checkpoint",
-                "form the parameter groups as they were when it was saved",
+                f"{label} has the parameter {group['params'][0]} in one group with parameters that have "
+                "different options (lr, …) in the checkpoint",
+                "build the parameter groups as they were when the checkpoint was saved",
             )
         chosen.append(options[0] if options else _options(group))
     if home:
         raise CheckpointError(
-            f"{label} is another one than the checkpoint's: it does not have {next(iter(home))}"
+            f"{label} does not match the checkpoint: it does not have {next(iter(home))}"
             + (f" and {len(home) - 1} more" if len(home) > 1 else ""),
             "load with the optimizer over the same parameters, and with the models it belongs to",
         )

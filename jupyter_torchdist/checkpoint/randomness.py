@@ -60,7 +60,8 @@ def of_rank(states: list[State], rank: int, ranks: int) -> tuple[State, str]:
         return states[rank], ""
     if all(torch.equal(state["torch"], states[0]["torch"]) for state in states):
         return states[0], ""
-    return _apart(states[0], rank), f"ranks {len(states)} to {ranks - 1} begin random numbers of their own"
+    note = f"ranks {len(states)} to {ranks - 1} are not in the checkpoint: they start new random number sequences"
+    return _apart(states[0], rank), note
 
 
 def _apart(state: State, rank: int) -> State:

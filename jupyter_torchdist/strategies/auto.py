@@ -146,8 +146,8 @@ class AutomaticTraining(Training):
             statedicts.whole_values(names, staged.originals)
         if work.pipelines and (lost := remote_parameters.without_values(names)):
             self._setting.say(
-                f"{', '.join(lost)}: made of parameters of stages on other ranks, whose values do not come back (use "
-                "--strategy ddp or fsdp where they shall)"
+                f"{', '.join(lost)}: computed from parameters of pipeline stages on other ranks, so the values do not "
+                "come back to the notebook (to get them, use --strategy ddp or fsdp)"
             )
         if self._models or work.pipelines:
             for model in self._models:
@@ -160,7 +160,9 @@ class AutomaticTraining(Training):
         if self._optimized.pending and not work.roots:
             self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
         elif self._backwards.seen and not work.roots:
-            self._setting.say("nothing was distributed: no optimizer of torch.optim trains a module; all ranks did all")
+            self._setting.say(
+                "nothing was distributed: no optimizer of torch.optim trains a module; every rank did all the work"
+            )
 
     def _explain(self, error: BaseException) -> BaseException | None:
         return super()._explain(error) or (remote_parameters.explain(error) if self._work.pipelines else None)
@@ -209,7 +211,9 @@ class AutomaticTraining(Training):
             return self._whole_call(forward, *args, **kwargs)
         with self._calls.within():
             if new and self._is_cut and compiled is not module:
-                self._setting.say(f"{self._setting.plan.name}: what the cell compiled runs as it is")
+                self._setting.say(
+                    f"{self._setting.plan.name}: the model that the cell compiled runs without compilation"
+                )
             return self._root_call(forward, module, args, kwargs, new=new)
 
     def _whole_call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -231,8 +235,8 @@ class AutomaticTraining(Training):
         watch = self._loops.watch
         if self._sharded and within_checkpoint() and not in_backward():
             raise StrategyError(
-                f"checkpoint is around a whole {own_class(module).__name__}, whose parameters "
-                f"{self._setting.plan.name} has sharded: they are put together once in a backward",
+                f"checkpoint is applied to the whole {own_class(module).__name__}, whose parameters "
+                f"{self._setting.plan.name} has sharded: a backward gathers them only once",
                 "use checkpoint within its forward, --activation-checkpointing, or use_reentrant=True",
             )
         if watch is not None:
@@ -245,7 +249,8 @@ class AutomaticTraining(Training):
                 agreement.check_not_reused(module, self._models)
                 if any(staged.root is module for staged in self._work.pipelines):
                     raise StrategyError(
-                        f"{type(module).__name__} is in stages, and an optimizer or a group of parameters is new to it",
+                        f"{type(module).__name__} is already cut into stages, and an optimizer or a parameter group "
+                        "was added after that",
                         "build optimizers with all groups before the first training step, or use --strategy ddp or "
                         "fsdp",
                     )
@@ -339,8 +344,8 @@ class AutomaticTraining(Training):
         """Raise ``StrategyError`` for a model that is, or would be, sharded, within ``torch.func``'s transforms."""
         if self._sharded:
             raise StrategyError(
-                f"{own_class(module).__name__}, which the strategy shards, within a transform of torch.func (vmap, "
-                "grad)",
+                f"{own_class(module).__name__}, which the strategy shards, is called in a transform of torch.func "
+                "(vmap, grad)",
                 "use --strategy ddp",
             )
 

@@ -136,7 +136,7 @@ class ExplicitWay(Training):
                 model, name = self._parts[id(module)]
                 raise StrategyError(
                     f"{name} of the prepared {model} is called by itself: ddp would not average its gradients",
-                    f"call the {model}, prepare {name} instead of it, or use --strategy none for a DDP of your own",
+                    f"call the {model}, prepare {name} instead of it, or use --strategy none and your own DDP",
                 )
             return original(module, *args, **kwargs)
         args, kwargs = to_device((args, kwargs), self._setting.device)
@@ -162,8 +162,8 @@ class ExplicitWay(Training):
         if len(weights) > 1:
             totals = ", ".join(str(batch.total) for batch in self.loaders.in_flight())
             raise StrategyError(
-                f"batches of {totals} samples are in flight, which {self._group.size()} ranks divide differently: what "
-                "the loss counts with is not to be seen",
+                f"batches of {totals} samples are used in one step, and {self._group.size()} ranks divide them "
+                "differently: the weight of a rank's loss is unknown",
                 "give both loaders drop_last=True, or batch sizes that the ranks divide",
             )
         return weights.pop() if weights else None

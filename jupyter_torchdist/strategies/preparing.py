@@ -27,13 +27,13 @@ def check_plan(plan: StrategyPlan) -> None:
     """Raise ``StrategyError`` for what is asked for and cannot act through ``td.prepare``."""
     if plan.degree("pp") > 1:
         raise StrategyError(
-            "td.prepare cannot cut a model into the stages of a pipeline: where, its first batch shows",
-            "leave td.prepare out of the cell: --strategy pp takes the plain loop",
+            "td.prepare cannot cut a model into the stages of a pipeline: only the first batch shows where to cut",
+            "leave td.prepare out of the cell: --strategy pp works with the plain training loop",
         )
     if plan.options.get("uneven_inputs"):
         raise StrategyError(
-            "-O uneven_inputs: td.prepare divides each batch of a loader, so no rank has a batch more than another; "
-            "in loops over anything else it cannot see where ranks that have no batch left must wait for the others",
+            "-O uneven_inputs and td.prepare: with a prepared loader every rank has the same number of batches; in "
+            "other loops td.prepare cannot know when a rank has no batch left and must wait for the others",
             "prepare the loader and leave -O uneven_inputs out; or --strategy none, DistributedDataParallel and "
             "torch.distributed.algorithms.Join around the loop",
         )
@@ -44,8 +44,8 @@ def check_plan(plan: StrategyPlan) -> None:
     asked += [f"-O {name}" for name in _OF_THE_AUTOMATIC_WAY if name in plan.options]
     if asked:
         raise StrategyError(
-            f"{', '.join(asked)}: of the automatic way, and the cell calls td.prepare",
-            "leave out one of the two; td.save and td.load keep what was prepared",
+            f"{', '.join(asked)}: only for cells that do not call td.prepare, and this cell calls it",
+            "leave out one of the two; td.save and td.load work with what was prepared",
         )
 
 
@@ -110,9 +110,10 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, models: Sequence[nn.Modul
     strange = [parameter for parameter in loading.trained_by(optimizer) if id(parameter) not in known]
     if strange:
         raise StrategyError(
-            f"{type(optimizer).__name__} trains {len(strange)} parameters of no prepared model (the first has the "
-            f"shape {list(strange[0].shape)}): their gradients would be each rank's own",
-            "prepare the model that they are of, in the same call or before; make a lone one a parameter of it",
+            f"{type(optimizer).__name__} trains {len(strange)} parameters that are in no prepared model (the first "
+            f"has the shape {list(strange[0].shape)}): their gradients would be different on every rank",
+            "prepare the model that holds them, in the same call or before; make a parameter without a model a "
+            "parameter of the prepared one",
         )
     optimizers.check(optimizer, setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1)
     if chosen(setting.plan, "zero1"):
@@ -132,8 +133,8 @@ def described(things: Sequence[Any], setting: ParallelContext) -> list[str]:
         lines.append(f"prepared for {name} on {ranks} ranks: {', '.join(models)}")
     if any(isinstance(thing, DataLoader) for thing in things):
         lines.append(
-            f"each of {data} data ranks loads its rows of every batch; a loss is that of a rank's rows, "
-            "td.reduce_mean(loss) the whole batch's"
+            f"each of {data} data ranks loads its part of every batch; a loss is the loss of this rank's samples, "
+            "td.reduce_mean(loss) is the loss of the whole batch"
             if data > 1
             else "every rank loads whole batches: no dimension of the mesh divides them"
         )

@@ -32,7 +32,7 @@ if os.environ["RANK"] == "0":
 """
 
 DIFFER = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-"""docs/torchrun.md says why."""
+"""docs/coming-from/torchrun-options.md says why."""
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -132,7 +132,10 @@ def kept_apart(parts: str) -> str:
         if prepares
         else "--checkpoint DIR saves while a cell trains, --resume goes on from there"
     )
-    return f"--strategy {strategy} keeps it in parts, which only ranks that end together bring back ({saving})"
+    return (
+        f"--strategy {strategy} keeps it in parts on several ranks, so it comes back only when all ranks end together "
+        f"({saving})"
+    )
 
 
 @pytest.mark.parametrize("parts", PARTS)

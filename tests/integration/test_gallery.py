@@ -29,11 +29,11 @@ SHOWN: dict[str, dict[str, str]] = {
         "whole": "each rank loads its part of every batch",
         "rest": "goes on after step 20",
         "curves": "10 steps, ",
-        "refused": "1.weight is (128, 64) there and (99, 64) here",
+        "refused": "1.weight has the shape (128, 64) in the checkpoint and (99, 64) in the model",
     },
     "cp": {"run": "16 tokens of 32", "product": "trained by fsdp+cp on 4 ranks"},
     "ddp": {
-        "ddp": "batch normalisation is over the samples of all ranks",
+        "ddp": "batch normalisation uses the samples of all ranks",
         "zero1": "rank 1 keeps",
         "refused-shown": "sub combines each sample with a mean over the batch (Cell In[9]:4)",
     },

@@ -147,4 +147,6 @@ def check_a_sum_of_several_ranks_is_not_written_to() -> None:
     with by_hand() as mesh:
         total = sharded(torch.ones(4, 4), mesh, 0).sum(0)
         assert total.placements[0].is_partial()  # type: ignore[attr-defined]
-        assert "a part is written to of a sum" in refusal(lambda: total.index_fill_(0, torch.tensor([0]), 3.0))
+        assert "the tensor is a sum whose terms are on several ranks" in refusal(
+            lambda: total.index_fill_(0, torch.tensor([0]), 3.0)
+        )

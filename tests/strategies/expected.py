@@ -34,7 +34,7 @@ Expectation = Equal | Refused | Differs
 
 SAME = Equal()
 _OWN_NOISE = Differs("random numbers drawn inside the model differ by rank")
-_KEPT = Refused("beside its outputs (an attribute or a hook)")
+_KEPT = Refused("outside its outputs (in an attribute or a hook)")
 _SHAPES = Refused("is a batch size written in the model as a number")
 
 ALIKE: dict[str, Expectation] = {
@@ -52,14 +52,14 @@ ALIKE: dict[str, Expectation] = {
     "load_balancing": _KEPT,
     "mask_of_batch_size": _SHAPES,
     "mixture_of_experts": Refused("branches on a value of its samples"),
-    "notes_of_activations": Refused("it notes something of its samples in spread"),
+    "notes_of_activations": Refused("it stores something about its samples in spread"),
     "normalizing_flow": Refused("linalg_solve_triangular has no rule"),
-    "packed_by_lengths_of_others": Refused("packs samples by lengths that are not theirs"),
-    "packed_in_sorted_order": Refused("an output is in the order of a sorting: sort it back"),
-    "returned_numbers": Refused("it returns a number or an array (no tensor) that is another one"),
-    "returned_stranger": Refused("it returns an Output, and how one of the whole batch is made"),
+    "packed_by_lengths_of_others": Refused("packs samples with the lengths of other samples"),
+    "packed_in_sorted_order": Refused("an output is in a sorted order: bring it back"),
+    "returned_numbers": Refused("it returns a number or an array (not a tensor) that changes"),
+    "returned_stranger": Refused("it returns an Output, which cannot be put together"),
     "scripted": Refused("is a torch.jit script"),
-    "second_loop_late": Refused("a step takes batches of two loops"),
+    "second_loop_late": Refused("a step uses batches of two loops"),
     "unseeded_labels": Refused("have different data in the first batch of a loop"),
     "unseeded_samples": Refused("have different data in the first batch for Linear"),
     "vae": _OWN_NOISE,
@@ -69,7 +69,7 @@ ALIKE: dict[str, Expectation] = {
 APART: dict[tuple[str, str], Expectation] = {
     ("backbone_reused", "fsdp"): Refused("0.0.weight of Sequential is sharded already, as a part of another model"),
     ("batch_norm_copies", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
-    ("checkpoint_around_models", "fsdp"): Refused("checkpoint is around a whole Sequential"),
+    ("checkpoint_around_models", "fsdp"): Refused("checkpoint is applied to the whole Sequential"),
     ("ema", "fsdp"): Refused("copy.deepcopy of Sequential, which is sharded"),
     ("lbfgs", "ddp"): Equal(1e-3),  # a search along a line takes the last digits further
     ("lbfgs", "fsdp"): Refused("LBFGS cannot train parameters that fsdp or tp has sharded"),

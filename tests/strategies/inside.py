@@ -241,7 +241,10 @@ def check_whole_blocks_are_compiled_and_whole_forwards_where_there_are_none() ->
 
 
 def check_blocks_that_tp_or_cp_divides_are_compiled_in_parts() -> None:
-    for one, said in (("tp", "under tp what lies between its layers"), ("cp", "under cp a block is compiled in parts")):
+    for one, said in (
+        ("tp", "with tp, only the code between the split layers"),
+        ("cp", "with cp, a block is compiled in parts"),
+    ):
         with compiled_graphs() as graphs:
             equal(setting({one: dist.get_world_size()}, compile=True), language(Language))
         assert len(graphs) > 1 and any(said in line for line in SAID), (one, graphs)

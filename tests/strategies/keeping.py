@@ -140,7 +140,7 @@ def check_a_state_dict_that_is_kept_is_said() -> None:
     def said(degree: str, look: Callable[[nn.Module], object]) -> bool:
         SAID.clear()
         under(setting({degree: dist.get_world_size()}), changed(look))
-        return any("Language.state_dict() gives copies of divided weights" in line for line in SAID)
+        return any("Language.state_dict() returns a copy of the sharded weights" in line for line in SAID)
 
     def keep(model: nn.Module) -> None:
         kept.append(model.state_dict())

@@ -65,9 +65,9 @@ def check_what_a_rank_has_of_the_tokens_is_not_left() -> None:
     def said(build: Callable[[], nn.Module]) -> str:
         return refusal(lambda: under(setting(ranks), language(build)))
 
-    assert "leaves something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.std().item())))
-    assert "leaves something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.detach())))
-    assert "a backward hook of layers.0 would see the gradients of this rank's tokens" in said(Backwards)
+    assert "stores something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.std().item())))
+    assert "stores something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.detach())))
+    assert "a backward hook of layers.0 would see only the gradients of this rank's tokens" in said(Backwards)
     assert "left out the last of its blocks" in said(Early)
     equal(setting(ranks), language(hooked(lambda notes, _: notes.append(1))))
 
@@ -156,7 +156,7 @@ def trained(*, alone: bool = False) -> Trained:
             layer.requires_grad_(False)
         if automatic is not None:
             said = refusal(lambda: torch.save(dict(model.named_parameters()), io.BytesIO()))
-            assert "torch.save of parameters of a pipeline's other stages" in said
+            assert "torch.save of parameters of other pipeline stages" in said
             assert "torch.save of a whole Stack" in refusal(lambda: torch.save(model, io.BytesIO()))
             automatic.finish({})
     finally:
@@ -169,11 +169,11 @@ def check_a_model_that_counts_its_forwards_goes_through_stages_in_one_piece() ->
     SAID.clear()
     there = trained()
     same_as(trained(alone=True), there)
-    assert any("in one piece" in said and "once a microbatch" in said for said in SAID), SAID
+    assert any("in one piece" in said and "once for each microbatch" in said for said in SAID), SAID
     frozen = {name[0] for name, one in there[1].named_parameters() if not one.requires_grad}
     assert frozen == {"0", "3"}
-    assert "leaves something in between" in refused(Watched)
-    assert "leaves something in calls" in refused(Stack, schedule="looped_bfs")
+    assert "stores something in between" in refused(Watched)
+    assert "stores something in calls" in refused(Stack, schedule="looped_bfs")
 
 
 def check_what_a_stage_notes_is_refused() -> None:
@@ -182,7 +182,7 @@ def check_what_a_stage_notes_is_refused() -> None:
         model[2].register_forward_hook(lambda *_: notes.append(1))
         return model
 
-    assert "leaves something in a hook of 2, which is not there on the ranks of other stages" in refused(build)
+    assert "stores something in a hook of 2, which the ranks of other stages do not have" in refused(build)
 
 
 class Result:

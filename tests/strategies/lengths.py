@@ -185,9 +185,11 @@ def check_what_cannot_be_divided_is_refused() -> None:
     x, attention = torch.randn(2, 4, 4, 4), F.scaled_dot_product_attention
     with ulysses():
         assert "3 heads over" in refusal(lambda: attention(x[:, :3], x, x))
-        assert "4 queries beside 3 keys" in refusal(lambda: attention(x, x[:, :, :3], x[:, :, :3]))
-        assert "without any" in refusal(lambda: attention(x[0], x[0], x[0]))
-        assert "a mask of [4, 4] for sequences of 8" in refusal(lambda: attention(x, x, x, torch.ones(4, 4)))
+        assert "cannot divide attention to another sequence: 4 queries, 3 keys" in refusal(
+            lambda: attention(x, x[:, :, :3], x[:, :, :3])
+        )
+        assert "has no dimension of heads" in refusal(lambda: attention(x[0], x[0], x[0]))
+        assert "the mask [4, 4] does not fit sequences of 8" in refusal(lambda: attention(x, x, x, torch.ones(4, 4)))
 
 
 class Again(Apart):

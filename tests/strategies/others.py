@@ -124,10 +124,10 @@ def check_what_is_not_here_is_refused_where_it_is_read() -> None:
 
     for look, words in (
         (momenta, "the cell reads an optimizer's state"),
-        (norm, "the cell reads the gradient of a parameter of a pipeline's other stages"),
-        (total, "a number is read of parameters of a pipeline's other stages"),
-        (mixed, "parameters of a pipeline's other stages have no values on this rank"),
-        (number, "a number is read of parameters of a pipeline's other stages"),
+        (norm, "the cell reads the gradient of a parameter of another pipeline stage"),
+        (total, "the cell reads a number from parameters of other pipeline stages"),
+        (mixed, "parameters of other pipeline stages have no values on this rank"),
+        (number, "the cell reads a number from parameters of other pipeline stages"),
     ):
         assert words in refusal(partial(trained, look)), look
 
@@ -169,7 +169,7 @@ def check_what_torch_would_write_of_no_values_is_refused() -> None:
         average(lambda means, own: torch._foreach_add_(means, [one * 0.1 for one in own])),
         *(norm, outside),
     ):
-        assert "other stages have no values on this rank" in refusal(partial(trained, look)), look
+        assert "other pipeline stages have no values on this rank" in refusal(partial(trained, look)), look
         kept.clear()
 
 
@@ -201,7 +201,7 @@ def check_a_penalty_from_before_the_first_call_is_explained() -> None:
         penalty = sum((one.square().sum() for one in model.parameters()), torch.zeros(()))
         with pytest.raises(RuntimeError) as caught:
             (model(torch.ones(8, 6)).sum() + penalty).backward()
-        assert "before the model was cut into stages" in str(automatic.explained(caught.value))
+        assert "before the model's first call, which cut it into stages" in str(automatic.explained(caught.value))
     finally:
         automatic.abandon()
 
@@ -239,7 +239,7 @@ def check_a_list_from_before_the_first_step_is_no_way_around() -> None:
         return [], model, optimizer
 
     assert "the cell reads the gradient" in refusal(lambda: kept(lambda one: one.grad))
-    assert "a number is read" in refusal(lambda: kept(lambda one: one.sum().item()))
+    assert "the cell reads a number from parameters" in refusal(lambda: kept(lambda one: one.sum().item()))
     _, model, _ = kept(lambda one: one.shape)
     if dist.get_rank() == 0:
         found = {name: one.abs().max().item() for name, one in model.named_parameters()}
@@ -269,7 +269,7 @@ def check_a_second_optimizer_is_refused_by_name() -> None:
         optimizer = adamw(list(model.parameters()))
         models.step(model, optimizer, *deep().batches(1)[0], after=lambda: None)
 
-    assert "Deep is in stages, and an optimizer or a group" in refusal(lambda: trained(another))
+    assert "Deep is already cut into stages, and an optimizer or a parameter group" in refusal(lambda: trained(another))
 
 
 def check_names_come_back_with_values_or_are_named() -> None:
@@ -285,7 +285,9 @@ def check_names_come_back_with_values_or_are_named() -> None:
         automatic.finish(names)
     finally:
         automatic.abandon()
-    assert [one for one in SAID if one.startswith("averages: made of parameters of stages on other ranks")]
+    assert [
+        one for one in SAID if one.startswith("averages: computed from parameters of pipeline stages on other ranks")
+    ]
     if dist.get_rank() == 0:
         kept: list[Tensor] = [names["first"], names["last"]]
         assert not any(one.is_meta for one in kept)

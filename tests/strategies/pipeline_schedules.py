@@ -41,7 +41,7 @@ def check_every_schedule_is_one_devices() -> None:
         options = {"schedule": schedule, "microbatches": microbatches()}
         same_as(alone, trained(which, staged(**options), sgd, clipped, steps))
         assert f"schedule {schedule}" in SAID[-1]
-        assert not any("all came before" in said for said in SAID)
+        assert not any("all forwards ran before" in said for said in SAID)
 
 
 def clipped(model: nn.Module) -> None:
@@ -159,7 +159,7 @@ def check_losses_are_those_of_the_batch() -> None:
         assert_close(ours, alone, CLOSE)
     same(with_ignored_targets, "zbv", samples=SAMPLES - 1)  # microbatches do not divide it
     same(with_ignored_targets, precision="bf16", within=0.05)
-    assert not any("all came before" in said for said in SAID)
+    assert not any("all forwards ran before" in said for said in SAID)
 
 
 def check_outputs_are_there_after_backward() -> None:
@@ -241,7 +241,7 @@ def check_a_value_that_is_read_before_backward() -> None:
 
     same(with_ignored_targets, look=reads)
     if dist.get_rank() == 0:
-        assert any("all came before its backwards" in said and "item" in said for said in SAID)
+        assert any("all forwards ran before the backwards" in said and "item" in said for said in SAID)
     said = refusal(lambda: loop(with_ignored_targets, "1f1b", look=lambda step, loss: print(end=f"{loss:.0f}"[:0])))
     assert "schedule=1f1b" in said and "use -O schedule=gpipe" in said
 
@@ -285,10 +285,10 @@ def check_what_a_schedule_cannot_do_is_refused() -> None:
         return F.dropout(model(x)).mean()
 
     said = refusal(lambda: loop(contrastive, "1f1b"))
-    assert "every sample with every other" in said and "not one of microbatches" in said, said
-    assert "two means that count different things" in refusal(lambda: loop(two_means, "1f1b"))
-    assert "adds up several cross entropies" in refusal(lambda: loop(several, "1f1b"))
-    assert "adds something to a mean over targets" in refusal(lambda: loop(more, "1f1b", LossInside))
+    assert "every sample with every other" in said and "cannot be computed from those of the microbatches" in said, said
+    assert "two means with different divisors" in refusal(lambda: loop(two_means, "1f1b"))
+    assert "adds several cross entropies" in refusal(lambda: loop(several, "1f1b"))
+    assert "adds a term to a mean over targets" in refusal(lambda: loop(more, "1f1b", LossInside))
     assert "Doubled" in refusal(lambda: loop(custom, "1f1b"))
     assert "changed between its forward and backward" in refusal(lambda: loop(written, "1f1b"))
     assert "dropout" in refusal(lambda: loop(drawing, "zbv"))

@@ -422,11 +422,11 @@ def check_what_a_pipeline_cannot_do_is_refused() -> None:
     assert "activation-checkpointing and a pipeline do not go" in refused(Deep, activation_checkpointing=True)
     assert "--compile and a pipeline do not go" in refused(Deep, compile=True)
     assert "zero1 and a pipeline do not go" in refused(Deep, zero1=True)
-    assert "took another way than in its trial" in refused(Skipping, microbatches=1)
+    assert "does other operations than in its trial" in refused(Skipping, microbatches=1)
     assert "mm multiplies every sample" in refused(Pairing, microbatches=2)
     assert "is a torch.jit script" in refused(lambda: nn.Sequential(*[scripted() for _ in range(4)]))
     assert "LBFGS" in refused(Deep, torch.optim.LBFGS)
-    assert "decides by the values" in refused(Choosing, trust_model=True)
+    assert "branches on the values" in refused(Choosing, trust_model=True)
 
 
 def scripted() -> nn.Module:
@@ -464,7 +464,7 @@ def check_ranks_draw_the_same_after_stages_that_draw_their_own() -> None:
                 assert unchanged is not draws and len(set(everyone(torch.rand(1).item()))) == 1
                 if not draws:
                     patch.setattr(Drawing, "draws", True)
-                    assert "took another way than in its trial" in refusal(partial(model, torch.ones(8, 6)))
+                    assert "does other operations than in its trial" in refusal(partial(model, torch.ones(8, 6)))
             finally:
                 automatic.abandon()
 

@@ -103,7 +103,7 @@ def check_a_rank_holds_and_loads_its_part() -> None:
     asked = everyone(samples.asked)
     assert sorted(joined(asked)) == list(range(21))  # none left out, none twice
     assert [len(one) for one in asked] == [11, 10] and sizes == [4, 4, 3 - dist.get_rank()]
-    assert "prepared for fsdp on 2 ranks: Gpt" in SAID[0] and "its rows of every batch" in SAID[1]
+    assert "prepared for fsdp on 2 ranks: Gpt" in SAID[0] and "its part of every batch" in SAID[1]
 
 
 def check_options_act_through_it() -> None:
@@ -198,9 +198,9 @@ def check_streams_and_whole_batches() -> None:
         rows = [(batch["x"].tolist(), len(batch["pair"][0])) for batch in whole]
         assert rows[0] == (([0, 1, 2], 3) if dist.get_rank() == 0 else ([3, 4], 2))
         own = td.prepare(DataLoader(Stream(20 * dist.get_rank()), 4))
-        assert "streams of samples are not the same" in refusal(lambda: list(own))
+        assert "the ranks read different streams of samples" in refusal(lambda: list(own))
         texts = td.prepare(DataLoader([{"x": torch.ones(4), "name": "a"}], batch_size=None))  # type: ignore[arg-type]
-        assert "which rows are which rank's" in refusal(lambda: list(texts))
+        assert "batches that are not tensors with the same number of rows" in refusal(lambda: list(texts))
 
 
 def check_a_plateau_is_the_same_on_all_ranks() -> None:
@@ -238,7 +238,7 @@ def check_refusals() -> None:
     assert "DataLoader is prepared already" in prepare(loader, loader)
     assert "CrossEntropyLoss has no parameters" in prepare(nn.CrossEntropyLoss())
     strange = prepare(model, torch.optim.SGD([*model.parameters(), next(other.parameters())]))
-    assert "SGD trains 1 parameters of no prepared model" in strange and "[16, 6]" in strange
+    assert "SGD trains 1 parameters that are in no prepared model" in strange and "[16, 6]" in strange
     assert "SGD trains 6" in prepare(StepLR(torch.optim.SGD(model.parameters()), 1))
     assert "was given list" in prepare([model])
     assert "parameter weight is (3, 4)" in prepare(nn.Linear(4, 3 + dist.get_rank()))
@@ -268,7 +268,7 @@ def check_refusals() -> None:
             for _ in zip(*loaders, strict=False):
                 torch.ones((), requires_grad=True).backward()
 
-        assert "batches of 4, 5 samples are in flight" in refusal(backward)
+        assert "batches of 4, 5 samples are used in one step" in refusal(backward)
 
 
 def check_unused_parameters_are_said() -> None:

@@ -252,7 +252,7 @@ def check_a_method_beside_forward() -> None:
         model.shortcut(inputs)
     except RuntimeError as error:
         said = fsdp.explain(error)
-        assert said is not None and "method other than forward" in str(said)
+        assert said is not None and "other methods than forward" in str(said)
     else:
         raise AssertionError("a shard was multiplied")
     assert fsdp.explain(RuntimeError("something else")) is None

@@ -194,7 +194,7 @@ def check_what_cannot_be_split_is_refused_with_what_to_do() -> None:
     assert "share a parameter" in refusal(
         lambda: tensor.apply(Language(tied=True), tp(tp_plan={"head": "rowwise", "words": "rowwise"}))
     )
-    assert "hang on the block itself" in of(models.Gpt(layers=2), sequence_parallel=True)
+    assert "are in the block itself" in of(models.Gpt(layers=2), sequence_parallel=True)
     assert "repeated blocks" in of(
         nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4)),
         sequence_parallel=True,

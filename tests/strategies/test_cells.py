@@ -149,7 +149,7 @@ def test_packed_sequences_are_divided_and_padded_to_the_longest_of_all() -> None
 def test_loops_whose_batches_are_padded_keep_them_whole() -> None:
     outcome = run_cell(text_of("padded_by_collate"), Options(ranks=2, strategy="ddp"))
     assert outcome.error is None, outcome.error
-    why = "every rank loads whole batches, as its batches are padded to the longest of their samples"
+    why = "every rank loads whole batches, because its batches are padded to the longest of their samples"
     assert any(why in line for line in outcome.said), outcome.said
 
 

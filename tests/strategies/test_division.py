@@ -52,7 +52,7 @@ for epoch in range(2):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_rank_computes_its_part_of_every_batch(strategy: str) -> None:
     refused = run_cell(WATCHED, Options(ranks=2, strategy=strategy))
-    assert "it notes something of its samples in training" in str(refused.error)
+    assert "it stores something about its samples in training" in str(refused.error)
     trusted = Options(ranks=2, strategy=strategy, option=("trust_model=1",), collect="all")
     outcome = run_cell(WATCHED, trusted)  # which is not one device's: each rank notes its own rows
     assert outcome.error is None, outcome.error

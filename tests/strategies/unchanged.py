@@ -210,7 +210,9 @@ def check_a_model_that_the_cell_compiles_is_one_model_by_both_names() -> None:
         for order in ((True, True, True), (False, True, False)):
             SAID.clear()
             equal(setting({one: WORLD()}), cell(order))
-            assert any("what the cell compiled runs as it is" in line for line in SAID) == (order[0] and one in "tp pp")
+            assert any("the model that the cell compiled runs without compilation" in line for line in SAID) == (
+                order[0] and one in "tp pp"
+            )
 
 
 def check_flags_act_where_layers_and_sequences_are_divided() -> None:
@@ -277,7 +279,7 @@ def check_batch_normalisation_over_all_ranks_is_said() -> None:
         return model, optimizer, []
 
     under(setting({"dp_replicate": WORLD()}), cell)
-    assert "batch normalisation is over the samples of all ranks, as on one device" in SAID
+    assert "batch normalisation uses the samples of all ranks, as on a single device" in SAID
 
 
 class Crossed(Language):
@@ -311,7 +313,7 @@ def hooked() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
 
 
 def check_hooks_of_modules_on_gradients_are_refused_where_a_rank_has_its_rows_alone() -> None:
-    assert "a backward hook of Linear would see the gradients of this rank's rows" in refusal(
+    assert "a backward hook of Linear would see only the gradients of this rank's samples" in refusal(
         lambda: under(setting({"dp_replicate": WORLD()}), hooked)
     )
     under(setting({"dp_replicate": WORLD()}, model="whole"), hooked)
@@ -370,7 +372,7 @@ def check_a_model_that_is_called_by_another_method_is_named_where_it_cannot_be_d
             (lambda model, x: model.words(x), "a part of Asked is called by itself", "move what the loop does"),
         ):
             said = refusal(lambda call=call, how=how: under(how, called(call)))  # type: ignore[misc]
-            assert words in said and remedy in said and f"{one} would divide Embedding alone" in said, said
+            assert words in said and remedy in said and f"{one} would divide only Embedding" in said, said
         said = refusal(lambda how=how: under(how, called(lambda both, x: both["a"](x), models)))  # type: ignore[misc]
         assert "would divide" not in said, said
 
@@ -542,7 +544,10 @@ def check_gradients_that_are_there_on_some_ranks_alone_are_refused() -> None:
         return model, optimizer, []
 
     message = refusal(lambda: under(setting({"dp_replicate": WORLD()}), cell))
-    assert "on some ranks, and not on others" in message and "zero_grad() on all ranks" in message
+    assert (
+        "some ranks had gradients and others had none" in message
+        and "zero_grad() in the same steps on every" in message
+    )
 
 
 class Noisy(Counted):

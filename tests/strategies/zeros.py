@@ -244,7 +244,9 @@ def check_what_is_not_one_devices_is_refused() -> None:
     assert "LBFGS may look at a parameter as a whole" in said(training(optimizer_of=torch.optim.LBFGS))
     assert "LBFGS may look at a parameter as a whole" in said(stepped_by_a_closure)
     assert "spare.weight has no gradient" in said(training(lambda: (Spare(), *mlp()[1:])))
-    assert "DeepSpeed has it in its own buffers" in said(probe(lambda model: next(model.parameters()).grad))
+    assert "which DeepSpeed keeps in parts in its own buffers" in said(
+        probe(lambda model: next(model.parameters()).grad)
+    )
     assert "mul_ changes a parameter" in said(probe(lambda model: next(model.parameters()).data[0].mul_(2)))
     assert "thrown away" in said(probe(lambda model: model.zero_grad()))
     assert "load_state_dict" in said(probe(lambda model: model.load_state_dict(model.state_dict())))
@@ -270,7 +272,9 @@ def check_what_is_not_one_devices_is_refused() -> None:
     assert "grad: DeepSpeed" in said(training(loss_of=penalised))
     assert "functional_call: DeepSpeed" in said(training(loss_of=functional))
     assert "the cell clips to 0.5" in said(training(clip=0.5), zero(2, gradient_clipping=1.0))
-    assert "train_micro_batch_size_per_gpu comes to 3" in said(training(), zero(2, train_micro_batch_size_per_gpu=3))
+    assert "train_micro_batch_size_per_gpu means 3 samples" in said(
+        training(), zero(2, train_micro_batch_size_per_gpu=3)
+    )
     assert "DeepSpeed refuses its configuration" in said(training(), {"zero_optimization": {"stage": 2, "nonsense": 1}})
     if not get_accelerator().is_fp16_supported():  # some processors compute in it
         assert "fp16" in said(training(), zero(2), precision="fp16")
@@ -303,4 +307,4 @@ def check_one_model_and_one_optimizer() -> None:
 def check_what_it_left_to_deepspeed_is_said() -> None:
     config: Config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "train_batch_size": "auto"}
     under(training(), config)
-    assert "DeepSpeed's own defaults hold for zero_optimization.reduce_bucket_size" in SAID
+    assert "DeepSpeed uses its own defaults for zero_optimization.reduce_bucket_size" in SAID

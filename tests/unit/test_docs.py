@@ -17,7 +17,9 @@ DOCS = TESTS.parent / "docs"
 
 
 def test_every_option_of_a_strategy_has_its_test() -> None:
-    rows = [line.split("|") for line in (DOCS / "options.md").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        line.split("|") for line in (DOCS / "development" / "option-tests.md").read_text(encoding="utf-8").splitlines()
+    ]
     tested = {name for row in rows if len(row) == 4 and "::" in row[2] for name in re.findall(r"`(\w+)`", row[1])}
     assert [option.name for option in STRATEGY_OPTIONS if option.name not in tested] == []
 
@@ -28,20 +30,20 @@ def test_every_state_of_the_notebook_is_told() -> None:
 
 
 def test_the_tests_that_are_named_exist() -> None:
-    named = re.findall(r"`([\w/]+)::(\w+)`", (DOCS / "options.md").read_text(encoding="utf-8"))
+    named = re.findall(r"`([\w/]+)::(\w+)`", (DOCS / "development" / "option-tests.md").read_text(encoding="utf-8"))
     assert len(named) > 60
     assert [f"{path}::{name}" for path, name in named if name not in _functions(path)] == []
 
 
 def test_the_checks_of_pipelines_that_are_named_exist() -> None:
-    named = re.findall(r"`(check_\w+)`", (DOCS / "sagemaker.md").read_text(encoding="utf-8"))
+    named = re.findall(r"`(check_\w+)`", (DOCS / "coming-from" / "sagemaker-page.md").read_text(encoding="utf-8"))
     known = {**_functions("strategies/pipelines"), **_functions("strategies/pipeline_schedules")}
     assert len(named) > 20 and [name for name in named if name not in known] == []
 
 
 def test_they_are_of_the_option_beside_which_they_stand() -> None:
     """Each option is named by a test of its row, and each test names an option of its row."""
-    text = (DOCS / "options.md").read_text(encoding="utf-8").partition("## What PyTorch")[0]
+    text = (DOCS / "development" / "option-tests.md").read_text(encoding="utf-8").partition("## What PyTorch")[0]
     wrong = []
     for options, tests in re.findall(r"^\| ((?:(?:, )?`(?:--)?[\w-]+`)+) \| (.*) \|$", text, re.M):
         wanted = {name.replace("-", "_") for name in re.findall(r"`(?:--)?([\w-]+)`", options)}
@@ -75,7 +77,7 @@ def _functions(path: str) -> dict[str, str]:
 
 
 def test_every_key_of_accelerate_is_explained() -> None:
-    text = (DOCS / "huggingface.md").read_text(encoding="utf-8")
+    text = (DOCS / "coming-from" / "accelerate-keys.md").read_text(encoding="utf-8")
     assert [key for key in (*TOP, *FSDP, *DYNAMO, *SECTIONS) if f"`{key}`" not in text] == []
 
 

@@ -100,5 +100,7 @@ def closure() -> Callable[[], Tensor]:
     ],
 )
 def test_what_nobody_knows_how_to_join_is_refused(stranger: Any) -> None:
-    with pytest.raises(StrategyError, match=r"it returns an? \w+, and how one of the whole batch is made"):
+    with pytest.raises(
+        StrategyError, match=r"it returns an? \w+, which cannot be put together from the results for parts of the batch"
+    ):
         opened([stranger])

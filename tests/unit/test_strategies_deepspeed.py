@@ -67,7 +67,7 @@ def test_what_cannot_be_filled_is_deepspeeds_and_said() -> None:
     found = fill({"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": "auto"}})
     assert found.config["zero_optimization"] == {"stage": 2}
     assert found.remarks == (
-        "DeepSpeed's own defaults hold for zero_optimization.reduce_bucket_size, zero_optimization.offload_optimizer",
+        "DeepSpeed uses its own defaults for zero_optimization.reduce_bucket_size, zero_optimization.offload_optimizer",
     )
 
 
@@ -77,11 +77,15 @@ def test_what_cannot_be_filled_is_deepspeeds_and_said() -> None:
         (
             {"train_micro_batch_size_per_gpu": 8},
             torch.optim.AdamW,
-            "comes to 8 samples a rank, 32 on 4 ranks; .* have 16",
+            "means 8 samples for each rank, 32 on 4 ranks; .* have 16",
         ),
-        ({"train_batch_size": 32}, torch.optim.AdamW, "train_batch_size comes to 8 samples"),
+        ({"train_batch_size": 32}, torch.optim.AdamW, "train_batch_size means 8 samples"),
         ({"optimizer": {"type": "Adam"}}, torch.optim.SGD, "optimizer.type is Adam, the cell's optimizer SGD"),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}}, torch.optim.AdamW, "params.lr is 1.0, .* AdamW 0.25"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"lr": 1.0}}},
+            torch.optim.AdamW,
+            "params.lr is 1.0, .* AdamW has 0.25",
+        ),
         (
             {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}},
             torch.optim.AdamW,

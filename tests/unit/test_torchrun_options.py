@@ -41,7 +41,7 @@ def test_every_option_of_torchrun_is_known_here() -> None:
 
 
 def test_the_docs_name_every_option() -> None:
-    text = (PACKAGE.parent / "docs" / "torchrun.md").read_text(encoding="utf-8")
+    text = (PACKAGE.parent / "docs" / "coming-from" / "torchrun-options.md").read_text(encoding="utf-8")
     assert [flag for flag in TORCHRUN if f"`{flag}" not in text] == []
 
 

@@ -131,7 +131,7 @@ class BatchwiseTracker(TorchDispatchMode):
             if tensor.dim() > dim and tensor.size(dim) == samples:
                 kind: Kind = Rows(dim, self.owners(samples))
             else:
-                kind = Unknown("batch", "is of the batch, but has no dimension of samples in front", None)
+                kind = Unknown("batch", "has a tensor whose first dimension is not the samples", None)
             self.learn(tensor, kind)
 
     def returned(self, tensor: torch.Tensor, samples: int, dim: int) -> None:
@@ -295,7 +295,9 @@ class BatchwiseTracker(TorchDispatchMode):
                 return
             if isinstance(kind := facts[0].kind, Mixed) and kind.operation == PACK and call.out == self.samples():
                 return  # how many sequences there are: no other number than a size
-            doubtful = Unknown(call.name, "reads what may hold the size of this rank's slice", user_place())
+            doubtful = Unknown(
+                call.name, "reads a value that may depend on the number of this rank's samples", user_place()
+            )
             self._read[float(call.out)] = (doubtful if suspects else facts[0].kind, facts[0].number)
             return
         if spreads(call):

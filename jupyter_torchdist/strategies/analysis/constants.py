@@ -22,7 +22,7 @@ def made(call: Call, tensor: torch.Tensor) -> Kind:
     """What a factory gives. ``*_like`` of rows are rows; so are random draws as many as the samples."""
     if call.name == "lift_fresh":
         if tensor.dim() and tensor.size(0) == call.follower.samples() > 1:
-            raise NoRuleError("makes a tensor of Python values, as many as the batch has samples")
+            raise NoRuleError("makes a tensor of Python values, one for each sample of the batch")
         return SAME
     if call.draws:
         call.notes.add(RANDOM)

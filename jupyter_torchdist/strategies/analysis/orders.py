@@ -49,5 +49,5 @@ def taken(call: Call, kind: Rows, index: torch.Tensor, positions: Positions) -> 
     before, order = kind.owners, positions.owners.order
     fits = index.dim() == 1 and before.order == (order if positions.undoes else None) and before.selection is None
     if not fits or not torch.equal(before.vector[index.cpu()], positions.owners.vector):
-        raise MixesError("takes samples in an order that is not theirs")
+        raise MixesError("takes samples in the sorted order of other samples")
     return Rows(kind.dim, before.but(vector=positions.owners.vector, order=None if positions.undoes else order))

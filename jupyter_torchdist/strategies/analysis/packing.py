@@ -94,13 +94,15 @@ class _Packed:
         packed, sizes = original(data, lengths, batch_first)
         if isinstance(kind, Same | Noise) and isinstance(of_lengths, Same | Noise):
             return packed, sizes
-        found: Kind = Mixed(PACK, "packs samples by lengths that are not theirs", user_place())
+        found: Kind = Mixed(PACK, "packs samples with the lengths of other samples", user_place())
         if (rows := _alike(kind, of_lengths, 0 if batch_first else 1)) is not None:
             vector = torch.cat([rows.owners.vector[:count] for count in sizes.tolist()])
             selection = (rows.owners.selection, self._tracker.number(lengths))
             found = Rows(0, rows.owners.but(vector=vector, selection=selection, order=(PACK, rows.owners.order)))
         self._tracker.learn(packed, found)
-        self._tracker.learn(sizes, Mixed(PACK, "counts the sequences of the batch that are so long", user_place()))
+        self._tracker.learn(
+            sizes, Mixed(PACK, "counts how many sequences of the batch reach each length", user_place())
+        )
         return packed, sizes
 
     def layers(self, original: Callable[..., Any], data: torch.Tensor, sizes: torch.Tensor, *args: Any) -> Any:
@@ -117,7 +119,7 @@ class _Packed:
             for state in hidden:
                 self._tracker.learn(state, Rows(1, sequences.owners))
         else:
-            self._lose((data, sizes, *begins, *weights), (output, *hidden), "takes states or weights of other samples")
+            self._lose((data, sizes, *begins, *weights), (output, *hidden), "uses states or weights of other samples")
         return output, *hidden
 
     def pad(
@@ -128,7 +130,7 @@ class _Packed:
             self._tracker.learn(output, Rows(0 if batch_first else 1, sequences.owners))
             self._tracker.learn(lengths, sequences)
         else:
-            self._lose((data, sizes), (output, lengths), "pads what is no packed batch")
+            self._lose((data, sizes), (output, lengths), "pads something that is not a packed batch")
         return output, lengths
 
     def _lose(self, given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], why: str) -> None:

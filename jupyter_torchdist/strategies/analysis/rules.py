@@ -10,8 +10,8 @@ import torch
 from .lattice import SAME, Den, Kind, MixesError, Noise, NoRuleError, Owners, Rows, Same, Suspect, Total, uniform
 from .numerals import Origin
 
-PAIRS = "pairs samples at random; each rank pairs those of its own slice"
-RANDOM = "draws at random, on each rank for itself"
+PAIRS = "pairs samples at random; each rank pairs only its own samples"
+RANDOM = "draws random numbers, different ones on each rank"
 SYNCHRONISE = "batch normalisation takes its statistics over the batch: synchronise it"
 FOR_POSITIONS = {
     *("select", "slice", "unbind", "squeeze", "split", "index", "index_select", "_to_copy", "detach", "alias"),
@@ -158,7 +158,7 @@ def tensors_in(things: Any) -> Iterator[torch.Tensor]:
 def plain(kind: Rows) -> Rows:
     """Rows that are not a share of a sum; of those, only linear operations are known."""
     if kind.over is not None:
-        raise MixesError("was divided by a sum over the batch and is then used otherwise than in a sum")
+        raise MixesError("uses what was divided by a sum over the batch, and does not only add it up")
     return kind
 
 
@@ -190,7 +190,7 @@ def merged(call: Call, rows: Sequence[Owners]) -> Owners:
     for other in rows:
         if not first.agrees(other):
             if not other.shuffled:
-                raise MixesError("puts the rows of different samples together")
+                raise MixesError("combines the rows of different samples")
             call.notes.add(PAIRS)
     return first
 

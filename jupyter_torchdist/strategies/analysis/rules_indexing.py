@@ -15,7 +15,7 @@ from .rules import RANDOM, Call, even_operand, merged, plain, refuse_totals, rul
 @rule("embedding")
 def _embedding(call: Call) -> Kind:
     if isinstance(call.kind(call["weight"]), Rows):
-        raise MixesError("looks samples up in samples")
+        raise MixesError("looks samples up in a table that depends on the batch")
     refuse_totals(call.name, call.kind(call["weight"]), call.kind(call["indices"]))
     found = call.rows("indices")
     return SAME if found is None else Rows(found[1].dim, found[1].owners)
@@ -60,7 +60,7 @@ def _masked(call: Call, tensor: torch.Tensor, mask: torch.Tensor, at: int) -> Ki
     covered = range(at, at + mask.dim())
     if isinstance(kind, Rows) and kind.dim not in covered:
         if isinstance(chooses, Rows):
-            raise MixesError("chooses from every sample by the mask of others")
+            raise MixesError("chooses from every sample with a mask of other samples")
         return Rows(kind.dim if kind.dim < at else kind.dim - mask.dim() + 1, plain(kind).owners)
     rows = [(plain(one).owners, one.dim - start) for one, start in ((kind, at), (chooses, 0)) if isinstance(one, Rows)]
     if len({dim for _, dim in rows}) > 1:
@@ -102,7 +102,7 @@ def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
         raise MixesError("picks by positions in the batch")
     if kind.dim not in places:
         if owners is not None:
-            raise MixesError("picks from every sample by the index of others")
+            raise MixesError("picks from every sample with an index of other samples")
         before = sum(at not in places for at in range(kind.dim))
         return Rows(before if before < first else before + len(shape), kind.owners)
     chosen, dim = _owners_at(call, kind.owners, dict(given)[kind.dim], shape)
@@ -174,7 +174,7 @@ def _along_dim(call: Call) -> Kind:
         raise MixesError("picks along the batch")
     dim = rows[0].dim
     if call.name.startswith("index_") and isinstance(call.kind(call["index"]), Rows):
-        raise MixesError("puts by the index of other samples")
+        raise MixesError("writes at an index of other samples")
     owners = merged(call, [kind.owners for kind in rows])
     for tensor in call.tensors:
         if tensor.dim() == call["self"].dim():
@@ -207,14 +207,14 @@ def _index_put(call: Call) -> Kind:
     if len(given) > 1 or call["indices"][0] is None or mask.dtype != torch.bool or not isinstance(chooses, Rows):
         raise NoRuleError("has no rule")
     if isinstance(kind, Rows) and kind.dim != chooses.dim:
-        raise MixesError("puts by the mask of other samples")
+        raise MixesError("writes at a mask of other samples")
     owners = merged(call, [one.owners for one in (kind, chooses) if isinstance(one, Rows)])
     if not isinstance(kind, Rows):
         even_operand(call, target, kind, chooses.dim, owners)
     values = call.kind(value)
     if isinstance(values, Rows):
         if values.dim or not _chosen(call, owners, chooses.dim, mask, mask).agrees(values.owners):
-            raise MixesError("puts the rows of other samples")
+            raise MixesError("writes the rows of other samples")
     elif value.numel() > 1 and not bool((value == value.reshape(-1)[0]).all()):
         raise MixesError("treats a sample by its position in the batch")
     return Rows(chooses.dim, owners)

@@ -32,7 +32,7 @@ def _per_sample(call: Call) -> Kind | list[Kind]:
     refuse_totals(call.name, ahead, target)
     rows = [plain(kind) for kind in (ahead, target) if isinstance(kind, Rows)]
     if any(kind.dim for kind in rows):
-        raise MixesError("takes the samples for classes")
+        raise MixesError("takes the dimension of the samples as the classes")
     owners = merged(call, [kind.owners for kind in rows])
     for name in ("self", "target"):
         if not isinstance(call.kind(call[name]), Rows):
@@ -85,7 +85,7 @@ def _pairs(call: Call, scores: torch.Tensor, target: torch.Tensor) -> list[tuple
 
 def _without_classes(dim: int) -> int:
     if dim == 1:
-        raise MixesError("takes the samples for classes")
+        raise MixesError("takes the dimension of the samples as the classes")
     return dim if dim == 0 else dim - 1
 
 

@@ -84,7 +84,7 @@ def _both(call: Call, one: Total, other: Total) -> Kind:
     if one.den.counts_samples and other.den.counts_samples and (one.den.full or other.den.full):
         call.notes.add(IGNORED)
         return Total(other.den if one.den.full else one.den, counts)
-    raise MixesError("adds two means that count different things")
+    raise MixesError("adds two means with different divisors")
 
 
 def _with_constant(call: Call, total: Total, constant: Any) -> Kind:
@@ -130,7 +130,7 @@ def _mul(call: Call) -> Kind:
     kind, factor = kinds[name], kinds[other]
     assert isinstance(kind, Total)
     if isinstance(factor, Rows) or len(totals) == 2:
-        raise MixesError(f"multiplies a {kind.name} with what depends on the batch")
+        raise MixesError(f"multiplies a {kind.name} by something that depends on the batch")
     return _scaled(call, kind, call[other], divides=False)
 
 
@@ -195,7 +195,7 @@ def _divided(above: Kind, below: Total, den: Den) -> Kind:
         return Rows(above.dim, above.owners, den)
     if isinstance(above, Total) and above.den is None and not above.floored:
         return Total(den)
-    raise MixesError("divides by a sum over the batch what is not one")
+    raise MixesError("divides by a sum over the batch something that is not such a sum")
 
 
 def _scaled(call: Call, total: Total, factor: Any, *, divides: bool) -> Kind:

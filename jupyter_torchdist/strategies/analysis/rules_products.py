@@ -50,7 +50,7 @@ def _product(call: Call) -> Kind:
         return Rows(product.dim, merged(call, [product.owners, plain(bias).owners]))
     if isinstance(product, Total) and product.den is not None and bias == SAME:
         return product
-    raise NoRuleError("adds to a product what it could not be followed with")
+    raise NoRuleError("adds something to a matrix product in a way that could not be followed")
 
 
 def contracted(call: Call, one: torch.Tensor, other: torch.Tensor, letters: str) -> Kind:
@@ -62,7 +62,7 @@ def contracted(call: Call, one: torch.Tensor, other: torch.Tensor, letters: str)
     totals = [kind for kind in kinds if isinstance(kind, Total)]
     if totals:
         if len(totals) + len(rows) > 1:
-            raise MixesError(f"multiplies a {totals[0].name} with what depends on the batch")
+            raise MixesError(f"multiplies a {totals[0].name} by something that depends on the batch")
         return Total(totals[0].den)
     if not rows:
         return SAME

@@ -16,7 +16,7 @@ _WORDS = {
     "max": "the largest of a batch",
     "min": "the smallest of a batch",
     "var": "the variance over a batch",
-    "std": "the deviation over a batch",
+    "std": "the standard deviation over a batch",
     "var_mean": "the variance over a batch",
     "logsumexp": "a log-sum-exp over the batch",
     "_softmax": "a softmax over the batch",
@@ -31,7 +31,9 @@ _WORDS = {
 
 
 def _along(call: Call) -> MixesError:
-    return MixesError(f"takes {_WORDS.get(call.name, 'values along the batch')}: that of its parts does not give it")
+    return MixesError(
+        f"takes {_WORDS.get(call.name, 'values along the batch')}, which a rank cannot compute from its part"
+    )
 
 
 @rule("sum", "nansum")

@@ -52,7 +52,7 @@ def _squeeze(call: Call) -> Kind:
     shape = call.shape_before or tensor.shape
     gone = [dim for dim in dims_of(call.get("dim"), len(shape)) if shape[dim] == 1]
     if kind.dim in gone:
-        raise NoRuleError("takes the dimension of a batch of one sample away")
+        raise NoRuleError("removes the batch dimension of a batch of one sample")
     return _moved(call, kind.dim - sum(dim < kind.dim for dim in gone))
 
 

@@ -61,7 +61,7 @@ class Slices(TorchFunctionMode):
 
 
 BY_POSITION = "takes samples by their position in the batch"
-BY_NUMBER = "takes as much of each sample as a number says that was read from the batch"
+BY_NUMBER = "slices each sample by a number that was read from the batch"
 
 
 def _slices(index: tuple[Any, ...], ndim: int) -> Iterator[tuple[int, slice]]:

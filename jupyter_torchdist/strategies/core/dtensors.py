@@ -41,8 +41,8 @@ def fill(tensor: DTensor, full: Tensor) -> None:
     """
     if any(one.is_partial() for one in tensor.placements):
         raise StrategyError(
-            "a part is written to of a sum whose summands are on several ranks",
-            "write to a copy (tensor + 0), or use --strategy ddp",
+            "a part of a tensor is changed in place, and the tensor is a sum whose terms are on several ranks",
+            "change a copy (tensor + 0), or use --strategy ddp",
         )
     with torch.no_grad():
         tensor._local_tensor.copy_(divided_as(full, tensor)._local_tensor)

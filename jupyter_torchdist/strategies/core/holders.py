@@ -51,6 +51,6 @@ def hand_over(
             holder.cell_contents = new_of[id(holder.cell_contents)]
         elif isinstance(holder, tuple) and gc.is_tracked(holder) and all_or_nothing:
             raise StrategyError(
-                "a tuple of the cell holds parameters that are sharded: it would go on with stale ones",
+                "a tuple of the cell holds parameters that are now sharded: it would keep the old parameters",
                 "use a list, or make it after the first training step",
             )

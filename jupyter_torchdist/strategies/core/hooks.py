@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ...protocol.errors import StrategyError
 from ...usercode.frames import is_users
 
-_ROWS = "the gradients of this rank's rows"
-_REMEDY = "-O model=whole computes the whole batch on every rank: gradients within it are one device's then"
+_ROWS = "only the gradients of this rank's samples"
+_REMEDY = "-O model=whole computes the whole batch on every rank: gradients in it are then as on a single device"
 
 
 class Before:
@@ -82,7 +82,7 @@ def check_parameters(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks:
             raise StrategyError(
-                f"{name}.register_hook: DeepSpeed averages gradients, and a hook would see this rank's alone",
+                f"{name}.register_hook: DeepSpeed averages gradients, and a hook would see only this rank's gradient",
                 "use --strategy ddp or fsdp, where hooks see the whole batch's gradient",
             )
 
@@ -92,13 +92,13 @@ def check_modules(model: nn.Module, *, tokens: bool = False) -> None:
 
     ``tokens``: among ranks that have each a part of every sequence.
     """
-    theirs = _ROWS.replace("rows", "tokens") if tokens else _ROWS
+    theirs = _ROWS.replace("samples", "tokens") if tokens else _ROWS
     for name, module in model.named_modules():
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
             if is_users(_file_of(hook)):
                 raise StrategyError(
-                    f"a backward hook of {name or type(model).__name__} would see {theirs}, of which the ranks take "
-                    "the mean",
+                    f"a backward hook of {name or type(model).__name__} would see {theirs}, before the ranks "
+                    "average them",
                     "use --strategy fsdp -O model=whole" if tokens else _REMEDY,
                 )
 
@@ -107,7 +107,8 @@ def check_tensor(tensor: Tensor, caller: FrameType) -> None:
     """Raise ``StrategyError`` when user code, within a forward that is divided, hooks what it has computed."""
     if is_users(caller.f_code.co_filename) and tensor.grad_fn is not None:
         raise StrategyError(
-            f"a hook that is registered within the model would see {_ROWS}, of which the ranks take the mean", _REMEDY
+            f"a hook that is registered in the model's forward would see {_ROWS}, before the ranks average them",
+            _REMEDY,
         )
 
 

@@ -89,9 +89,9 @@ def _opened(value: Any) -> Any:
         return one
     if type(value).__module__ != _CACHES and _holds_tensors(value, _DEPTH):
         raise StrategyError(
-            f"it returns {_a(type(value).__name__)}, and how one of the whole batch is made of those of its parts is "
-            "not known (of tensors, tuples, dicts, dataclasses, objects of the cell's own classes without __slots__, "
-            "and the usual torch.distributions it is)"
+            f"it returns {_a(type(value).__name__)}, which cannot be put together from the results for parts of the "
+            "batch; return tensors, tuples, dicts, dataclasses, objects of the cell's own classes without __slots__, "
+            "or the usual torch.distributions"
         )
     return value
 

@@ -25,8 +25,8 @@ class Apart:
         if id(value) not in self._things and not _is_sharded(value):
             return None
         return (
-            f"--strategy {self._strategy} keeps it in parts, which only ranks that end together bring back "
-            f"({self._saving})"
+            f"--strategy {self._strategy} keeps it in parts on several ranks, so it comes back only when all ranks end "
+            f"together ({self._saving})"
         )
 
 

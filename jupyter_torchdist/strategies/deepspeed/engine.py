@@ -46,7 +46,7 @@ def check_installed() -> None:
         raise StrategyError("--strategy deepspeed: DeepSpeed is not installed for the ranks' Python", INSTALL) from None
     if not version.startswith(KNOWN):
         raise StrategyError(
-            f"DeepSpeed {version} is installed; gradients are accumulated and clipped here as {KNOWN}x keeps them",
+            f"DeepSpeed {version} is installed, but gradients can be accumulated and clipped here only with {KNOWN}x",
             INSTALL,
         )
 
@@ -58,7 +58,7 @@ def of(setting: ParallelContext, optimized: Optimized, loops: Loops) -> Engine |
     check_installed()
     if setting.plan.checkpoint is not None:
         raise StrategyError(
-            "--checkpoint and --strategy deepspeed: its state in parts is not saved",
+            "--checkpoint cannot save the state of --strategy deepspeed, which is divided among the ranks",
             "leave --checkpoint out, or use --strategy fsdp",
         )
     return Engine(setting, optimized, loops)
@@ -99,8 +99,8 @@ class Engine:
         optimizer, own = optimizers[0], set(root.parameters())
         if any(parameter not in own for parameter in loading.trained_by(optimizer)):
             raise StrategyError(
-                f"the optimizer trains parameters beside those of {type(root).__name__}, which was called first",
-                f"call one module that holds them all, or {INSTEAD}",
+                f"the optimizer trains parameters outside {type(root).__name__}, the first model that was called",
+                f"call one module that holds all of them, or {INSTEAD}",
             )
         if any(parameter.is_meta for parameter in own):
             raise StrategyError("DeepSpeed is given models with weights; this one is on the meta device", INSTEAD)
@@ -252,7 +252,7 @@ class Engine:
             )
         if not self._engine.is_gradient_accumulation_boundary():
             raise StrategyError(
-                "clip_grad_norm_ between accumulated gradients, whose norm DeepSpeed knows at the step alone",
+                "clip_grad_norm_ between accumulated gradients: DeepSpeed knows their norm only at the optimizer step",
                 f'write "gradient_clipping": {wanted} into the configuration, and leave clip_grad_norm_ out',
             )
         with self._at_work():
@@ -375,7 +375,7 @@ class Engine:
                 self._ever.add(number)
             elif decays or number in self._ever:
                 raise StrategyError(
-                    f"{names[parameter]} has no gradient in this step: one device leaves it, DeepSpeed does not",
+                    f"{names[parameter]} has no gradient in this step: a single device skips it, DeepSpeed changes it",
                     f"freeze it (requires_grad_(False)), or {INSTEAD}",
                 )
 

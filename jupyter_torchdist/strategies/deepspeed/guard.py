@@ -59,7 +59,7 @@ class _Guarded(nn.Parameter):
             if own is not None and args[0] is own:
                 if what == "grad" and is_users(caller):
                     raise StrategyError(
-                        "the gradient of a parameter: DeepSpeed has it in its own buffers, in parts",
+                        "the cell reads the gradient of a parameter, which DeepSpeed keeps in parts in its own buffers",
                         "clip by torch.nn.utils.clip_grad_norm_, or use --strategy fsdp or ddp",
                     )
                 if sets or what in _WRITES or (what.endswith("_") and not what.endswith("__")):
@@ -111,7 +111,7 @@ def _of_elsewhere(parameter: nn.Parameter, what: str) -> Any:
     if what in _MEANT:
         return getattr(torch.Tensor, what).__get__(parameter)
     raise StrategyError(
-        f"{what} of a parameter outside the model's forward: ZeRO-3 has it in parts on the ranks",
+        f"{what} of a parameter outside the model's forward, where each rank of ZeRO-3 has only a part of it",
         "compute it within forward(), read model.state_dict(), or use stage 2",
     )
 

@@ -87,9 +87,9 @@ def _batch(config: dict[str, Any], accumulation: int, ranks: int, samples: int |
     if part != "auto" and samples is not None and part * ranks != samples:
         name = "train_micro_batch_size_per_gpu" if config.get("train_micro_batch_size_per_gpu") == part else ""
         raise StrategyError(
-            f"DeepSpeed's {name or 'train_batch_size'} comes to {part} samples a rank, {part * ranks} on {ranks} "
-            f"ranks; the batches of this cell have {samples}",
-            f'write "auto" there, or batch_size={part * ranks} for the DataLoader: a batch is that of all ranks',
+            f"DeepSpeed's {name or 'train_batch_size'} means {part} samples for each rank, {part * ranks} on "
+            f"{ranks} ranks; the batches of this cell have {samples}",
+            f'write "auto" there, or batch_size={part * ranks} for the DataLoader: it counts the samples of all ranks',
         )
     if part == "auto":
         part = max(1, -(-(samples or 1) // ranks))
@@ -120,8 +120,8 @@ def _optimizer(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> None
         theirs = tuple(value) if isinstance(value, list) else value
         if theirs != "auto" and key in group and theirs != group[key]:
             raise StrategyError(
-                f"DeepSpeed's optimizer.params.{key} is {value}, that of the cell's {own} {group[key]}",
-                f'write "auto" for {key}: the cell\'s is taken then',
+                f"DeepSpeed's optimizer.params.{key} is {value}, but the cell's {own} has {group[key]}",
+                f'write "auto" for {key}: then the cell\'s value is used',
             )
     decoupled = name.lower() == "adamw" or bool(section.get("params", {}).get("adam_w_mode", True))
     if name.lower() in _SAME and group["weight_decay"] and decoupled != isinstance(optimizer, torch.optim.AdamW):
@@ -142,7 +142,7 @@ def _scheduler(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> None
         if value == "auto":
             if key not in fills:
                 raise StrategyError(
-                    f"DeepSpeed's scheduler.params.{key} is auto, and the cell does not say it",
+                    f"DeepSpeed's scheduler.params.{key} is auto, but the cell has no value for it",
                     f"write a number for {key}",
                 )
             params[key] = fills[key]
@@ -196,4 +196,4 @@ def _defaults(config: dict[str, Any]) -> tuple[str, ...]:
                 drop(table[key], f"{path}{key}.")
 
     drop(config, "")
-    return (f"DeepSpeed's own defaults hold for {', '.join(left)}",) if left else ()
+    return (f"DeepSpeed uses its own defaults for {', '.join(left)}",) if left else ()

@@ -138,14 +138,16 @@ class Checkpointer:
         here = {name for name, one in self._objects.items() if kind_of(one) == "optimizer"}
         if here != there:
             names = sorted(there - here), sorted(here - there)
-            is_there = f"has {names[0][0]}, which this one has not" if names[0] else f"has no {names[1][0]}"
+            is_there = f"has {names[0][0]}, which this cell does not have" if names[0] else f"has no {names[1][0]}"
             raise CheckpointError(
-                f"{self._opened.path} is of another cell: it {is_there}",
+                f"{self._opened.path} was saved by a different cell: it {is_there}",
                 "resume the cell that was interrupted, or give --checkpoint another directory",
             )
         lost = [name for name in self._opened.content.kinds if name not in self._objects and name != TENSORS]
         if lost:
-            self._say(f"{self._opened.path.name} has {', '.join(lost)}, which this cell has not made yet: left out")
+            self._say(
+                f"{self._opened.path.name} has {', '.join(lost)}, which this cell has not created yet: not loaded"
+            )
 
     def after_step(self, step: int) -> None:
         """``step`` steps are done. Saves when it is time to. Raises ``CheckpointError`` when an earlier save failed."""

@@ -157,12 +157,12 @@ class Loops:
         for around in self._flights[:-1]:
             if around.share is not None:
                 raise StrategyError(
-                    "a step takes batches of two loops, and each rank has its part of the outer one's: no step that "
-                    "was watched took two",
+                    "a step uses batches of two loops, and each rank has only its part of the outer loop's batch: no "
+                    "step that was checked at the start used two",
                     "-O batch=whole gives every rank whole batches",
                 )
             if around.watch is not None:
-                around.watch.object("a step takes batches of two loops")
+                around.watch.object("a step uses batches of two loops")
         if self.watch is not None:
             self.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
 
@@ -175,8 +175,8 @@ class Loops:
         forms = self.joint.forms
         if forms is not None and form_of(loss) not in forms:
             raise StrategyError(
-                "the loss of this loop is another one than in the steps that were watched",
-                "-O batch=whole gives every rank the whole batch, and any loss is right",
+                "the loss of this loop is computed in another way than in the steps that were checked at the start",
+                "-O batch=whole gives every rank the whole batch, so any loss is correct",
             )
         return self.joint.losses, self.sliced
 
@@ -307,7 +307,9 @@ class Loops:
             None if reason or watch.losses is None else Joint(watch.losses, None if self._claimed else watch.forms)
         )
         if reason:
-            self._tell(f"every rank loads whole batches, as {reason}; -O batch=slices gives each its part alone")
+            self._tell(
+                f"every rank loads whole batches, because {reason}; -O batch=slices gives each rank only its part"
+            )
         else:
             self._tell("each rank loads its part of every batch")
 
@@ -374,7 +376,7 @@ def _watched(watch: LoopWatch, batch: Any, total: int) -> None:
     if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
         watch.object("not everything in a batch has its samples in the first dimension")
     if any(other is not None for other in others_in(batch)):
-        watch.object("not everything in a batch is a tensor, and how many of it there are is not seen")
+        watch.object("not everything in a batch is a tensor, so its number of samples is unknown")
     watch.seen = watch.seen or fingerprint(batch)
     watch.begin(batch, total)
 

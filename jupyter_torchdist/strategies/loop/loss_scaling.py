@@ -110,8 +110,8 @@ class Joining:
         self._targets = targets or None
         if guesses not in (0.0, self._group.size()):
             raise StrategyError(
-                "gradients were there before a backward on some ranks, and not on others",
-                "call zero_grad() on all ranks alike; or -O batch=whole",
+                "before this backward some ranks had gradients and others had none",
+                "call zero_grad() in the same steps on every rank; or use -O batch=whole",
             )
         if joined.guess is None:
             return 1.0

@@ -136,8 +136,8 @@ class Loaders:
     def _agree_on_the_stream(self, digest: int) -> None:
         if len(set(of_every_rank(digest))) > 1:
             raise StrategyError(
-                "the ranks' streams of samples are not the same: a prepared loader takes each rank's rows of one "
-                "stream that all of them read",
+                "the ranks read different streams of samples: with a prepared loader all ranks read one stream, and "
+                "each rank takes its rows of it",
                 "let the dataset give every rank the same samples; or, where it divides them itself, do not prepare "
                 "its loader",
             )
@@ -217,7 +217,7 @@ class Indices:
         if len(set(of_every_rank(self._digest))) > 1:
             raise StrategyError(
                 "the ranks' samplers drew different batches: samples were left out, and others were taken twice",
-                "let the sampler draw from a torch.Generator of its own, seeded alike on all ranks",
+                "let the sampler draw from a torch.Generator of its own, with the same seed on all ranks",
             )
 
     def loaded(self) -> None:
@@ -287,8 +287,8 @@ def _cut(values: Any, group: dist.ProcessGroup) -> tuple[int, int, Any]:
     total = sizes.pop() if len(sizes) == 1 else None
     if total is None:
         raise StrategyError(
-            "a loader without a batch sampler gives batches that are not tensors with as many rows each: which rows "
-            "are which rank's is not to be seen",
+            "a loader without a batch sampler gives batches that are not tensors with the same number of rows, so they "
+            "cannot be divided among the ranks",
             "give the DataLoader a batch_size, or let its dataset give tensors with the samples in dimension 0",
         )
     rows = BatchShard(total, group)

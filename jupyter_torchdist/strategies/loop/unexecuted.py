@@ -38,10 +38,10 @@ def unseen_use(run: LinesRun, frame: FrameType) -> str | None:
     """The first place that may yet use a batch, in words; None where there is none."""
     tree = tree_of(frame.f_code.co_filename)
     if tree is None:
-        return "its source is not to be had"
+        return "the source code of the loop cannot be read"
     loop = loop_at(tree, frame.f_lineno)
     if loop is None:
-        return "the loop is not in its source"
+        return "the loop is not found in its source code"
     files = {code.co_filename for code in (*run.lines, *run.aside)} | _files_of(frame.f_globals)
     trees = [tree, *(one for file in sorted(files) if (one := tree_of(file)) is not None and one is not tree)]
     return _Search(Scopes(trees), loop, run, frame.f_code).found() or _read_below(run, frame.f_code)

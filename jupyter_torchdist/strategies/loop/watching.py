@@ -146,12 +146,12 @@ class LoopWatch:
         if self._tracker is None:
             return
         if not self._backwards:
-            self.object("a batch passed without backward()")
+            self.object("a batch was used without a call of backward()")
         if not self._forwards:
             self.object("no distributed model is called")
         self.steps += 1
         if self.steps > 1 and any(known() is not None for known in self._made):
-            self.object("something of a batch is kept over the next one")
+            self.object("a tensor made from one batch is still kept in the next step")
         self._made = [weakref.ref(tensor) for tensor in self._tracker.of_the_batch()]
         self._tracker = self._numbers = None
 
@@ -178,9 +178,9 @@ class LoopWatch:
         rows = [self._tracker.kind(tensor) for tensor in batched]
         self._heed(frozenset().union(*(self._tracker.fact(tensor).notes for tensor in batched)))
         if not rows or not all(isinstance(kind, Rows) and kind.dim == 0 and kind.over is None for kind in rows):
-            self.object("the model is called with something else than the batch")
+            self.object("the model is called with something other than the batch")
         if any(RANDOM in self._tracker.fact(tensor).notes for tensor in tensors):
-            self.object("the model is called with random numbers of the loop")
+            self.object("the model is called with random numbers that the loop draws")
 
     def forwarded(self, outputs: Sequence[torch.Tensor], ways: Sequence[Way]) -> None:
         """What it returned, and how that is made of the ranks' parts; no ``ways``: it was not divided."""
@@ -190,7 +190,7 @@ class LoopWatch:
             self.object("the model was called with a batch that cannot be divided")
         for output, way in zip(outputs, ways, strict=False):
             if isinstance(way, JoinedRows) and way.turns:
-                self.object("an output of the model has its samples in turns")
+                self.object("an output of the model repeats all samples one after the other (first to last, and again)")
             elif isinstance(way, JoinedRows):
                 self._tracker.returned(output, self._samples, way.dim)
             elif isinstance(way, AddedParts):
@@ -294,7 +294,7 @@ class _LoopTracker(BatchwiseTracker):
         for tensor, kind in zip(tensors, kinds, strict=True):
             as_long = tensor.dim() > 0 and tensor.size(0) == self.samples() > 1
             if as_long and isinstance(kind, Same | Noise) and not isinstance(tensor, torch.nn.Parameter):
-                self._watch.object("a tensor as long as the batch is not of it")
+                self._watch.object("a tensor has as many rows as the batch but is not made from it")
 
 
 def _asking() -> FrameType | None:

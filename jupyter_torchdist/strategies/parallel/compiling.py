@@ -36,9 +36,11 @@ def apply(model: nn.Module, setting: ParallelContext) -> None:
         for module in (model, *(module for group in units for module in group)):
             _compile_forward(module, dynamic)
     if split:
-        setting.say("--compile: under tp what lies between its layers is compiled, not the layers themselves")
+        setting.say("--compile: with tp, only the code between the split layers is compiled, not the layers")
     if setting.plan.degree("cp") > 1:
-        setting.say("--compile: under cp a block is compiled in parts, between the exchanges around its attention")
+        setting.say(
+            "--compile: with cp, a block is compiled in parts, because the ranks exchange data around its attention"
+        )
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

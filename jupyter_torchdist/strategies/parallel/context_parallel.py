@@ -122,7 +122,8 @@ def _watch(model: nn.Module, tokens: Tokens) -> None:
             where = next((one for one, value in left.items() if tensors_in(value)), None)
             if where is not None:
                 raise StrategyError(
-                    f"{name} keeps something in {where} (a cache, a hook), and under cp a rank has that of its tokens",
+                    f"{name} keeps something in {where} (a cache, a hook), and with cp a rank would keep it only for "
+                    "its own tokens",
                     "return it from the model's forward, or use --strategy fsdp",
                 )
         return outputs
@@ -180,8 +181,8 @@ class _Ulysses(TorchFunctionMode):
     def _refuse(self, what: str) -> NoReturn:
         raise StrategyError(
             f"cp: a block {what} of its part of the sequence, {self._tokens.part} tokens, as if it were the whole",
-            "compute positions before the blocks and pass them, or what is made of them, in as arguments (sequence x "
-            "width); or use --strategy fsdp",
+            "compute the positions before the blocks, and pass them (or what is computed from them) to the blocks as "
+            "arguments (sequence x width); or use --strategy fsdp",
         )
 
     def _attention(
@@ -201,7 +202,7 @@ class _Ulysses(TorchFunctionMode):
         if attn_mask is not None:
             if attn_mask.shape[-1] not in (1, whole[1].shape[-2]) or attn_mask.shape[-2] not in (1, whole[0].shape[-2]):
                 raise StrategyError(
-                    f"cp: a mask of {list(attn_mask.shape)} for sequences of {whole[0].shape[-2]} tokens",
+                    f"cp: the mask {list(attn_mask.shape)} does not fit sequences of {whole[0].shape[-2]} tokens",
                     "make the mask before the blocks, where sequences are whole",
                 )
             if attn_mask.ndim >= 3 and attn_mask.shape[-3] > 1:
@@ -212,7 +213,7 @@ class _Ulysses(TorchFunctionMode):
         ranks = int(self._group.size())
         if query.ndim < 4:
             raise StrategyError(
-                f"cp divides heads, and an attention is given {list(query.shape)}, without any",
+                f"cp divides attention heads, but a query of shape {list(query.shape)} has no dimension of heads",
                 "give it batch x heads x sequence x width",
             )
         for what, tensor in (("heads", query), ("heads of keys", key)):
@@ -223,7 +224,7 @@ class _Ulysses(TorchFunctionMode):
                 )
         if query.shape[-2] != key.shape[-2]:
             raise StrategyError(
-                f"cp: {query.shape[-2]} queries beside {key.shape[-2]} keys: attention to another sequence",
+                f"cp cannot divide attention to another sequence: {query.shape[-2]} queries, {key.shape[-2]} keys",
                 "use --strategy fsdp",
             )
 
@@ -299,7 +300,7 @@ def explain(error: BaseException) -> StrategyError | None:
     """What a block says that was written for whole sequences, in words; None for another error."""
     if isinstance(error, RuntimeError) and ("must match the size" in str(error) or "shape" in str(error)):
         return StrategyError(
-            f"cp: a block computes with something of the whole sequence beside its part: {str(error).splitlines()[0]}",
+            f"cp: a block combines its part of the sequence with the whole sequence: {str(error).splitlines()[0]}",
             "pass positions and masks into the blocks as arguments (sequence x width; 1 x sequence x width where a "
             "batch may have as many samples as tokens), or use --strategy fsdp",
         )

@@ -336,17 +336,17 @@ def explain(error: BaseException) -> StrategyError | None:
     first = next(iter(str(error).splitlines()), "")
     if OF_PLAIN_ONES.search(first) and in_backward(error):
         return StrategyError(
-            "this backward needs parameters as they were before the model's first call, in which they were sharded "
+            "this backward needs parameters as they were before the model's first call, which sharded them "
             f"({type(error).__name__}: {first:.160})",
-            "compute what the loss takes from parameters (a penalty) after model(x), or use --strategy ddp",
+            "compute the part of the loss that uses parameters (a penalty) after model(x), or use --strategy ddp",
         )
     if not any(words in str(error) for words in _OF_SHARDS):
         return None
     return StrategyError(
         "a parameter sharded by fsdp or tp was used outside of the forward of the module it belongs to, where this "
-        f"operation knows its shards alone ({type(error).__name__}: {first:.160})",
-        "call the module itself (model(x)); a method other than forward reads shards: move what it does into "
-        "forward, or use --strategy ddp. Logits that -O loss_parallel=1 leaves split go into cross_entropy alone",
+        f"operation sees only a shard of it ({type(error).__name__}: {first:.160})",
+        "call the module itself (model(x)); other methods than forward see only shards: move their code into "
+        "forward, or use --strategy ddp. Logits that -O loss_parallel=1 leaves split can only go into cross_entropy",
     )
 
 
@@ -362,7 +362,6 @@ _OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered",
 
 def _refuse_copy(module: nn.Module, _memo: object) -> NoReturn:
     raise StrategyError(
-        f"copy.deepcopy of {own_class(module).__name__}, which is sharded: a copy would be without what gathers its "
-        "parameters",
+        f"copy.deepcopy of {own_class(module).__name__}, which is sharded: a copy could not gather its parameters",
         INSTEAD_OF_A_COPY,
     )

@@ -121,7 +121,7 @@ def refuse_copies(model: nn.Module, strategy: str) -> None:
 
     def refuse(_memo: object) -> NoReturn:
         raise StrategyError(
-            f"copy.deepcopy of {type(model).__name__}, which is divided by {strategy}: a copy would be without that",
+            f"copy.deepcopy of {type(model).__name__}, which {strategy} has divided: a copy would not be divided",
             INSTEAD_OF_A_COPY,
         )
 

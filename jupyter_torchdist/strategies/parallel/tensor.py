@@ -198,19 +198,20 @@ def _settle_gradients(model: nn.Module) -> None:
 def _check_loss(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
     if setting.data_ranks > 1:
         raise StrategyError(
-            "loss_parallel hands the cell logits that stay split over tp; those of several data ranks cannot be joined",
+            "loss_parallel returns logits that stay split over tp, and logits of several data ranks cannot be joined",
             "use --strategy tp alone, or leave loss_parallel out",
         )
     name = head_of(model, styles)
     if name is None:
         raise StrategyError(
-            f"loss_parallel splits the outputs of a head, and tp splits none in {type(model).__name__}",
+            f"loss_parallel splits the outputs of a head, and tp splits no head in {type(model).__name__}",
             "a head is a linear layer with as many outputs as the embedding has rows",
         )
     head: Any = model.get_submodule(name)
     if head.out_features % setting.plan.degree("tp"):
         raise StrategyError(
-            f"loss_parallel: {head.out_features} outputs of {name} over {setting.plan.degree('tp')} ranks of tp",
+            f"loss_parallel: {setting.plan.degree('tp')} ranks of tp do not divide the {head.out_features} outputs of "
+            f"{name}",
             "choose -O tp=N that divides them, or leave loss_parallel out",
         )
 

@@ -109,8 +109,8 @@ def _own(module: Any) -> tuple[Tensor, Tensor | None]:
     """This rank's part of weight and bias. Raises ``StrategyError`` where fsdp has divided that again."""
     if module.weight.device_mesh.ndim > 1:
         raise StrategyError(
-            f"a {type(module).__name__} that tp split and fsdp shards is called by itself, outside of the model's "
-            "forward, which gathers it",
+            f"a {type(module).__name__} that tp split and fsdp sharded is called outside of the model's "
+            "forward, and only the model's forward gathers it",
             "call the model; or use --strategy fsdp, tp or ddp",
         )
     return module.weight.to_local(), None if module.bias is None else module.bias.to_local()

@@ -31,9 +31,9 @@ def check(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
         inner = _split_parts(block, names, styles)
         if not inner or block in inner:
             raise StrategyError(
-                f"sequence_parallel needs attention and MLP as modules of their own; the split layers of "
-                f"{names[block]} ({type(block).__name__}) hang on the block itself, which reads the whole sequence",
-                "move them into modules of their own, or leave sequence_parallel out",
+                f"sequence_parallel needs separate modules for attention and MLP; the split layers of "
+                f"{names[block]} ({type(block).__name__}) are in the block itself, which reads the whole sequence",
+                "move them into separate modules, or leave sequence_parallel out",
             )
 
 

@@ -43,15 +43,15 @@ def check(model: nn.Module, setting: ParallelContext, optimizers: Sequence[torch
     schedule = chosen(setting.plan, "schedule")
     if schedule not in WHOLE_FORWARD and setting.data_ranks > 1:
         raise StrategyError(
-            f"schedule={schedule} needs the loss of each microbatch, and with whole pipelines beside each other the "
-            "loss is of all of them",
+            f"schedule={schedule} needs the loss of each microbatch, but with several pipelines beside each other "
+            "the loss is computed over all of them",
             f"use -O schedule={' or '.join(WHOLE_FORWARD)}, or no ddp beside pp",
         )
     check_not_scripted(model.modules())
     normalising = next((name for name, part in model.named_modules() if isinstance(part, BatchNorm)), None)
     if normalising is not None and microbatches(setting) > 1:
         raise StrategyError(
-            f"{normalising} normalises over the batch, and a microbatch is a part of it",
+            f"{normalising} normalises over the batch, and a microbatch is only a part of the batch",
             "use -O microbatches=1, or layers that normalise each sample (LayerNorm, GroupNorm)",
         )
     for optimizer in optimizers:

@@ -50,7 +50,7 @@ ALWAYS = -1
 """In place of a stage: computed on every rank, from the inputs alone."""
 
 OTHER_PATH = StrategyError(
-    "the model's forward took another way than in its trial: what it does depends on chance or on what it did before",
+    "the model's forward does other operations than in its trial: it depends on random numbers or on earlier calls",
     "a pipeline needs a forward that does the same for all inputs of one shape; use another strategy",
 )
 
@@ -348,8 +348,8 @@ class StageRun(TorchFunctionMode):
             if not (tensor.is_meta or isinstance(tensor, FakeTensor)):
                 continue
             raise StrategyError(
-                f"at {where}, stage {self._stage} needs a tensor of another stage that did not come to it (a tensor "
-                "that is written in place, or a view of one?)",
+                f"at {where}, stage {self._stage} needs a tensor of another stage that was not sent to it (is a "
+                "tensor changed in place, or a view of it?)",
                 "write x = x + y instead of x += y between the blocks, or use another strategy",
             )
 

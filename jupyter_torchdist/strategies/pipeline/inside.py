@@ -67,12 +67,12 @@ class Inside:
         """All forwards of this step come first, which is said once. Raises ``StrategyError`` in the first step."""
         if not self._has_run:
             raise StrategyError(
-                f"-O schedule={self._name} begins backwards before all forwards have ended; here it cannot: {reason}",
+                f"-O schedule={self._name} starts backwards before all forwards have ended; here it cannot: {reason}",
                 "use -O schedule=gpipe (or looped_bfs), which takes any loss",
             )
         if not self._has_said:
             self._has_said = True
-            self._say(f"a step's forwards all came before its backwards, unlike schedule {self._name}: {reason}")
+            self._say(f"in a step all forwards ran before the backwards, unlike in schedule {self._name}: {reason}")
 
     def ran(self) -> None:
         """A step by the schedule is over."""
@@ -172,7 +172,7 @@ class LossStep:
         if agreed == _TO_BE_PROVED:
             found = self._proof(graph)
             if isinstance(found, str):
-                self.record.come(self._forward(f"the loss is not one of microbatches: {found}"))
+                self.record.come(self._forward(f"the loss cannot be computed from those of the microbatches: {found}"))
                 return False
             self._inside.learn(signature, found)
             parts = found

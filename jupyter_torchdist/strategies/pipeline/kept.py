@@ -47,7 +47,7 @@ def hand_out(root: nn.Module, keepers: Mapping[str, int], wires: Wires) -> None:
 def left_behind(where: str) -> StrategyError:
     """What cannot be handed out."""
     return StrategyError(
-        f"the model's forward leaves something in {where}, which is not there on the ranks of other stages",
+        f"the model's forward stores something in {where}, which the ranks of other stages do not have",
         "return it from the model's forward, or use --strategy ddp or fsdp",
     )
 

@@ -127,7 +127,7 @@ def proved(graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], rows: S
             for way in (found,) if found.mean else (found, AddedParts(mean=True)):
                 if _holds(graph, parts := Parts(way, cut), outputs, ways, rows):
                     return parts
-            found = "its value or its slope is not made of those of the microbatches"
+            found = "its value or its gradient is not the sum or mean of those of the microbatches"
         reason = reason or found
     return reason
 
@@ -170,9 +170,9 @@ def _followed(
         counted = any(_counted(ways[number]) for number in graph.outputs)
         found = way_of(loss, verdict, counted=counted)
         if found is not None and found.counted and divisor_of(loss) is None:
-            return "it adds something to a mean over targets, of which each microbatch has another number"
+            return "it adds a term to a mean over targets, and the microbatches have different numbers of targets"
     if found is None and IGNORED in verdict.notes:
-        return "it adds up several cross entropies, each of which may leave out other targets"
+        return "it adds several cross entropies, and each of them may ignore different targets"
     return found or verdict.reason  # where that is, is a line of ours: the loss is recorded
 
 
@@ -213,7 +213,7 @@ def weight_of(loss: Tensor, way: AddedParts, rows: slice, total: int) -> float |
     if not way.counted:
         return float(rows.stop - rows.start) / total
     if (divisor := divisor_of(loss)) is None:
-        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps")
+        raise StrategyError("the loss was a cross entropy in the first steps and is none now")
     return divisor.double()
 
 

@@ -67,7 +67,7 @@ class Passage:
     def differentiable(self) -> Sequence[Tensor]:
         """The tensors within the outputs."""
         if self.ways is not None and len(self.ways) != len(self.fakes()):
-            raise StrategyError("the model returns other outputs than it did in the trial")
+            raise StrategyError("the model returns different outputs than in its trial")
         if torch.is_grad_enabled() and any(self.requires_grad()):
             anchor = torch.zeros((), requires_grad=True)
             results: Sequence[Tensor] = _Pipelined.apply(self, anchor, *self.asking)  # type: ignore[no-untyped-call]
@@ -163,7 +163,7 @@ class Passage:
         divisors = [one.divisor(place) for one in self.microbatches]
         counted = [divisor for divisor in divisors if divisor is not None]
         if len(counted) != len(divisors):
-            raise StrategyError("the loss is no longer the cross entropy that it was in the first steps")
+            raise StrategyError("the loss was a cross entropy in the first steps and is none now")
         whole = torch.stack(counted).sum()
         self._divisors[place] = whole.to(self.shape(place)[1])
         return [divisor / whole for divisor in counted]

@@ -89,7 +89,7 @@ class Away(Tensor):
                 return _drawn(function, args, kwargs)
             by_torch = caller.startswith(_TORCH)
             if name in _NUMBERS and not by_torch:
-                raise StrategyError("a number is read of parameters of a pipeline's other stages", _HINT)
+                raise StrategyError("the cell reads a number from parameters of other pipeline stages", _HINT)
             if name in _MOVES and (moved := _moved(name, args, kwargs)) is not None:
                 return moved if caller in _MACHINERY else _away(moved)
             try:
@@ -123,7 +123,7 @@ class Elsewhere(nn.Parameter):
     def grad(self) -> Tensor | None:
         if _is_read_by_the_cell(sys._getframe(1)):
             raise StrategyError(
-                "the cell reads the gradient of a parameter of a pipeline's other stages, which is on their ranks",
+                "the cell reads the gradient of a parameter of another pipeline stage, which is on another rank",
                 "torch.nn.utils' clip_grad_norm_ and clip_grad_value_ see all stages; else use --strategy ddp or fsdp",
             )
         return None
@@ -142,8 +142,8 @@ class StateOfStages(defaultdict[Any, Any]):
         def read(self: StateOfStages, *args: Any) -> Any:
             if _is_read_by_the_cell(sys._getframe(1)):
                 raise StrategyError(
-                    "the cell reads an optimizer's state, of which this rank has the entries of its stages",
-                    "optimizer.state_dict()['state'] is whole; or use --strategy ddp or fsdp",
+                    "the cell reads an optimizer's state, but this rank has only the entries of its own stages",
+                    "optimizer.state_dict()['state'] has the entries of all stages; or use --strategy ddp or fsdp",
                 )
             return own(self, *args)
 
@@ -159,7 +159,7 @@ def explain(error: BaseException) -> StrategyError | None:
         return None
     if OF_PLAIN_ONES.search(str(error)) and in_backward(error):
         return StrategyError(
-            "this backward needs parameters as they were before the model was cut into stages, in its first call "
+            "this backward needs parameters as they were before the model's first call, which cut it into stages "
             f"({error})",
             _HINT,
         )
@@ -185,7 +185,7 @@ def _is_read_by_the_cell(frame: FrameType | None) -> bool:
 
 
 def _without_values(what: str) -> StrategyError:
-    return StrategyError(f"parameters of a pipeline's other stages have no values on this rank ({what})", _HINT)
+    return StrategyError(f"parameters of other pipeline stages have no values on this rank ({what})", _HINT)
 
 
 def _check_made_of_values(name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ def _check_made_of_values(name: str, made: Any, args: Any, kwargs: dict[str, Any
         ]
     for result, given in rows:
         if any(one.is_meta for one in tensors_in(given)) and any(not one.is_meta for one in tensors_in(result)):
-            raise _without_values(f"{name} of them and of a tensor that has values here")
+            raise _without_values(f"{name} of them and of a tensor that has values on this rank")
 
 
 def _moved(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:

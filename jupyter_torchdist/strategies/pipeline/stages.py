@@ -114,13 +114,15 @@ class Pipeline:
         part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
         self._calls, changes = self._decided(part_args, part_kwargs)
         if changes and ways is not None:
-            in_one_piece(self.root, self._setting, f"its forward changes {changes[0]}, once a microbatch")
+            in_one_piece(self.root, self._setting, f"its forward changes {changes[0]}, once for each microbatch")
             self._ways.clear()
             part_args, part_kwargs = args, kwargs
         flow = self._flow(part_args, part_kwargs)
         if flow.left_out:
             left_out = ", ".join(flow.left_out)
-            self._setting.say(f"None for {left_out} in the model's outputs: its tensors stay on their stages' ranks")
+            self._setting.say(
+                f"the model's outputs have None for {left_out}: its tensors stay on the ranks of their stages"
+            )
         names = loading.names_of(self.root)
         self._holders = {name: self._ranks(flow.holders.get(parameter, {0})) for parameter, name in names.items()}
         self._shared = {name: held for name, held in self._holders.items() if len(held) > 1 and self.rank in held}
@@ -142,10 +144,10 @@ class Pipeline:
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if module is not pipeline.root:
                 raise StrategyError(
-                    f"a copy of {own_class(module).__name__} is called, made while it was in stages: a rank has the "
-                    "values of its own stages alone",
-                    "load a state dict of the model (which is whole) into one that is built anew, or use --strategy "
-                    "ddp or fsdp",
+                    f"a copy of {own_class(module).__name__} is called that was made while the model was in stages: a "
+                    "rank has only the values of its own stages",
+                    "build a new model and load the model's state dict, which has all values, into it; or use "
+                    "--strategy ddp or fsdp",
                 )
             return pipeline(args, kwargs)
 
@@ -296,8 +298,8 @@ class Pipeline:
                     self._flows[key] = planner.ends(outputs)
             except _OF_VALUES as error:
                 raise StrategyError(
-                    f"the model's forward decides by the values of its tensors ({error})",
-                    "a stage knows only its own; decide by shapes or by the inputs, or use another strategy",
+                    f"the model's forward branches on the values of its tensors ({error})",
+                    "a stage knows only its own values; branch on shapes or on the inputs, or use another strategy",
                 ) from error
         return self._flows[key]
 

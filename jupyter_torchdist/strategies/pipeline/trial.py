@@ -84,6 +84,6 @@ def in_one_piece(root: nn.Module, setting: ParallelContext, reason: str) -> None
     if "microbatches" in setting.plan.options and microbatches(setting) > 1:
         raise StrategyError(
             f"{type(root).__name__} cannot be given a batch in microbatches: {reason}",
-            "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unproved",
+            "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unchecked",
         )
     setting.say(f"batches go through the stages in one piece, so the stages wait for each other: {reason}")

@@ -50,9 +50,9 @@ class Files:
         _check_whole(obj)
         if not self._whole and any(isinstance(tensor, DTensor) for tensor in tensors_in(obj)):
             raise StrategyError(
-                "torch.save of a sharded state dict (state_dict_type=SHARDED_STATE_DICT): a file would hold one rank's "
-                "shards",
-                "td.save(directory, model, optimizer) saves shards; or leave state_dict_type out, and it is whole",
+                "torch.save of a sharded state dict (state_dict_type=SHARDED_STATE_DICT): the file would hold only "
+                "the shards of one rank",
+                "td.save(directory, model, optimizer) saves shards; or leave state_dict_type out, to save all values",
             )
         if not isinstance(f, (str, os.PathLike)):
             return original(obj, f, *args, **kwargs)
@@ -98,7 +98,7 @@ def _check_whole(obj: Any) -> None:
         )
     if any(tensor.is_meta for tensor in tensors_in(obj)):
         raise StrategyError(
-            "torch.save of parameters of a pipeline's other stages, whose values are on their ranks",
+            "torch.save of parameters of other pipeline stages, whose values are on other ranks",
             "save model.state_dict(), or a part's, which is whole",
         )
 

@@ -137,8 +137,8 @@ class Lent:
             if first() is not None and any(map(_is_elsewhere, _parameters(module).values())):
                 name = own_class(module).__name__
                 self._say(
-                    f"{name}.state_dict() gives copies of divided weights: one that the cell keeps, as here, neither "
-                    "follows the training nor changes the model; call it again instead"
+                    f"{name}.state_dict() returns a copy of the sharded weights: the copy that the cell keeps here "
+                    "does not follow the training, and writing to it does not change the model; call it again instead"
                 )
                 self._given = None
                 return

@@ -44,14 +44,14 @@ def check(model: nn.Module, setting: ParallelContext) -> None:
         )
     if setting.plan.options.get("model") == "whole":
         raise StrategyError(
-            "--grad-accumulation takes a batch in parts, and -O model=whole leaves unproved that it can be",
+            "--grad-accumulation computes a batch in parts, but -O model=whole does not check that this is correct",
             "leave one of them out",
         )
     for name, module in model.named_modules():
         if module.training and isinstance(module, BatchNorm):
             raise StrategyError(
-                f"--grad-accumulation: {name} ({type(module).__name__}) normalises over the batch, and a part of it "
-                "has other statistics",
+                f"--grad-accumulation: {name} ({type(module).__name__}) normalises over the batch, and a part of "
+                "the batch has other statistics",
                 "use layers that normalise each sample (GroupNorm, LayerNorm), or leave --grad-accumulation out",
             )
 
@@ -65,7 +65,7 @@ def said(plan: StrategyPlan) -> str:
     """For the line that says what was done."""
     if _parts(plan) == 1:
         return ""
-    return f"; its rows in {plan.grad_accumulation} parts, whose gradients are added, and one step for all of them"
+    return f"; it is computed in {plan.grad_accumulation} parts, whose gradients are added for one optimizer step"
 
 
 def _parts(plan: StrategyPlan) -> int:
@@ -123,9 +123,7 @@ class Accumulation:
                 outputs.append(_Run.apply(part, _anchor(), *tensors))  # type: ignore[no-untyped-call]
             made.append(part)
         if any(len(one) != len(ways) for one in outputs):
-            raise StrategyError(
-                "the model returns other outputs for a part of the batch than it did in the trial", HINT
-            )
+            raise StrategyError("the model returns different outputs for a part of the batch than in its trial", HINT)
         weights = [(rows.stop - rows.start) / parts[-1].stop for rows in parts]
         joined = iter(
             _joined(way, [one[number] for one in outputs], [part.facts[number] for part in made], weights)

@@ -192,7 +192,8 @@ class Averaging:
         """DTensors average themselves; parameters without values (meta) are those of another stage."""
         if self._first is not None:
             raise StrategyError(
-                "-O static_graph=1, and other parameters are trained now than at first", "leave static_graph out"
+                "-O static_graph=1, but other parameters are trained now than in the first step",
+                "leave static_graph out",
             )
         self._given, self._wanted = list(parameters), [parameter.requires_grad for parameter in parameters]
         self._trained = [
@@ -243,7 +244,7 @@ class Averaging:
         if self._early.twice:
             layout.give_up()
             raise StrategyError(
-                "-O static_graph=1: a gradient came twice in this backward, and once in those before",
+                "-O static_graph=1: a gradient was computed twice in this backward, and once in the earlier ones",
                 "leave static_graph out",
             )
         layout.look()
@@ -282,8 +283,8 @@ class Averaging:
             if self._begun and round(kept * (1 if self._summed else ranks)) not in (0, ranks):
                 layout.give_up()
                 raise StrategyError(
-                    "gradients were there before a backward on some ranks, and not on others",
-                    "call zero_grad() on all ranks alike",
+                    "before this backward some ranks had gradients and others had none",
+                    "call zero_grad() in the same steps on every rank",
                 )
         if alarms and self._begun:
             self._add(layout, used)

@@ -36,8 +36,8 @@ def check(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if _is_ours(module) and type(module).forward is not BatchNorm.forward:
             raise StrategyError(
-                f"{name} ({type(module).__name__}) is batch normalisation with a forward of its own: its statistics "
-                "would be of a rank's slice alone",
+                f"{name} ({type(module).__name__}) is batch normalisation with its own forward: its statistics would "
+                "come only from one rank's part of the batch",
                 "use a class of torch.nn, or another normalisation (group, layer)",
             )
 
@@ -53,7 +53,7 @@ def convert(model: nn.Module, setting: ParallelContext) -> Sharing | None:
         return None
     sharing = Sharing(setting.data_group)
     if setting.data_ranks > 1:
-        setting.say("batch normalisation is over the samples of all ranks, as on one device")
+        setting.say("batch normalisation uses the samples of all ranks, as on a single device")
     for layer in layers:
         vars(layer)[_GROUP] = sharing
         vars(layer)["forward"] = MethodType(_forward, layer)

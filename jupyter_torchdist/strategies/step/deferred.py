@@ -180,8 +180,8 @@ class OperationRecord:
         for tensor, version in zip(self.externals, self._versions, strict=True):
             if _version(tensor) != version:
                 raise RuntimeError(
-                    f"a tensor of shape {list(tensor.shape)}, of which the loss is made, was written to before "
-                    "backward(): write to a copy, or use -O schedule=gpipe"
+                    f"a tensor of shape {list(tensor.shape)}, from which the loss is computed, was changed in place "
+                    "before backward(): change a copy, or use -O schedule=gpipe"
                 )
 
     # ----------------------------------------------------------------------------------------------------- recording

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from .accumulating import Accumulation
 
 WHOLE = (
-    "-O model=whole computes the whole batch on every rank: the same training, no faster; "
-    "-O trust_model=1 divides it unproved"
+    "-O model=whole computes the whole batch on every rank: the same training, but no faster; "
+    "-O trust_model=1 divides it unchecked"
 )
 
 
@@ -54,7 +54,7 @@ def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str
     found = of_every_rank(mine, group)
     refusal = next((one for one in found if isinstance(one, Refused)), None)
     if refusal is None and any(one != found[0] for one in found):
-        return Refused(f"{parts} do not agree in what becomes of the samples")
+        return Refused(f"{parts} do not agree on how the outputs depend on the samples")
     return refusal or mine
 
 
@@ -277,7 +277,7 @@ class Divider:
 
 
 def _other_outputs() -> StrategyError:
-    return StrategyError("the model returns other outputs than it did in the trial", WHOLE)
+    return StrategyError("the model returns different outputs than in its trial", WHOLE)
 
 
 def weight_of(part: torch.Tensor, way: AddedParts, share: BatchShard) -> float | torch.Tensor:
@@ -297,7 +297,7 @@ def targets_of(loss: torch.Tensor) -> torch.Tensor:
     """By what a rank's cross entropy was divided. Raises ``StrategyError`` when it is none."""
     found: torch.Tensor | None = divisor_of(loss)
     if found is None:
-        raise StrategyError("the loss is no longer the cross entropy that it was in the first steps", WHOLE)
+        raise StrategyError("the loss was a cross entropy in the first steps and is none now", WHOLE)
     return found
 
 

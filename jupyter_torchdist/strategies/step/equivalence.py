@@ -73,7 +73,7 @@ _INSTEAD = {
     "tp": "leave those layers whole (-O tp_plan=MODULE:STYLE,… names the others), or use --strategy fsdp",
     "cp": (
         "compute positions and masks before the blocks, where sequences are whole, and pass them in as arguments "
-        "(sequence x width), and what else looks at all tokens (a mean over them) after the blocks; or use --strategy "
+        "(sequence x width); compute what looks at all tokens (a mean over them) after the blocks; or use --strategy "
         "fsdp"
     ),
 }
@@ -98,8 +98,8 @@ class Equivalence:
         if not self._lacking and _someone(not self._fits(samples), setting.device):
             self._lacking = True
             setting.say(
-                f"{type(module).__name__} is divided unchecked: what it is held against, a step of {FEW} samples by "
-                "the undivided model, takes more memory than there is"
+                f"{type(module).__name__} is divided unchecked: the check needs a step of {FEW} samples of the "
+                "undivided model, and there is not enough memory for it"
             )
 
     def _fits(self, samples: int | None) -> bool:
@@ -137,8 +137,8 @@ class Equivalence:
         where = other_notes(self._before.notes, after.notes)
         if where is not None:
             raise StrategyError(
-                f"{type(self._module).__name__} leaves something in {where} beside its outputs, "
-                f"and under {what} a rank would leave that of its part",
+                f"{type(self._module).__name__} stores something in {where} beside its outputs, "
+                f"and with {what} a rank would store only the values of its part",
                 "return it from the model's forward, or use --strategy fsdp",
             )
         kinds = [_kind_of(parameter) for parameter in self._module.parameters()] + _of_autocast(self._module)
@@ -149,7 +149,11 @@ class Equivalence:
             for name, one in before.items():
                 other = now.get(name)
                 if other is None or not one.distance(other) <= within * one.norm + least:
-                    change = "missing" if other is None else f"{one.distance(other) / (one.norm or 1.0):.2g} of it away"
+                    change = (
+                        "missing"
+                        if other is None
+                        else f"off by {one.distance(other) / (one.norm or 1.0):.2g} of its norm"
+                    )
                     raise StrategyError(
                         f"{what} would change what {type(self._module).__name__} computes: {name} is {change}",
                         _INSTEAD[what],

@@ -34,7 +34,7 @@ def explain(
     }.get(method, f"{name}.{method} is called, which is not its forward")
     moved = "" if method == "forward" else f", and move what {method or 'the loop'} does with its layers into forward"
     return StrategyError(
-        f"{called}: {strategy} would divide {type(part).__name__} alone, the first layer of it that is called "
+        f"{called}: {strategy} would divide only {type(part).__name__}, the first layer that is called "
         f"({error.message})",
         f"train through the forward of {name}: call the model itself (model(x)){moved}; or use --strategy ddp",
     )

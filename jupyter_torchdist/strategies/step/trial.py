@@ -136,7 +136,7 @@ class Trial:
             if self._anywhere and torch.equal(vector, samples.repeat(len(vector) // max(1, size))):
                 return JoinedRows(kind.dim, turns=True)
         if isinstance(kind, Rows) and kind.owners.order is not None and not self._trusted:
-            return Refused("an output is in the order of a sorting: sort it back, as the samples come")
+            return Refused("an output is in a sorted order: bring it back into the order of the samples")
         if isinstance(kind, Total) and not kind.floored:
             if kind.den is None:
                 return AddedParts(mean=False)
@@ -157,23 +157,23 @@ def _beside_its_outputs(
 ) -> str:
     """Why a forward whose outputs can be joined is not the same in parts; empty where it is."""
     if differ:
-        return "what it makes of a sample is another value when fewer samples are beside it"
+        return "its result for a sample changes when the batch has fewer samples"
     if changed:
-        return f"its buffer {changed} changes by the samples of the batch"
+        return f"its buffer {changed} changes with the samples of the batch"
     if kept is not None:
-        return f"it keeps {kept} of the batch beside its outputs (an attribute or a hook): return it from forward"
+        return f"it keeps {kept} of the batch outside its outputs (in an attribute or a hook): return it from forward"
     elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
     if elsewhere == _NUMBERS:
         return (
-            "it returns a number or an array (no tensor) that is another one for fewer samples: compute it of its "
-            "outputs, or return a tensor with a value for each sample"
+            "it returns a number or an array (not a tensor) that changes with fewer samples: compute it from the "
+            "model's outputs, or return a tensor with a value for each sample"
         )
     if elsewhere is not None:
-        return f"it notes something of its samples in {elsewhere}, and each rank would note of its own"
+        return f"it stores something about its samples in {elsewhere}, and each rank would store only its own"
     if branch is not None:
         return (
-            f"{branch} branches on a value of its samples, and each rank would by its own: compute that before the "
-            "model is called, where every rank has the whole batch, and give it as an argument"
+            f"{branch} branches on a value of its samples, so ranks may branch differently: compute that before the "
+            "model is called, where every rank has the whole batch, and pass it as an argument"
         )
     return ""
 
@@ -199,5 +199,5 @@ def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], sa
     if all(tensor.dim() == 1 for tensor in cut):
         return "is it given one sample, without a batch"
     if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):
-        return "is the batch another dimension than the first, as in the hidden states of an LSTM"
-    return "is a batch size written in the model as a number, or the batch another dimension than the first"
+        return "is the batch not the first dimension, as in the hidden states of an LSTM"
+    return "is a batch size written in the model as a number, or is the batch not the first dimension"

@@ -1,0 +1,37 @@
+"""Sphinx reads the repository as it is: pages of ``docs`` and notebooks link to each other as they do on GitHub.
+
+``TORCHDIST_DOCS_RUN=1`` runs the notebooks for their outputs, as ``make docs`` does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import jupyter_torchdist
+
+project = "jupyter_torchdist"
+author = copyright = "the authors of jupyter_torchdist"
+version = release = jupyter_torchdist.__version__
+
+root_doc = "docs/index"
+include_patterns = ["docs/**", "notebooks/*.ipynb", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+exclude_patterns = [".*", "labextension", "out", "tests", "**/.ipynb_checkpoints"]
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]
+
+nb_execution_mode = "force" if os.environ.get("TORCHDIST_DOCS_RUN") else "off"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 900
+nb_execution_excludepatterns = [] if importlib.util.find_spec("deepspeed") else ["notebooks/deepspeed.ipynb"]
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+
+html_theme = "pydata_sphinx_theme"
+html_title = "jupyter_torchdist"
+html_theme_options = {"show_prev_next": False, "navigation_with_keys": False}
+html_sourcelink_suffix = ""

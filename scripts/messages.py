@@ -47,7 +47,7 @@ class Message:
 
 def messages(package: Path = PACKAGE) -> list[Message]:
     """In order of file and line."""
-    found = []
+    found: list[Message] = []
     for path in sorted(package.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found += _of_module(tree, str(path.relative_to(package)))

@@ -22,7 +22,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -88,12 +88,20 @@ lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m scripts.docs_pages --check
 	@if $(HAVE_NPM); then $(NPM) run --silent lint; fi
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	@if $(HAVE_NPM); then $(NPM) run --silent format; fi
+
+# The pages and the API; their cells and the notebooks are run, and a broken link is an error.
+docs: $(READY) front
+	$(BIN)/python -m scripts.docs_pages
+	$(BIN)/python -m scripts.docs_cells
+	TORCHDIST_DOCS_RUN=1 $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going -q . out/docs
+	@echo 'Open out/docs/docs/index.html'
 
 bench: $(READY) front browser
 	$(BIN)/python -m tests.benchmarks $(ONLY)
@@ -133,7 +141,7 @@ $(READY): pyproject.toml constraints.txt
 	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
 	@$(PIP) torch==$(TORCH) || { echo 'Once more, without the settings of pip on this machine'; \
 	  PIP_CONFIG_FILE=/dev/null $(PIP) torch==$(TORCH); }
-	@SKIP_JUPYTER_BUILDER=1 $(PIP) --editable '.[demo,dev]'
+	@SKIP_JUPYTER_BUILDER=1 $(PIP) --editable '.[demo,dev,docs]'
 	@rm -f $(FRONT)
 	@touch $@
 

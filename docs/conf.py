@@ -15,7 +15,7 @@ author = copyright = "the authors of jupyter_torchdist"
 version = release = jupyter_torchdist.__version__
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebooks/*.ipynb", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**", "notebooks/*.ipynb", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 exclude_patterns = [".*", "labextension", "out", "tests", "**/.ipynb_checkpoints"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]

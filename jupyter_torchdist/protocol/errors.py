@@ -1,25 +1,25 @@
-"""Everything that can go wrong, in one tree.
+"""Everything that can go wrong, in one tree::
 
-TorchDistError                  carries ``hint``: the next thing to do
-├── UserError                   the user's code or request
-│   ├── OptionError             a misspelt option, a bad value
-│   ├── CellSyntaxError         the cell does not compile (also a SyntaxError)
-│   ├── UndefinedName           the cell needs a name nobody defined (also a NameError)
-│   ├── CaptureError            an object that cannot leave the notebook
-│   ├── StrategyError           what a strategy cannot do correctly
-│   ├── CheckpointError         a checkpoint that cannot be written, or is missing, damaged or of another model
-│   └── RankFailed              a rank failed and its own exception could not be rebuilt
-├── PlatformError               this machine or its set-up
-│   ├── ResourceError           fewer GPUs, memory or disk than asked for
-│   ├── StoreError              the data directory cannot be written or read
-│   │   └── DamagedJob          a job's files were changed or lost
-│   └── JobNotFound             no such job here
-└── InfrastructureError         our own processes, the connection between them
-    ├── LaunchError             the ranks could not be started
-    ├── ChannelError            a connection to an agent broke or spoke nonsense
-    └── JobLost                 a job's processes are gone and left no outcome
-JobCancelled (KeyboardInterrupt)  the user stopped the job
-JobTimedOut (TimeoutError)        --timeout passed
+    TorchDistError                  carries ``hint``: the next thing to do
+    ├── UserError                   the user's code or request
+    │   ├── OptionError             a misspelt option, a bad value
+    │   ├── CellSyntaxError         the cell does not compile (also a SyntaxError)
+    │   ├── UndefinedName           the cell needs a name nobody defined (also a NameError)
+    │   ├── CaptureError            an object that cannot leave the notebook
+    │   ├── StrategyError           what a strategy cannot do correctly
+    │   ├── CheckpointError         a checkpoint that cannot be written, or is missing, damaged or of another model
+    │   └── RankFailed              a rank failed and its own exception could not be rebuilt
+    ├── PlatformError               this machine or its set-up
+    │   ├── ResourceError           fewer GPUs, memory or disk than asked for
+    │   ├── StoreError              the data directory cannot be written or read
+    │   │   └── DamagedJob          a job's files were changed or lost
+    │   └── JobNotFound             no such job here
+    └── InfrastructureError         our own processes, the connection between them
+        ├── LaunchError             the ranks could not be started
+        ├── ChannelError            a connection to an agent broke or spoke nonsense
+        └── JobLost                 a job's processes are gone and left no outcome
+    JobCancelled (KeyboardInterrupt)  the user stopped the job
+    JobTimedOut (TimeoutError)        --timeout passed
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def prepare(*things: Any) -> Any:
-    """Make models, optimizers, ``DataLoader``s and schedulers distributed, in place; all ranks call it alike.
+    """Make models, optimizers, data loaders and schedulers distributed, in place. All ranks make the same call.
 
     Any number in any order; returned in that order, one alone. Models get the job's ``--strategy`` (``ddp`` where none
     was given), with its options, ``--precision``, ``--compile`` and ``--activation-checkpointing``. Optimizers built

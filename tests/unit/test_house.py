@@ -14,6 +14,7 @@ import pytest
 
 import jupyter_torchdist
 from jupyter_torchdist.protocol.spec import OPTIONS
+from scripts import docs_pages
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "jupyter_torchdist"
@@ -121,9 +122,10 @@ def test_notebooks_are_committed_without_outputs() -> None:
             assert cell.get("execution_count") is None, path
 
 
-def test_readme_names_every_option() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert [option.flag for option in OPTIONS if option.flag not in text] == []
+def test_generated_pages_are_current() -> None:
+    """They name every option and every refusal."""
+    assert [str(page) for page, text in docs_pages.pages().items() if page.read_text(encoding="utf-8") != text] == []
+    assert [option.flag for option in OPTIONS if option.flag not in (ROOT / "docs" / "cell.md").read_text()] == []
 
 
 def pages() -> list[Path]:

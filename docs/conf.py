@@ -15,8 +15,16 @@ author = copyright = "the authors of jupyter_torchdist"
 version = release = jupyter_torchdist.__version__
 
 root_doc = "docs/index"
-include_patterns = ["docs/**", "notebooks/*.ipynb", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
-exclude_patterns = [".*", "labextension", "out", "tests", "**/.ipynb_checkpoints"]
+include_patterns = [
+    "docs/**",
+    "notebooks/*.ipynb",
+    "README.md",
+    "tests/benchmarks/RESULTS.md",
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+]
+exclude_patterns = [".*", "labextension", "out", "**/.ipynb_checkpoints"]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["colon_fence"]

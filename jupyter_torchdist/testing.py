@@ -19,8 +19,8 @@ from typing import Any
 
 from . import marshal
 from .driver.zygote import serve
-from .launch.base import EngineState
-from .launch.local import LocalLauncher
+from .launchers.base import EngineState
+from .launchers.local import LocalLauncher
 from .protocol import codec
 from .protocol.bundle import Manifest
 from .protocol.channel import Channel

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import capture as capturing
-from ..launch import registry
+from ..launchers import registry
 from ..planning.topology import make_plan
 from ..protocol.bundle import Manifest
 from ..protocol.paths import Home

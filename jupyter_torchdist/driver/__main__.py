@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..launch import registry
-from ..launch.local import LocalLauncher
+from ..launchers import registry
+from ..launchers.local import LocalLauncher
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError
 from ..protocol.paths import JobPaths, make_private, runtime_dir

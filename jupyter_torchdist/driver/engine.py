@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..launch.base import ENDED, QUEUED, EngineState, Launcher, Submission
+from ..launchers.base import ENDED, QUEUED, EngineState, Launcher, Submission
 from ..protocol.errors import LaunchError
 from ..protocol.events import Event
 from ..protocol.plan import Plan

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..launch.base import Submission
+from ..launchers.base import Submission
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.frames import CHUNK

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..launch.base import Launcher, Submission
+from ..launchers.base import Launcher, Submission
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.events import Event, parse_lines

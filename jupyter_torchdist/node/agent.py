@@ -1,7 +1,7 @@
 """One agent a user and node: serves many drivers, starts and watches jobs, ships what they write.
 
 It holds no state that its files do not hold: after its death the next one takes up every job from there.
-What it is sent and answers is in ``AGENT_MESSAGES`` of ``launch/base.py``.
+What it is sent and answers is in ``AGENT_MESSAGES`` of ``launchers/base.py``.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@
         └── JobLost                 a job's processes are gone and left no outcome
     JobCancelled (KeyboardInterrupt)  the user stopped the job
     JobTimedOut (TimeoutError)        --timeout passed
+
+A ``PlatformError`` or ``UserError`` is for the user to mend; an ``InfrastructureError`` is ours.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ export interface Gauges {
 export interface Options {
   gpus: number | null;
   ranks: number | null;
+  launcher: string;
   backend: string | null;
   numa_binding: string | null;
   strategy: string | null;

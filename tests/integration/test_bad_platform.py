@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.driver.run import Driver
-from jupyter_torchdist.launch.local import LocalLauncher
+from jupyter_torchdist.launchers.local import LocalLauncher
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId, job_token_of, processes_of_job

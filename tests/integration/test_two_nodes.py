@@ -22,7 +22,7 @@ import pytest
 from jupyter_torchdist.capture import capture_cell, pack
 from jupyter_torchdist.client.world import world_here
 from jupyter_torchdist.driver.run import Driver
-from jupyter_torchdist.launch.base import ChannelPerNode
+from jupyter_torchdist.launchers.base import ChannelPerNode
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.gauges import Gauges

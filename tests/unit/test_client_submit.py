@@ -15,7 +15,7 @@ from jupyter_torchdist import client
 from jupyter_torchdist.client import Job, Request, leases, prepare, rerun, submit
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.client.functions import run
-from jupyter_torchdist.launch.local import LocalLauncher
+from jupyter_torchdist.launchers.local import LocalLauncher
 from jupyter_torchdist.protocol.errors import (
     CaptureError,
     CellSyntaxError,

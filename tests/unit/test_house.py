@@ -57,6 +57,12 @@ def test_public_names_exist() -> None:
         assert getattr(jupyter_torchdist, name) is not None or name in ("last", "mesh")
 
 
+def test_no_room_takes_the_place_of_a_public_name() -> None:
+    """Where a module is imported, its package gets its name as an attribute."""
+    rooms = {path.stem for path in Path(jupyter_torchdist.__file__).parent.iterdir()}
+    assert rooms & set(jupyter_torchdist.__all__) == set()
+
+
 def test_launcher_is_registered() -> None:
     (local,) = importlib.metadata.entry_points(group="jupyter_torchdist.launchers", name="local")
     assert local.load().__name__ == "LocalLauncher"

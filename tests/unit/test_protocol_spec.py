@@ -18,7 +18,8 @@ from jupyter_torchdist.protocol.strategy import StrategyPlan
 FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
-    "--ranks 3 --backend gloo --numa-binding node --out a,b --collect all --exclude big --exclude x,y --background "
+    "--ranks 3 --launcher slurm --backend gloo --numa-binding node --out a,b --collect all --exclude big "
+    "--exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --checkpoint ckpt --resume "
     "--name 'my run' --timeout 2h --grace=1.5s --env A=1 --env B --fresh --replace --plan --watch off"
@@ -37,6 +38,7 @@ ALL = Options(
     checkpoint="ckpt",
     resume=True,
     out=("a", "b"),
+    launcher="slurm",
     collect="all",
     exclude=("big", "x", "y"),
     background=True,

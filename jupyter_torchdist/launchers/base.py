@@ -84,7 +84,7 @@ class Submission(Protocol):
 
 
 class Launcher(Protocol):
-    """An engine. Made without arguments, by the name of its entry point (``launch/registry.py``).
+    """An engine. Made without arguments, by the name of its entry point (``launchers/registry.py``).
 
     An engine with one submission for all nodes (Slurm, Ray, Spark, Kubernetes) has a queue and a token. An engine
     with one channel a node (this machine, SSH) is a ``ChannelPerNode``.

@@ -28,7 +28,7 @@ def test_the_pages_are_built_and_a_broken_link_is_named(tmp_path: Path) -> None:
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
     done = build(tmp_path / "source", tmp_path / "html")
     assert done.returncode == 0, done.stderr
-    assert "position 3" in (tmp_path / "html" / "docs" / "development" / "launchers.html").read_text()
+    assert "One channel per node" in (tmp_path / "html" / "docs" / "development" / "launchers.html").read_text()
     page = tmp_path / "source" / "docs" / "limits.md"
     page.write_text(page.read_text() + "\n[nothing](nowhere.md)\n")
     done = build(tmp_path / "source", tmp_path / "html")

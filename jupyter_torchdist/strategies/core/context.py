@@ -1,11 +1,8 @@
 """What every parallelism is given, and what it offers.
 
-A parallelism is a module of this package with two functions, ``check(model, setting)`` and ``apply(model, setting)``.
-``check`` raises ``StrategyError`` for what ``apply`` could not do correctly; it communicates nothing and changes
-nothing. ``apply`` changes the model in place, so that every name that the user bound stays bound to the user's
-object; all ranks call it at the same moment. None knows another's options. They are applied in the order ``cp``,
-``tp``, activation checkpointing, compilation, then one of ``replicate`` and ``fsdp``; ``pipeline`` cuts the model
-before.
+A parallelism is a module of ``strategies/parallel`` (``Parallelism``). None knows the options of another. They are
+applied in the order ``cp``, ``tp``, activation checkpointing, compilation, then one of ``replicate`` and ``fsdp``;
+``pipeline`` cuts the model before.
 """
 
 from __future__ import annotations
@@ -13,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ...protocol.errors import StrategyError
 from ...protocol.strategy import DIMENSIONS, StrategyPlan
 
 
@@ -60,3 +60,23 @@ def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], 
     names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or ("dp_replicate",)
     sizes = tuple(plan.degree(name) for name in names)
     return ParallelContext(plan, init_device_mesh(device.type, sizes, mesh_dim_names=names), device, say)
+
+
+class Parallelism(Protocol):
+    """A way to divide a model over ranks."""
+
+    def check(self, model: nn.Module, setting: ParallelContext) -> None:
+        """Raise ``StrategyError`` for what ``apply`` could not do correctly. It sends and changes nothing."""
+
+    def apply(self, model: nn.Module, setting: ParallelContext) -> None:
+        """Divide the model in place, so that every name that the user bound stays bound to the same object.
+
+        All ranks call it at the same moment.
+        """
+
+
+class Division(Parallelism, Protocol):
+    """A parallelism that divides layers or sequences. Its model is compared with the undivided one."""
+
+    def explain(self, error: BaseException) -> StrategyError | None:
+        """What an error in the divided model means; None for an error that has another cause."""

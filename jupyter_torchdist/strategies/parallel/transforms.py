@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
-from ..core.context import ParallelContext
+from ..core.context import Division, ParallelContext
 from ..step import batchnorm
 from . import activations, context_parallel, fsdp, tensor
 
@@ -22,6 +20,7 @@ def check(model: nn.Module, setting: ParallelContext) -> None:
         fsdp.check(model, setting)
 
 
-def divisions(setting: ParallelContext) -> list[tuple[str, Any]]:
-    """What divides layers or sequences over ranks here: the mesh's dimension, and its module."""
-    return [(one, part) for one, part in (("cp", context_parallel), ("tp", tensor)) if setting.plan.degree(one) > 1]
+def divisions(setting: ParallelContext) -> list[tuple[str, Division]]:
+    """What divides layers or sequences over ranks here, with its dimension of the mesh."""
+    every: tuple[tuple[str, Division], ...] = (("cp", context_parallel), ("tp", tensor))
+    return [(dimension, division) for dimension, division in every if setting.plan.degree(dimension) > 1]

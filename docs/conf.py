@@ -39,6 +39,9 @@ nb_execution_excludepatterns = [] if importlib.util.find_spec("deepspeed") else 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 
+# `--ranks` stays as it is typed.
+smartquotes = False
+
 html_theme = "pydata_sphinx_theme"
 html_title = "jupyter_torchdist"
 html_theme_options = {"show_prev_next": False, "navigation_with_keys": False}

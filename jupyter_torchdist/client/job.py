@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import sys
 import time
-from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
@@ -214,8 +213,8 @@ class Job:
         """
         pieces = []
         for file in logs.files(self.paths, rank, stream):
-            text = _text(file, tail, grep)
-            pieces.append(_labelled(file.rank, text) if rank is None and self.plan.world_size > 1 else text)
+            text = "".join(logs.selected(file.path, grep, tail))
+            pieces.append(logs.labelled(file.rank, text) if rank is None and self.plan.world_size > 1 else text)
         return "".join(pieces)
 
     @property
@@ -325,19 +324,6 @@ class Job:
 
 def _main() -> dict[str, Any]:
     return sys.modules["__main__"].__dict__
-
-
-def _text(file: logs.LogFile, tail: int | None, grep: str | None) -> str:
-    if grep is not None:
-        return "".join(deque((f"{line}\n" for _, line in logs.grep(file.path, grep)), maxlen=tail))
-    if tail is not None:
-        return logs.tail(file.path, tail)
-    return "".join(logs.lines(file.path))
-
-
-def _labelled(rank: int, text: str) -> str:
-    lines = text.removesuffix("\n").split("\n") if text else []
-    return "".join(f"[rank {rank}] {line}\n" for line in lines)
 
 
 def attach_to(paths: JobPaths, home: Home, pool: DriverPool | None = None) -> Job:

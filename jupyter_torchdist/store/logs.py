@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,20 @@ def grep(path: Path, pattern: str | re.Pattern[str]) -> Iterator[tuple[int, str]
         if search(text):
             yield number, text
         number += line.endswith("\n")
+
+
+def selected(path: Path, pattern: str | None = None, last: int | None = None) -> Iterator[str]:
+    """Lines with their ends: those that ``pattern`` is found in, the last ``last`` of them. Raises as ``grep``."""
+    if pattern is None and last is not None:
+        return iter(_split(tail(path, last)))
+    found = lines(path) if pattern is None else (f"{line}\n" for _, line in grep(path, pattern))
+    return found if last is None else iter(deque(found, maxlen=last))
+
+
+def labelled(rank: int, text: str) -> str:
+    """Every line of ``text`` behind ``[rank 3]``; the last one gets its end."""
+    whole = text.removesuffix("\n").split("\n") if text else []
+    return "".join(f"[rank {rank}] {line}\n" for line in whole)
 
 
 class Follower:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,18 +64,9 @@ def _logs(arguments: argparse.Namespace) -> Iterator[str]:
     if arguments.rank is not None and arguments.rank not in range(job.plan.world_size):
         raise UserError(f"job {job.id} has no rank {arguments.rank}", f"its ranks are 0 to {job.plan.world_size - 1}")
     for file in files:
-        label = f"[rank {file.rank}] " if arguments.rank is None else ""
-        for line in _lines(file.path, arguments.grep, arguments.tail):
-            yield f"{label}{ansi.safe(line.rstrip(chr(10)))}\n"
-
-
-def _lines(path: Path, grep: str | None, tail: int | None) -> Iterator[str]:
-    found = (line for _, line in logs.grep(path, grep)) if grep is not None else logs.lines(path)
-    if tail is None:
-        return found
-    if grep is None:
-        return iter(logs.tail(path, tail).splitlines())
-    return iter(deque(found, maxlen=tail))
+        for line in logs.selected(file.path, arguments.grep, arguments.tail):
+            text = ansi.safe(line.removesuffix("\n")) + "\n"
+            yield logs.labelled(file.rank, text) if arguments.rank is None else text
 
 
 def _cancel(arguments: argparse.Namespace) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
-from ..store.logs import LINE_LIMIT, Follower, LogFile
+from ..store.logs import LINE_LIMIT, Follower, LogFile, labelled
 from ..views import job_text
 from . import ansi
 
@@ -69,12 +69,6 @@ def _split(text: str) -> tuple[str, str]:
     return (text[:end], shown) if len(shown) <= LINE_LIMIT else (text + "\n", "")
 
 
-def labelled(rank: int, text: str) -> str:
-    """Every line of ``text`` (which ends with a newline) behind ``[rank 3]``, as a terminal may safely show it."""
-    label = f"[rank {rank}] "
-    return label + ansi.safe(text)[:-1].replace("\n", "\n" + label) + "\n"
-
-
 class Console:
     """Prints a job as it goes: what the ranks write, and at the end how it ended."""
 
@@ -122,7 +116,7 @@ class Console:
                 return
             self._left -= len(text)
         stream = self._out if file.stream == "out" else self._err
-        stream.write(labelled(file.rank, text))
+        stream.write(labelled(file.rank, ansi.safe(text)))
         if self._left is not None and self._left <= 0:
             stream.write(f"… more is not shown here: %dist logs {self._job} --rank N\n")
         stream.flush()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
-from jupyter_torchdist.store.logs import LINE_LIMIT
+from jupyter_torchdist.store.logs import LINE_LIMIT, labelled
 from jupyter_torchdist.testing import FakeJob
-from jupyter_torchdist.verbs.stream import Console, Lines, _split, labelled
+from jupyter_torchdist.verbs.stream import Console, Lines, _split
 
 
 def test_lines_carry_their_rank() -> None:

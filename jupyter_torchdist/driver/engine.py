@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..launchers.base import ENDED, QUEUED, EngineState, Launcher, Submission
+from ..launchers.base import ENDED, QUEUED, RUNNING, EngineState, Launcher, Submission
 from ..protocol.errors import LaunchError
 from ..protocol.events import Event
 from ..protocol.plan import Plan
@@ -44,13 +45,19 @@ class Engine:
 
     def attach(self, events: Sequence[Event]) -> Submission:
         """The submission that an earlier driver wrote into the journal. Raises ``LaunchError``."""
-        tokens = [event.data.get("token", {}) for event in events if event.kind == "job.launched"]
-        return self._follow(self._find().attach(self._plan, tokens[-1] if tokens else {}))
+        token: dict[str, Any] = {}
+        for event in events:
+            if event.kind == "job.launched":
+                token = event.data.get("token", {})
+            elif event.kind == "job.engine":
+                said = event.data
+                self.state = EngineState(said.get("state", RUNNING), said.get("position"), said.get("reason", ""))
+        return self._follow(self._find().attach(self._plan, token))
 
     def _follow(self, submission: Submission) -> Submission:
         self._submission = submission
         self._looked = float("-inf")
-        self.look(0.0)
+        self.look(time.monotonic())
         return submission
 
     def look(self, now: float) -> None:
@@ -66,7 +73,7 @@ class Engine:
                 self._say("job.engine", **words)
 
     def cancel(self) -> None:
-        """Take the submission back. An engine that cannot be asked is named in a note."""
+        """Take the submission back. What goes wrong is a note, for whoever follows the job."""
         submission, self._submission = self._submission, None
         if submission is not None:
             try:

@@ -73,7 +73,8 @@ def elapsed(state: Row, now: float) -> float:
 
 def headline(state: JobState, now: float) -> str:
     """One line: state, ranks, time, and what went wrong."""
-    word = f"queued, {state.queued}" if state.queued else state_word(state)
+    waits = state.queued and state.state == "starting"
+    word = f"queued, {state.queued}" if waits else state_word(state)
     parts = [word, where(state), duration(elapsed(state, now))]
     if state.reason and state.state != "succeeded":
         parts.append(state.reason)

@@ -55,7 +55,8 @@ export class Header {
   update(): void {
     const { state, status, hello } = this.session;
     const effective = hello ? effectiveState(state, status) : '';
-    const words = state.queued ? trans('queued, %1', state.queued) : stateWord(effective);
+    const queued = effective === 'starting' && state.queued;
+    const words = queued ? trans('queued, %1', queued) : stateWord(effective);
     if (effective + words !== this.shownState) {
       this.shownState = effective + words;
       setAttribute(this.state, 'data-tone', tone(effective));

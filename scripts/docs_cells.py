@@ -24,8 +24,8 @@ BLOCK = re.compile(r"^```python\n(%%distribute.*?)^```$", re.DOTALL | re.MULTILI
 
 def main(words: list[str]) -> int:
     pages = [Path(word).absolute() for word in words] or sorted((ROOT / "docs").rglob("*.md"))
-    wrong = [words for page in pages for words in failures(page)]
-    print("\n".join(wrong), file=sys.stderr)
+    wrong = [failure for page in pages for failure in failures(page)]
+    sys.stderr.writelines(f"{failure}\n" for failure in wrong)
     return 1 if wrong else 0
 
 
@@ -35,7 +35,8 @@ def failures(page: Path) -> list[str]:
     blocks = [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in BLOCK.finditer(text)]
     if not blocks:
         return []
-    sources = [block if gpus() else re.sub(r"--gpus \d+", "--ranks 2", block) for _, block in blocks]
+    without = not gpus()
+    sources = [re.sub(r"--gpus \d+", "--ranks 2", block) if without else block for _, block in blocks]
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(source) for source in ("%load_ext jupyter_torchdist", *sources)]
     shown = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page

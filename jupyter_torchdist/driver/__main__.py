@@ -22,7 +22,6 @@ from ..protocol.paths import JobPaths, make_private, runtime_dir
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
 from ..protocol.world import World
-from ..store.jobdir import read_spec
 from . import zygote
 from .run import Driver
 
@@ -79,8 +78,7 @@ class Warmth:
 def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:
     with _sole_driver(paths.job) as sole:
         if sole:
-            launcher = read_spec(paths).options.launcher
-            Driver(paths, lambda: registry.launcher(launcher), world, blobs).run()
+            Driver(paths, registry.launcher, world, blobs).run()
 
 
 class _sole_driver(contextlib.AbstractContextManager[bool]):

@@ -42,10 +42,10 @@ INTERNAL = ("launcher.child", "rank.ending")
 class Driver:
     """One job from here to its end. ``world`` is None for a driver that takes up another's job.
 
-    ``find`` makes the job's launcher, ``blobs`` is the directory of captured data.
+    ``find`` makes the launcher of a name, ``blobs`` is the directory of captured data.
     """
 
-    def __init__(self, paths: JobPaths, find: Callable[[], Launcher], world: World | None, blobs: str = "") -> None:
+    def __init__(self, paths: JobPaths, find: Callable[[str], Launcher], world: World | None, blobs: str = "") -> None:
         self._paths = paths
         self._world = world
         self._blobs = blobs
@@ -58,7 +58,7 @@ class Driver:
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._offsets: dict[str, int] = {}
         self._stalled: set[str] = set()
-        self._engine = Engine(find, self._plan, self._say)
+        self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
         self._links: list[Link] = []
         self._selector = selectors.DefaultSelector()
         self._watched: dict[Link, tuple[Channel | None, dict[int, int]]] = {}
@@ -233,7 +233,7 @@ class Driver:
     def _finish(self, end: policy.Finish) -> None:
         if end.state == "lost" and not self._paths.spec.exists():
             end = replace(end, reason=f"the files of job {self._paths.job} were deleted while it ran")
-        if end.state == "lost" and self._engine.ended:
+        elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'it does not say why'}")
         reason = end.reason if self._state.ranks or end.state != "failed" else f"{end.reason}\n{self._launcher_words()}"
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)

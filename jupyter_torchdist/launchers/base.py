@@ -37,10 +37,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ..protocol.channel import Channel
 from ..protocol.plan import Inventory, NodePlan, Plan
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 
@@ -69,8 +72,8 @@ class Submission(Protocol):
     def connect(self, node: NodePlan) -> Channel:
         """A new channel to the node's agent. Not called while the state is ``queued``.
 
-        Raises ``ChannelError`` when the agent does not answer yet: the driver tries again for half a minute. Raises
-        ``LaunchError`` when there is no use in another try: the job fails with these words.
+        Raises ``ChannelError`` or ``LaunchError`` when the agent cannot be reached. The driver tries again for half a
+        minute. Only a ``LaunchError`` of a job's very first try fails the job at once, with its words.
         """
 
     def shared(self, node: NodePlan) -> bool:
@@ -112,10 +115,10 @@ class ChannelPerNode:
 
     token: ClassVar[dict[str, Any]] = {}
 
-    def submit(self, plan: Plan, attempt: int) -> Any:
+    def submit(self, plan: Plan, attempt: int) -> Self:
         return self
 
-    def attach(self, plan: Plan, token: Mapping[str, Any]) -> Any:
+    def attach(self, plan: Plan, token: Mapping[str, Any]) -> Self:
         return self
 
     def state(self) -> EngineState:

@@ -36,14 +36,12 @@ def make_plan(
     options = spec.options
     if inventory.torch:
         releases.check(inventory.torch)
-    if options.ranks is not None:
-        gpus: tuple[Gpu, ...] = ()
-        world_size = options.ranks
-        if not (options.plan and options.strategy):  # the memory of ranks that will run elsewhere
-            _check_cpu(world_size, inventory)
-    else:
+    gpus: tuple[Gpu, ...] = ()
+    if options.ranks is None:
         gpus = _choose(options.gpus, inventory, busy or {}, set(own))
-        world_size = len(gpus)
+    elif not (options.plan and options.strategy):  # the memory of ranks that will run elsewhere
+        _check_cpu(options.ranks, inventory)
+    world_size = options.ranks or len(gpus)
     if options.numa_binding:
         _check_binding(gpus, inventory)
     node = NodePlan(

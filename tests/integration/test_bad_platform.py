@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.driver.run import Driver
-from jupyter_torchdist.launchers.local import LocalLauncher
+from jupyter_torchdist.launchers import registry
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.process import ProcessId, job_token_of, processes_of_job
@@ -173,7 +173,7 @@ def test_a_driver_stays_until_its_last_line_is_written(home: Path, mount: Mount)
     job = FakeJob(Home(home))
     job.close()
     rest = fill(home)
-    driver = Driver(job.paths, LocalLauncher, None)
+    driver = Driver(job.paths, registry.launcher, None)
     for number in range(100):
         driver._say("job.note", text=f"{number} " + "x" * 200)
     assert 0 < len(journal.state(job.paths).notes) < 100

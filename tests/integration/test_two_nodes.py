@@ -136,7 +136,7 @@ def drive(
     capture = capture_cell(cell, "Cell In[1]", 2, names or {}, cwd=directory)
     manifest = pack(capture, JOB, BlobStore(home).put)
     paths = create_job(home, spec, plan, manifest)
-    Driver(paths, lambda: connector, world_here(spec.options, directory), str(home.blobs)).run()
+    Driver(paths, lambda name: connector, world_here(spec.options, directory), str(home.blobs)).run()
     return paths
 
 
@@ -269,7 +269,7 @@ def test_a_driver_that_dies_before_the_second_node_began_leaves_nobody_waiting(
     monkeypatch.undo()
     home = Home(tmp_path / "home")
     paths = JobPaths(home.jobs / JOB)
-    Driver(paths, lambda: nodes, None, str(home.blobs)).run()
+    Driver(paths, lambda name: nodes, None, str(home.blobs)).run()
     state = state_of(paths)
     assert state.state == "failed"
     assert state.reason.startswith("the ranks could not be started")

@@ -14,12 +14,11 @@ from jupyter_torchdist.protocol.options.strategy import STRATEGY_OPTIONS
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs"
+OPTION_TESTS = DOCS / "development" / "option-tests.md"
 
 
 def test_every_option_of_a_strategy_has_its_test() -> None:
-    rows = [
-        line.split("|") for line in (DOCS / "development" / "option-tests.md").read_text(encoding="utf-8").splitlines()
-    ]
+    rows = [line.split("|") for line in OPTION_TESTS.read_text(encoding="utf-8").splitlines()]
     tested = {name for row in rows if len(row) == 4 and "::" in row[2] for name in re.findall(r"`(\w+)`", row[1])}
     assert [option.name for option in STRATEGY_OPTIONS if option.name not in tested] == []
 
@@ -30,7 +29,7 @@ def test_every_state_of_the_notebook_is_told() -> None:
 
 
 def test_the_tests_that_are_named_exist() -> None:
-    named = re.findall(r"`([\w/]+)::(\w+)`", (DOCS / "development" / "option-tests.md").read_text(encoding="utf-8"))
+    named = re.findall(r"`([\w/]+)::(\w+)`", OPTION_TESTS.read_text(encoding="utf-8"))
     assert len(named) > 60
     assert [f"{path}::{name}" for path, name in named if name not in _functions(path)] == []
 
@@ -43,7 +42,7 @@ def test_the_checks_of_pipelines_that_are_named_exist() -> None:
 
 def test_they_are_of_the_option_beside_which_they_stand() -> None:
     """Each option is named by a test of its row, and each test names an option of its row."""
-    text = (DOCS / "development" / "option-tests.md").read_text(encoding="utf-8").partition("## What PyTorch")[0]
+    text = OPTION_TESTS.read_text(encoding="utf-8").partition("## What PyTorch")[0]
     wrong = []
     for options, tests in re.findall(r"^\| ((?:(?:, )?`(?:--)?[\w-]+`)+) \| (.*) \|$", text, re.M):
         wanted = {name.replace("-", "_") for name in re.findall(r"`(?:--)?([\w-]+)`", options)}

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +15,9 @@ from weakref import WeakValueDictionary
 
 from ..protocol.paths import JobPaths
 from ..store import metrics
+from ..store.segments import read
 from .bins import MOST, Bins, Rows, number
 from .merging import Merging
-from .segments import read
 
 NAMES = 1000
 """Curves of one job that are kept."""
@@ -220,23 +221,28 @@ class RankCurves:
 
 
 class Closer(RankCurves):
-    """The lines of one of ``whole``'s bins from ``low`` to ``high`` (of ``axis``) once more, for ``wanted`` names."""
+    """Lines of one of ``whole``'s bins once more, for ``wanted`` names."""
 
     def __init__(
-        self, whole: RankCurves, bins: Bins, inside: range, wanted: frozenset[str], axis: str, low: float, high: float
+        self,
+        whole: RankCurves,
+        bins: Bins,
+        inside: range,
+        wanted: frozenset[str],
+        asked: Callable[[float, float], bool],
     ) -> None:
-        """``inside``: which of the bins reach into the range."""
+        """``inside``: which of the bins reach into the range; ``asked(step, time)``: whether a line is in it."""
         super().__init__(whole.path, whole._names, bins.where[inside[0]])
         last = inside[-1] + 1
         self.end = bins.where[last] if last < len(bins) else whole.offset
         self.of = bins.names
         self._elsewhere = whole.by_names.keys() - {bins.names}
-        self._axis, self._low, self._high = axis, low, high
+        self._asked = asked
         names = tuple(name for name in bins.names if name in wanted)
         self.bins = Bins(names, first=sum(bins.count[: inside[0]]))
 
     def _wants(self, x: float, t: float) -> bool:
-        return self._low <= (x if self._axis == "step" else t) <= self._high
+        return self._asked(x, t)
 
     def _new_route(self, names: tuple[str, ...]) -> Route:
         together = tuple(names[index] for index in self._kept(names))

@@ -49,6 +49,10 @@ class Question:
     high: float
     width: int
 
+    def reaches(self, step: float, t: float) -> bool:
+        """Whether a point is in the range."""
+        return self.low <= (step if self.axis == "step" else t) <= self.high
+
     @staticmethod
     def of(asked: dict[str, Any], index: CurveIndex) -> Question:
         """Raises ``UserError`` where more is asked for than one answer can hold."""
@@ -273,7 +277,7 @@ def _plans(curves: RankCurves, question: Question) -> Iterator[Closer]:
         merged = any(bins.count[number] > 1 for number in inside)
         if merged and len(inside) < question.width:
             span = range(inside[0], inside[-1] + 1)
-            yield Closer(curves, bins, span, wanted, question.axis, question.low, question.high)
+            yield Closer(curves, bins, span, wanted, question.reaches)
 
 
 def _band(ranks: list[Points], width: int, apart: float = 0.0) -> tuple[Points, bool]:

@@ -28,18 +28,18 @@ from ..protocol.feed import (
     Status,
 )
 from ..protocol.paths import Home, JobPaths
-from ..store import jobdir, liveness, presence
+from ..store import jobdir, liveness, presence, segments
 from ..store.gauges import GaugeFiles
-from . import curves, history, segments, status
+from ..store.segments import Log
+from ..store.tail import Tail
+from . import curves, history, status
 from .cancel import cancel
 from .captured import captured
 from .curveindex import CurveIndex
 from .pace import Pace
 from .rerun import command
 from .search import search
-from .segments import Log
 from .states import States
-from .tail import Tail
 
 Message = dict[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.feed import LINE_LIMIT, Around, Older
-from . import segments
-from .segments import Log, Segment
-from .tail import line_after
+from ..store import segments
+from ..store.segments import Log, Segment
+from ..store.tail import line_after
 
 MOST = 1024 * 1024
 """Bytes of text in one answer."""

@@ -8,9 +8,9 @@ from typing import Any
 from ..protocol.errors import UserError
 from ..protocol.feed import LINE_LIMIT, Found, Hit
 from ..store import logs as store_logs
-from . import segments
+from ..store import segments
+from ..store.segments import Log
 from .pattern import Overtime, Pattern
-from .segments import Log
 
 BUDGET = 0.1
 """Seconds of one call."""

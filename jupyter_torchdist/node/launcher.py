@@ -210,9 +210,8 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
         run_id=plan.run_id or f"{assignment.job}.{assignment.attempt}",
         node_rank=names.index(assignment.node),
         nodes=len(names),
-        address=assignment.node_plan().address,
+        own=(assignment.node_plan().address, plan.port),
         endpoint=assignment.rendezvous,
-        port=plan.port,
         announce=lambda address, port: events.write("launcher.rendezvous", address=address, port=port),
     )
 

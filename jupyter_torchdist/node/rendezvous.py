@@ -33,7 +33,9 @@ _FORKED = "torchdist-forked"
 
 
 class StaticRendezvous(RendezvousHandler):
-    """``endpoint`` is None on the first node, which listens on ``port`` (0: one that is free).
+    """``endpoint`` is the first node's (address, port). It is None on the first node, which listens at ``own``.
+
+    Port 0 of ``own`` stands for a port that is free.
 
     ``announce(address, port)`` is called once the store listens.
 
@@ -47,17 +49,15 @@ class StaticRendezvous(RendezvousHandler):
         run_id: str,
         node_rank: int,
         nodes: int,
-        address: str,
+        own: tuple[str, int],
         endpoint: tuple[str, int] | None,
         announce: Callable[[str, int], None],
-        port: int = 0,
     ) -> None:
         self._run_id = run_id
         self._node_rank = node_rank
         self._nodes = nodes
-        self._address = address
+        self._address, self._port = own
         self._endpoint = endpoint
-        self._port = port
         self._announce = announce
         self._store: Store | None = None
         self.listen_fd = -1

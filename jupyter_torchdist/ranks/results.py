@@ -6,11 +6,11 @@ import sys
 import traceback
 import types
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from .. import marshal
 from ..marshal.attributes import shown
-from ..protocol.bundle import Manifest
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..states import adapter_of
@@ -24,26 +24,25 @@ _DEPTH = 8
 _WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
+@dataclass(frozen=True)
+class Questions:
+    """What is asked at each publishing."""
+
+    apart: Callable[[], marshal.Stays | None]
+    """Values that stay behind because the rank has only a part of them."""
+    attributes: Callable[[], dict[str, Any]] = dict
+    """Attributes of modules that were captured, or that user code has set."""
+    state: Callable[[], dict[str, Any]] = dict
+    """State of the process that user code has changed (see the room ``states``)."""
+
+
 class Results:
     """The values of one rank; publishing them again replaces them."""
 
     def __init__(
-        self,
-        rank: int,
-        plan: Plan,
-        manifest: Manifest,
-        loaded: marshal.Loaded,
-        paths: JobPaths,
-        events: EventFile,
-        apart: Callable[[], marshal.Stays | None],
-        attributes: Callable[[], dict[str, Any]] = dict,
-        state: Callable[[], dict[str, Any]] = dict,
+        self, rank: int, plan: Plan, loaded: marshal.Loaded, paths: JobPaths, events: EventFile, ask: Questions
     ) -> None:
-        """Asked at each publishing: ``apart`` for what stays behind because the rank has only a part of it,
-        ``attributes`` for those of modules that were captured, or set, ``state`` for what user code has changed of the
-        process's (``states``)."""
-        self._apart, self._attributes, self._state = apart, attributes, state
-        self._rank, self._plan, self._manifest = rank, plan, manifest
+        self._rank, self._plan, self._ask = rank, plan, ask
         self._loaded, self._paths, self._events = loaded, paths, events
 
     @property
@@ -64,8 +63,8 @@ class Results:
         vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
         chosen, left = self._choose(namespace)
         if self._rank == 0 and not midway and self._plan.out != ("none",):
-            chosen |= self._state()
-        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._apart())
+            chosen |= self._ask.state()
+        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._ask.apart())
         left += [[shown(name), why] for name, why in dumped.left]
         told = [shown(name) for name in dumped.names if not adapter_of(name)]
         self._events.write("rank.result", names=told, left=left, size=dumped.size)
@@ -77,7 +76,7 @@ class Results:
         if out == ("none",):
             return last, []
         if out == ("auto",):
-            found = [*self._manifest.bound, *marshal.changed_names(self._loaded, names)]
+            found = [*self._loaded.manifest.bound, *marshal.changed_names(self._loaded, names)]
             chosen = {name: names[name] for name in found if name in names and name != CALL}
             return self._within_limit({**chosen, **self._of_modules(), **last})
         left = [[name, "there is no such name after the cell"] for name in out if name not in names]
@@ -85,7 +84,7 @@ class Results:
 
     def _of_modules(self) -> dict[str, Any]:
         """Attributes that were set or changed: rank 0's, as the notebook has one of each."""
-        found = self._attributes() if self._rank == 0 else {}
+        found = self._ask.attributes() if self._rank == 0 else {}
         changed = marshal.changed_names(self._loaded, found)
         return {name: value for name, value in found.items() if name in changed or name not in self._loaded.names}
 

@@ -40,7 +40,7 @@ from .lastwill import LastWill
 from .module_attributes import ModuleAttributes
 from .notanumber import FirstNaN
 from .notebook_state import Carried
-from .results import Results
+from .results import Questions, Results
 from .streams.display import Display
 from .streams.flusher import Flusher
 from .streams.metrics import Recorder
@@ -157,8 +157,8 @@ class Rank:
         carried = Carried(vars(self.main), place, self.note, loaded.unread)
         if mine.automatic is not None:
             mine.automatic.note_captured()
-        own = self.number, plan, manifest, loaded, self.paths, self.events
-        self.results = Results(*own, self.apart, attributes.now, carried.changes)
+        questions = Questions(self.apart, attributes.now, carried.changes)
+        self.results = Results(self.number, plan, loaded, self.paths, self.events, questions)
         if self.results.wanted:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.heard)
         return spec

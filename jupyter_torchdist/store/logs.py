@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 from collections import deque
@@ -53,29 +52,6 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 def decode(data: bytes) -> str:
     """UTF-8; bytes that are none are shown as ``\\xff``."""
     return data.decode("utf-8", "backslashreplace")
-
-
-def read_range(path: Path, offset: int, limit: int = _BLOCK, ended: bool = False) -> tuple[str, int]:
-    """At most ``limit`` (at least 4) bytes of text from ``offset`` on, and the offset after it.
-
-    A character that is cut at the end is left for the next read, unless the file ``ended`` there. Offsets in bytes.
-    """
-    limit = max(limit, 4)
-    try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(offset)
-            data = file.read(limit)
-    except FileNotFoundError:
-        return "", offset
-    text, used = codecs.utf_8_decode(data, "backslashreplace", ended and len(data) < limit)
-    return text, offset + used
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
@@ -151,39 +127,3 @@ def labelled(rank: int, text: str) -> str:
     """Every line of ``text`` behind ``[rank 3]``; the last one gets its end."""
     whole = text.removesuffix("\n").split("\n") if text else []
     return "".join(f"[rank {rank}] {line}\n" for line in whole)
-
-
-class Follower:
-    """New text of all ranks since the last ``poll``, never torn inside a character.
-
-    ``offsets`` (bytes by file) may be given to go on from an earlier follower's.
-    """
-
-    def __init__(self, paths: JobPaths, offsets: dict[Path, int] | None = None) -> None:
-        self._paths = paths
-        self.offsets: dict[Path, int] = dict(offsets or {})
-
-    def skip(self, keep: int = 0) -> None:
-        """Go to the end of what is there, but for the last ``keep`` bytes of each file."""
-        for file in files(self._paths):
-            size = _size(file.path)
-            start = max(0, size - keep)
-            if 0 < start < size:
-                with open(file.path, "rb", buffering=0) as raw:
-                    raw.seek(start)
-                    head = raw.read(4)
-                start += len(head) - len(_whole_characters(head))
-            self.offsets[file.path] = start
-
-    def poll(self, limit: int = 1024 * 1024, ended: bool = False) -> Iterator[tuple[LogFile, str]]:
-        """(file, text) for each file that grew; at most ``limit`` bytes of each, so that none starves the others.
-
-        ``ended``: nobody writes any more, so a character that is cut at the end will never be whole.
-        """
-        for file in files(self._paths):
-            offset = self.offsets.get(file.path, 0)
-            if _size(file.path) <= offset:
-                continue
-            text, self.offsets[file.path] = read_range(file.path, offset, limit, ended)
-            if text:
-                yield file, text

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Collection, Iterator
+from math import inf
 from typing import TextIO
 
+from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
-from ..store.logs import LINE_LIMIT, Follower, LogFile, labelled
+from ..store import segments
+from ..store.logs import decode, labelled
+from ..store.segments import Log, Segment
+from ..store.tail import Tail
 from ..views import job_text
 from . import ansi
 
 CHUNK = 1024 * 1024
-"""Bytes of one file that one poll takes, so that no rank's flood keeps an interrupt or another rank waiting."""
+"""Bytes that one poll takes for each file, so that no rank's flood keeps an interrupt waiting."""
 
 
 class Lines:
@@ -21,42 +27,36 @@ class Lines:
 
     def __init__(self, paths: JobPaths, keep: int | None = None) -> None:
         """``keep`` (bytes of each file): begin at the end of what is there but for so much; None: at the beginning."""
-        self._follower = Follower(paths)
-        self._rest: dict[LogFile, str] = {}
-        if keep is not None:
-            self._follower.skip(keep)
-        self._torn = {path for path, offset in self._follower.offsets.items() if offset}
-        """Files that are followed from the middle of a line on: what is left of that line is passed over."""
+        self._paths = paths
+        self._tail = Tail({}, first=keep, lag=inf, patience=inf)
+        self._rest: dict[str, str] = {}
+        self._logs: dict[str, Log] = {}
+        self._take(limit=0)
 
-    def poll(self) -> Iterator[tuple[LogFile, str]]:
-        """(file, text that ends with a newline)."""
-        for file, text in self._follower.poll(CHUNK):
-            whole, self._rest[file] = _split(self._rest.get(file, "") + self._from_its_begin(file, text))
-            if whole:
-                yield file, whole
+    def poll(self) -> Iterator[tuple[Log, str]]:
+        """(log, text that ends with a newline), the oldest first."""
+        yield from self._whole(self._take(CHUNK))
 
-    def drain(self) -> Iterator[tuple[LogFile, str]]:
+    def drain(self) -> Iterator[tuple[Log, str]]:
         """All that is left, once nobody writes any more; an unfinished line gets its end."""
-        growing = True
-        while growing:
-            growing = False
-            for file, text in self._follower.poll(CHUNK, ended=True):
-                growing = True
-                whole, self._rest[file] = _split(self._rest.get(file, "") + self._from_its_begin(file, text))
-                if whole:
-                    yield file, whole
-        for file, rest in self._rest.items():
+        while taken := self._take(CHUNK, ended=True):
+            yield from self._whole(taken)
+        for name, rest in self._rest.items():
             if rest:
-                yield file, rest + "\n"
+                yield self._logs[name], rest + "\n"
         self._rest.clear()
 
-    def _from_its_begin(self, file: LogFile, text: str) -> str:
-        if file.path not in self._torn:
-            return text
-        _, newline, text = text.partition("\n")
-        if newline:
-            self._torn.discard(file.path)
-        return text
+    def _take(self, limit: int, ended: bool = False) -> list[Segment]:
+        self._logs = segments.find(self._paths) | self._logs
+        sizes = {name: log.size() for name, log in self._logs.items()}
+        return self._tail.poll(self._logs, sizes, time.monotonic(), limit * len(sizes), ended)
+
+    def _whole(self, taken: list[Segment]) -> Iterator[tuple[Log, str]]:
+        for segment in taken:
+            name = segment.log.name
+            whole, self._rest[name] = _split(self._rest.get(name, "") + decode(segment.data))
+            if whole:
+                yield segment.log, whole
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -97,26 +97,26 @@ class Console:
         for note in state.notes[self._notes :]:
             self._err.write(ansi.safe(f"note: {note}\n"))
         self._notes = len(state.notes)
-        for file, text in self._lines.poll():
-            self._print(file, text)
+        for log, text in self._lines.poll():
+            self._print(log, text)
 
     def finish(self, state: JobState, now: float) -> None:
         """Print what is left, and the job's last line."""
-        for file, text in self._lines.drain():
-            self._print(file, text)
+        for log, text in self._lines.drain():
+            self._print(log, text)
         if state.state != "succeeded":
             self._err.write(f"{job_text.title(state)}: {job_text.headline(state, now)}\n")
             self._err.flush()
 
-    def _print(self, file: LogFile, text: str) -> None:
-        if self._only is not None and file.rank not in self._only:
+    def _print(self, log: Log, text: str) -> None:
+        if self._only is not None and log.rank not in self._only:
             return
         if self._left is not None:
             if self._left <= 0:
                 return
             self._left -= len(text)
-        stream = self._out if file.stream == "out" else self._err
-        stream.write(labelled(file.rank, ansi.safe(text)))
+        stream = self._out if log.stream == "out" else self._err
+        stream.write(labelled(log.rank, ansi.safe(text)))
         if self._left is not None and self._left <= 0:
             stream.write(f"… more is not shown here: %dist logs {self._job} --rank N\n")
         stream.flush()

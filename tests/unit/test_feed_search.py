@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.feed import search as module
-from jupyter_torchdist.feed import segments
 from jupyter_torchdist.feed.pattern import Pattern
 from jupyter_torchdist.feed.search import search
 from jupyter_torchdist.protocol.errors import UserError
 from jupyter_torchdist.protocol.feed import LINE_LIMIT, Hit
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.times import RECORD
+from jupyter_torchdist.store import segments
 from jupyter_torchdist.testing import FakeJob
 
 

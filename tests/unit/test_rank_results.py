@@ -61,7 +61,7 @@ def test_what_is_too_large_stays_and_says_how_to_get_it(monkeypatch: pytest.Monk
     nothing: Any = None
     loaded = cast(marshal.Loaded, types.SimpleNamespace(places={}))
     values = {"small": torch.ones(10), "large": torch.ones(1000), "last": torch.ones(20)}
-    found = results.Results(0, nothing, nothing, loaded, nothing, nothing, lambda: None)
+    found = results.Results(0, nothing, loaded, nothing, nothing, results.Questions(lambda: None))
     chosen, left = found._within_limit(values)
     assert list(chosen) == ["small", "last"]
     assert [name for name, _ in left] == ["large"] and "--out large" in left[0][1]

@@ -12,7 +12,9 @@ from jupyter_torchdist.node.rendezvous import StaticRendezvous
 
 
 def node(number: int, store: HashStore) -> StaticRendezvous:
-    handler = StaticRendezvous("job.1", number, 2, "127.0.0.1", ("127.0.0.1", 1) if number else None, lambda *_: None)
+    handler = StaticRendezvous(
+        "job.1", number, 2, ("127.0.0.1", 0), ("127.0.0.1", 1) if number else None, lambda *_: None
+    )
     handler._store = store
     return handler
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
-from jupyter_torchdist.store.logs import LINE_LIMIT, labelled
+from jupyter_torchdist.store.logs import LINE_LIMIT, decode, labelled
 from jupyter_torchdist.testing import FakeJob
-from jupyter_torchdist.verbs.stream import Console, Lines, _split
+from jupyter_torchdist.verbs.stream import CHUNK, Console, Lines, _split
+
+FEW = settings(max_examples=60, deadline=None)
 
 
 def test_lines_carry_their_rank() -> None:
@@ -89,6 +92,46 @@ def test_a_notebook_is_not_flooded() -> None:
             console.tick(_state(job))
         assert out.getvalue().count("x" * 59) == 2
         assert out.getvalue().count("more is not shown here") == 1
+
+
+@FEW
+@given(data=st.binary(max_size=100) | st.text(max_size=40).map(str.encode), cuts=st.lists(st.integers(0, 100)))
+def test_whatever_the_bytes_and_the_cuts_the_text_is_whole(data: bytes, cuts: list[int]) -> None:
+    data = data.replace(b"\r", b"")
+    with FakeJob() as job:
+        lines, found = Lines(job.paths), []
+        for start, end in pairwise([0, *sorted(cuts), len(data)]):
+            job.rank(1).prints(data[start:end])
+            found += [text for _, text in lines.poll()]
+        found += [text for _, text in lines.drain()]
+    assert "".join(found).removesuffix("\n") == decode(data).removesuffix("\n")
+
+
+def test_ranks_that_come_later_are_followed_from_their_beginning() -> None:
+    with FakeJob() as job:
+        job.rank(0).prints("a\n")
+        lines = Lines(job.paths, keep=0)
+        assert list(lines.poll()) == []
+        job.rank(1).prints("c\n", "err")
+        job.rank(0).prints("b\n")
+        assert sorted((log.rank, log.stream, text) for log, text in lines.poll()) == [
+            (0, "out", "b\n"),
+            (1, "err", "c\n"),
+        ]
+        assert list(lines.poll()) == []
+
+
+def test_a_flood_comes_in_parts_and_none_of_it_is_lost() -> None:
+    with FakeJob() as job:
+        lines = Lines(job.paths)
+        flood = "".join(f"{number:>99}\n" for number in range(3 * CHUNK // 100))
+        bar = "\r".join(f"{number:>80}%" for number in range(4 * CHUNK // 80))
+        job.rank(0).prints(flood + bar)
+        first = "".join(text for _, text in lines.poll())
+        assert CHUNK // 2 <= len(first) <= CHUNK + LINE_LIMIT
+        rest = "".join(text for _, text in lines.drain())
+    assert (first + rest).startswith(flood)
+    assert (first + rest)[len(flood) :].split("\r")[-1] == bar.split("\r")[-1] + "\n"
 
 
 def test_following_may_begin_near_the_end() -> None:

@@ -1,4 +1,4 @@
-"""What the ranks write from now on, merged by time, as fast as the view takes it and no faster."""
+"""What the ranks write from now on, merged by time, as fast as its reader takes it and no faster."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class Reader:
 
     log: Log
     position: int
+    patience: float
     ready: deque[Segment] = field(default_factory=deque)
     _read: int = 0
     _waiting: float | None = None
@@ -51,7 +52,7 @@ class Reader:
     def _rest(self, data: bytes, now: float, ended: bool) -> list[Segment]:
         if self._waiting is None:
             self._waiting = now
-        if not ended and now - self._waiting < PATIENCE:
+        if not ended and now - self._waiting < self.patience:
             return []
         whole = data if ended else data[: len(data) - segments.unfinished(data)]
         return self.log.segments(self._read, whole, rest=True)
@@ -80,10 +81,21 @@ def line_after(log: Log, offset: int) -> int:
 
 
 class Tail:
-    """All files of a job. ``have`` says where the view has them; others begin with their last ``FIRST_BYTES``."""
+    """All files of a job.
 
-    def __init__(self, have: dict[str, int]) -> None:
-        self._have = have
+    ``have`` says how many bytes of each file its reader has. Other files that are there at the first poll begin with
+    their last ``first`` bytes (None: with the first byte). A reader who is more than ``lag`` bytes behind misses what
+    it cannot come to. A line without its end is shown after ``patience`` seconds.
+    """
+
+    def __init__(
+        self,
+        have: dict[str, int],
+        first: int | None = FIRST_BYTES,
+        lag: float = LAG,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._have, self._begin, self._lag, self._patience = have, first, lag, patience
         self._first = True
         self._readers: dict[str, Reader] = {}
 
@@ -118,17 +130,17 @@ class Tail:
             if name in self._readers:
                 continue
             size = sizes.get(name, 0)
-            reader = self._readers[name] = Reader(log, 0)
+            reader = self._readers[name] = Reader(log, 0, self._patience)
             if name in self._have:
                 reader.position = reader._read = min(max(0, self._have[name]), size)
-            elif self._first and size > FIRST_BYTES:
-                reader.skip_to(size - FIRST_BYTES)
+            elif self._first and self._begin is not None and size > self._begin:
+                reader.skip_to(size - self._begin)
         self._first = False
 
     def _catch_up(self, sizes: dict[str, int]) -> None:
         """Pass over what the view will never come to."""
         behind = {name: sizes.get(name, 0) - reader.position for name, reader in self._readers.items()}
-        if sum(behind.values()) <= LAG:
+        if sum(behind.values()) <= self._lag:
             return
         share = max(LEAST, LAG // max(1, sum(amount > 0 for amount in behind.values())))
         for name, amount in behind.items():

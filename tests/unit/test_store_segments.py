@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jupyter_torchdist.feed import history, segments, tail
-from jupyter_torchdist.feed.tail import LAG, Tail
+from jupyter_torchdist.feed import history
 from jupyter_torchdist.protocol.feed import FIRST_BYTES, LINE_LIMIT, MESSAGE_BYTES, Older, Segment
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.times import RECORD
+from jupyter_torchdist.store import segments, tail
 from jupyter_torchdist.store.logs import decode
+from jupyter_torchdist.store.tail import LAG, Tail
 from jupyter_torchdist.testing import FakeJob
 
 FEW = settings(max_examples=60, deadline=None)

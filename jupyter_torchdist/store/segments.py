@@ -9,8 +9,8 @@ from pathlib import Path
 from ..protocol import feed
 from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
-from ..store import logs
-from ..store.times import Mark, TimeIndex
+from . import logs
+from .times import Mark, TimeIndex
 
 SPAN = 0.2
 """Seconds of output that one segment may join: ranks are merged by time as finely as that."""
@@ -88,7 +88,8 @@ def read(path: Path, start: int, end: int) -> bytes:
 
 def find(paths: JobPaths) -> dict[str, Log]:
     """The logs that exist, by name."""
-    return {f"{file.rank}.{file.stream}": Log(file, paths) for file in logs.files(paths)}
+    found = (Log(file, paths) for file in logs.files(paths))
+    return {log.name: log for log in found}
 
 
 def cuts(data: bytes, at: list[int], rest: bool = False) -> list[tuple[int, int]]:

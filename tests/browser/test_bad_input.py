@@ -64,8 +64,7 @@ def hostile_job(home: Any) -> Any:
         yield job.running()
 
 
-def test_what_ranks_write_is_text_and_numbers_are_any(server: Jupyter, page: Page, hostile_job: FakeJob) -> None:
-    job = hostile_job
+def writes_hostile_output(job: FakeJob) -> None:
     job.rank(0).prints(
         f"{MARKUP}\nmoved \x1b[2J\x1b[10;10H\x1b[?1049h\x1b]0;another title\x07\x1b]8;;file:///\x07here\n"
     )
@@ -78,6 +77,11 @@ def test_what_ranks_write_is_text_and_numbers_are_any(server: Jupyter, page: Pag
         a_log(0, **names),
         {"t": time.time(), "k": "progress", "desc": MARKUP, "n": math.nan, "total": math.inf},
     )
+
+
+def test_what_ranks_write_is_text_and_numbers_are_any(server: Jupyter, page: Page, hostile_job: FakeJob) -> None:
+    job = hostile_job
+    writes_hostile_output(job)
     path = server.write("hostile.ipynb", "pass", outputs={0: [an_output(job.spec.job, html="")]})
     notebook = Notebook.open(page, server, "lab", path)
     view = notebook.view(0)

@@ -195,10 +195,10 @@ def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
     if chosen.out == ("auto",):
         chosen = replace(chosen, out=("none",))  # a shell has no names that results could go to
     if not program:
-        raise OptionError("run: which script?", f"{PROGRAM} run --ranks 2 train.py -- args")
+        raise OptionError("run needs a script", f"{PROGRAM} run --ranks 2 train.py -- args")
     if program[0] == "-m":
         if len(program) < 2:
-            raise OptionError("-m needs a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
+            raise OptionError("-m needs the name of a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
         argv = ("-m", *_without_dashes(program[2:]))
         return Request(program[1], f"-m {program[1]}", options=chosen, kind="module", argv=argv, cwd=Path.cwd())
     path = Path(program[0]).absolute()

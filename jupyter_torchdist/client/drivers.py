@@ -158,7 +158,9 @@ class DriverPool:
             if ordered and self._await_taken(zygote, root, taken):
                 return
             if last or zygote.code(root) is not None:
-                raise LaunchError(f"the driver of job {paths.job} died before it took the job", _remedy(zygote.started))
+                raise LaunchError(
+                    f"the driver of job {paths.job} ended before it started the job", _remedy(zygote.started)
+                )
 
     def attach(self, paths: JobPaths) -> None:
         """Start a driver for a job whose own one died; does not wait for it. Raises ``LaunchError``."""
@@ -211,14 +213,14 @@ class DriverPool:
                 return taken()
             if time.monotonic() > deadline:
                 zygote.end_driver(root)
-                raise LaunchError(f"the driver did not take the job in {TAKING:.0f} s", _remedy(zygote.started))
+                raise LaunchError(f"the driver did not start the job within {TAKING:.0f} s", _remedy(zygote.started))
             time.sleep(pause)
             pause = min(pause * 1.5, 0.02)
         return True
 
     def _start(self, *arguments: str, answers: bool = False) -> Started:
         if not sys.executable:
-            raise LaunchError("this Python does not know its own path (sys.executable)", "start it by its full path")
+            raise LaunchError("sys.executable is empty, so no driver can be started", "start Python by its full path")
         log = tempfile.TemporaryFile(dir=private(runtime_dir()))  # noqa: SIM115  # open as long as the driver is ours
         try:
             process = subprocess.Popen(
@@ -231,7 +233,9 @@ class DriverPool:
             )
         except OSError as error:
             log.close()
-            raise LaunchError(f"no driver could be started: {error}", "check the limits on processes") from error
+            raise LaunchError(
+                f"no driver could be started: {error}", "check the limit on processes (ulimit -u)"
+            ) from error
         return Started(process, log)
 
 

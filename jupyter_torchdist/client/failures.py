@@ -54,7 +54,7 @@ def _of_rank(
     if rank.error is None:
         where = f" on {rank.host}" if rank.host else ""
         hint = f"`%dist logs {state.job} --rank {rank.rank}` shows what it printed last"
-        why = f"{rank.why or 'ended without a word'}{_crash_site(paths, rank.rank)}"
+        why = f"{rank.why or 'ended without an error message'}{_crash_site(paths, rank.rank)}"
         return RankFailed(f"rank {rank.rank}{where} {why}", hint, rank=rank.rank)
     return marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
 
@@ -71,7 +71,7 @@ def _not_started(paths: JobPaths, state: JobState) -> BaseException:
     said = [logs.tail(log, 20).strip() for log in sorted(paths.nodes.glob("*/launcher.log"))]
     reason = state.reason or "the ranks could not be started"
     words = "\n".join(text for text in said if text)
-    return LaunchError(f"{reason}\n{words}" if words else reason, "correct that and run the cell again")
+    return LaunchError(f"{reason}\n{words}" if words else reason, "correct the cause and run the cell again")
 
 
 def _others(state: JobState, first: RankState | None) -> list[str]:

@@ -170,7 +170,7 @@ class Job:
             raise JobLost(f"the files of job {self.id} were deleted while it ran", f"they were in {self.paths.root}")
         if self._takeovers >= TAKEOVERS:
             raise JobLost(
-                f"job {self.id} has no driver, and {TAKEOVERS} new ones died",
+                f"job {self.id} has no driver, and {TAKEOVERS} new drivers ended too",
                 f"`%dist logs {self.id}` shows what it wrote; `%dist rm {self.id}` removes it",
             )
         self._takeovers += 1

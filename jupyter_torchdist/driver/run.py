@@ -256,7 +256,7 @@ class Driver:
         journal.publish_summary(self._paths, self._state)
 
     def _give_up(self, error: Exception) -> None:
-        """A mistake of ours, or an agent that cannot be had: end what runs, and say so."""
+        """A mistake of ours, or an agent that cannot be used: end what runs, and say so."""
         for link in self._links:
             link.end(0.0)
         self._engine.cancel()
@@ -303,7 +303,7 @@ class Driver:
         elif kind == "refused":
             raise LaunchError(
                 f"{link.node.called} cannot run the job: {message['reason']}",
-                "free what it lacks and run the cell again",
+                "free the resource and run the cell again",
             )
 
     def _on_stalled(self, link: Link, ranks: Sequence[int]) -> None:

@@ -102,7 +102,7 @@ def _own(value: Any, name: str) -> bool:
 
 
 def _safely(children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """``children`` up to the first that cannot be had: looking runs the object's own code, which may raise anything."""
+    """``children`` up to the first that cannot be had; looking runs the object's own code, which may raise anything."""
     with contextlib.suppress(Exception):
         yield from children
 

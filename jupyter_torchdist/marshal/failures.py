@@ -177,7 +177,7 @@ def _carry(found: BaseException, record: ErrorRecord) -> RankFailed:
     text = _text(found, str)
     title = f"{type(found).__name__}: {text}" if text else type(found).__name__
     what = next((words[kind.__name__] for kind in type(found).__mro__ if kind.__name__ in words), "")
-    carrier = RankFailed(title, what or "the rank raised something that is not an Exception")
+    carrier = RankFailed(title, what or "the rank raised an object that is not an Exception")
     if record.text:
         carrier.__dict__["__notes__"] = list(getattr(found, "__notes__", ()))
     return carrier

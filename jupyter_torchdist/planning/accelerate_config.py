@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise OptionError(f"{path} cannot be read: {error}", "correct the file, or its path") from error
     if not isinstance(value, dict):
-        raise OptionError(f"{path} holds no keys", "it begins with lines such as distributed_type: FSDP")
+        raise OptionError(f"{path} has no keys", "write lines such as distributed_type: FSDP")
     return {str(key): item for key, item in value.items()}
 
 
@@ -94,7 +94,7 @@ def _sections(path: Path, value: Mapping[str, Any]) -> tuple[dict[str, dict[str,
     for key, item in value.items():
         if key in SECTIONS:
             if item is not None and not isinstance(item, Mapping):
-                raise OptionError(f"{path}: {key}: {item!r} is no table", f"indent the lines of {key} below it")
+                raise OptionError(f"{path}: {key}: {item!r} is not a table", f"indent the lines of {key} below it")
             for inner, found in (item or {}).items():
                 _put(path, sections, key, str(inner), found)
         elif (section := _section_of(key)) is not None:
@@ -119,7 +119,7 @@ def _put(path: Path, sections: dict[str, dict[str, Any]], section: str, key: str
         return
     before = sections[section].setdefault(name, item)
     if before != item:
-        raise OptionError(f"{path}: {name} is {before!r} and {item!r}", "keep one of the two lines")
+        raise OptionError(f"{path}: {name} is set twice, to {before!r} and to {item!r}", "keep one of the two lines")
 
 
 def _taken(path: Path, key: str, item: Any, keys: Mapping[str, Take], section: str = "") -> list[str]:
@@ -132,7 +132,7 @@ def _taken(path: Path, key: str, item: Any, keys: Mapping[str, Take], section: s
             raise REFUSED[section]
         if key not in keys:
             near = difflib.get_close_matches(key, [*keys, *SECTIONS], 1, 0.6)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(keys))}"
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(sorted(keys))}"
             raise OptionError(f"{path}: accelerate's {section or 'configuration'} has no key {key!r}", hint)
         return list(keys[key](item))
     except Refused as refused:
@@ -156,13 +156,13 @@ def _check_type(path: Path, top: dict[str, Any], sections: dict[str, dict[str, A
     kind = "NO" if kind == "FALSE" else kind  # YAML reads a bare NO as false
     if not kind:
         if len(owners) != 1:
-            raise OptionError(f"{path}: distributed_type is not there", f"add it: {', '.join(STRATEGIES)}")
+            raise OptionError(f"{path}: distributed_type is missing", f"add it with one of {', '.join(STRATEGIES)}")
         kind = next(iter(owners))
     if strange := sorted(set(owners) - {kind}):
         name = owners[strange[0]]
         raise OptionError(
             f"{path}: distributed_type: {kind} and {name} contradict each other",
-            f"distributed_type: {strange[0]}, or leave {name} out",
+            f"write distributed_type: {strange[0]}, or leave {name} out",
         )
     top["distributed_type"] = kind
 
@@ -174,8 +174,8 @@ def _strategy(path: Path, top: dict[str, Any], sections: dict[str, dict[str, Any
         raise OptionError(f"{path}: distributed_type: MEGATRON_LM trains Megatron's own models", _as_megatron(sections))
     if kind in ("XLA", "TPU"):
         raise OptionError(
-            f"{path}: distributed_type: {kind}: TPUs (PyTorch/XLA) are not run here",
-            "distributed_type: FSDP or MULTI_GPU, on GPUs",
+            f"{path}: distributed_type: {kind}: TPUs (PyTorch/XLA) are not supported",
+            "write distributed_type: FSDP or MULTI_GPU, and use GPUs",
         )
     if kind not in STRATEGIES:
         raise OptionError(f"{path}: distributed_type: {kind} is not run here", f"one of {', '.join(STRATEGIES)}")
@@ -239,17 +239,20 @@ def _ranks(path: Path, top: Mapping[str, Any]) -> list[str]:
     on_cpu = yes(cpu) if cpu is not None else kind == "MULTI_CPU"
     if (kind == "MULTI_CPU" and not on_cpu) or (kind == "MULTI_GPU" and on_cpu):
         raise OptionError(
-            f"{path}: distributed_type: {kind} and use_cpu: {_shown(cpu)} contradict each other", "correct one of them"
+            f"{path}: distributed_type: {kind} and use_cpu: {_shown(cpu)} contradict each other", "change one of them"
         )
     count = top.get("num_processes", 1 if kind == "NO" else None)
     if kind == "NO" and str(count) != "1":
         raise OptionError(
-            f"{path}: distributed_type: NO is one process, num_processes: {count} is not", "distributed_type: MULTI_GPU"
+            f"{path}: distributed_type: NO means one process, but num_processes is {count}",
+            "write distributed_type: MULTI_GPU",
         )
     if count is None or str(count) == "-1":
         return []
     if not str(count).isdecimal() or int(count) < 1:
-        raise OptionError(f"{path}: num_processes: {count}: expected a whole number, at least 1", "num_processes: 2")
+        raise OptionError(
+            f"{path}: num_processes: {count}: expected a whole number, at least 1", "for example num_processes: 2"
+        )
     return [f"--{'ranks' if on_cpu else 'gpus'}={count}"]
 
 

@@ -23,7 +23,7 @@ def of_a_tpu(item: Any) -> list[str]:
     if item in (False, "no", "No", "NO", [], {}, ""):
         return []
     raise Refused(
-        "TPUs (PyTorch/XLA) are not run here: torch_xla has no release for this PyTorch",
+        "TPUs (PyTorch/XLA) are not supported: torch_xla has no release for this PyTorch",
         "leave it out: fsdp shards on GPUs, with fsdp_activation_checkpointing for xla_fsdp_grad_ckpt",
     )
 

@@ -42,7 +42,8 @@ def configured(words: str | Sequence[str], directory: Path, defaults: Options | 
     read, remarks = _read_config(path)
     if "--strategy=deepspeed" in read and given.config and given.strategy not in (None, "none", "deepspeed"):
         raise OptionError(
-            f"{path} is DeepSpeed's, and --strategy {given.strategy} is not", "--strategy deepspeed, or another file"
+            f"{path} is a configuration of DeepSpeed, which --strategy {given.strategy} cannot use",
+            "use --strategy deepspeed, or give another file",
         )
     try:
         options = over(read, defaults)
@@ -71,7 +72,7 @@ def _for_another(strategy: str, defaults: Options) -> Options:
     own = {row.name for row in options_of(strategy)}
     names = {text: text.partition("=")[0].replace("-", "_") for text in defaults.option}
     left = sorted({name for name in names.values() if name not in own})
-    said = (f"{', '.join(left)}: left out, {strategy} has no such option",) if left else ()
+    said = (f"{', '.join(left)}: not used, as {strategy} has no such option",) if left else ()
     kept = tuple(text for text in defaults.option if names[text] in own)
     return replace(defaults, option=kept, remarks=(*defaults.remarks, *said))
 
@@ -88,8 +89,8 @@ def _read_config(path: Path) -> tuple[list[str], tuple[str, ...]]:
             return accelerate_config.words_of(path, value)
         return ["--strategy=deepspeed", f"--option=config={json.dumps(value)}"], ()
     raise OptionError(
-        f"--config {path}: what is in it is told from its ending",
-        "give a .toml of ours, a .yaml of accelerate, or a .json of DeepSpeed",
+        f"--config {path}: the ending of the file does not tell its format",
+        "give a .toml of jupyter_torchdist, a .yaml of accelerate, or a .json of DeepSpeed",
     )
 
 
@@ -100,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, OSError) as error:
         raise OptionError(f"{path} cannot be read: {error}", "correct the file, or its path") from error
     if not isinstance(value, dict):
-        raise OptionError(f"{path} holds no JSON object", 'DeepSpeed\'s begins with {"zero_optimization": …}')
+        raise OptionError(f"{path} has no JSON object", 'DeepSpeed\'s begins with {"zero_optimization": …}')
     return value
 
 
@@ -124,7 +125,7 @@ def _words(path: Path, key: str, value: Any) -> list[str]:
     if option is None:
         names = [option.flag[2:] for option in OPTIONS]
         near = difflib.get_close_matches(key.replace("_", "-"), names, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(names)}"
         raise OptionError(f"{path}: there is no option {key!r}", hint)
     if option.convert is None:
         if not isinstance(value, bool):

@@ -26,11 +26,11 @@ def settle(config: Mapping[str, Any], options: Options, world_size: int) -> Sett
     """Raises ``OptionError`` for a ZeRO stage that is none, and for two that contradict each other."""
     stage = _table(config, "zero_optimization").get("stage", 0)
     if stage not in (0, 1, 2, 3, "auto"):
-        raise OptionError(f"DeepSpeed's zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}", "correct the file")
+        raise OptionError(f"DeepSpeed's zero_optimization.stage must be 0, 1, 2 or 3, not {stage!r}", "correct it")
     _check_served(config)
     precision = _precision(config, options)
     if stage in (0, "auto") and precision != "fp32":
-        raise OptionError(f"DeepSpeed's stage 0 in {precision} is not run here", "use stage 1, or --precision fp32")
+        raise OptionError(f"DeepSpeed's stage 0 in {precision} is not supported", "use stage 1, or --precision fp32")
     accumulation = _accumulation(config, options)
     _check_batch(config, world_size, accumulation)
     auto = sorted(_autos(config))
@@ -41,20 +41,20 @@ def settle(config: Mapping[str, Any], options: Options, world_size: int) -> Sett
 
 
 _UNSERVED = {
-    "amp": "Apex is not used here; enable bf16 or fp16",
+    "amp": "enable bf16 or fp16 instead of Apex",
     "torch_autocast": "enable bf16 or fp16",
     "tensor_parallel": "use --strategy tp",
     "pipeline": "use --strategy pp",
     "sequence_parallel_size": "use --strategy cp",
-    "hybrid_engine": "it is for generation between steps of training",
-    "zenflow": "it steps on gradients of earlier batches; one device does not",
-    "curriculum_learning": "it changes batches, which are the cell's own",
-    "data_efficiency": "it changes batches, which are the cell's own",
-    "progressive_layer_drop": "it gives the model arguments that the cell does not",
+    "hybrid_engine": "it generates text between training steps",
+    "zenflow": "it updates parameters with gradients of earlier batches, which one device does not",
+    "curriculum_learning": "it changes the batches of the cell",
+    "data_efficiency": "it changes the batches of the cell",
+    "progressive_layer_drop": "it passes arguments to the model that the cell does not pass",
     "compression_training": "it changes the model's layers",
-    "elasticity": "the number of ranks is that of --ranks",
-    "autotuning": "it runs the cell many times over",
-    "compile": "the blocks of a model are compiled by --compile, with --strategy fsdp",
+    "elasticity": "the number of ranks comes from --gpus or --ranks",
+    "autotuning": "it would run the cell many times",
+    "compile": "use --compile with --strategy fsdp",
 }
 """Sections that would train something else than the cell, or that an unmodified cell cannot use."""
 
@@ -64,15 +64,16 @@ def _check_served(config: Mapping[str, Any]) -> None:
         for value in (config.get(name), _table(config, "zero_optimization").get(name)):
             said = value.get("enabled", value.get("deepcompile", True)) if isinstance(value, Mapping) else value
             if value and said not in (False, 0, 1 if name == "sequence_parallel_size" else 0):
-                raise OptionError(f"DeepSpeed's {name} is not run here: {why}", f"leave {name} out")
+                raise OptionError(f"DeepSpeed's {name} is not supported: {why}", f"leave {name} out")
     if config.get("gradient_allreduce_op", "mean") not in ("mean", "auto"):
         raise OptionError(
-            "DeepSpeed's gradient_allreduce_op: a sum over ranks is not one device's gradient", 'write "mean"'
+            "DeepSpeed's gradient_allreduce_op adds gradients over ranks, but one device takes their mean",
+            'write "mean"',
         )
     if config.get("managed_gradient_accumulation") is False:
         raise OptionError(
-            "DeepSpeed's managed_gradient_accumulation: false is not run here",
-            "leave it out: each optimizer.step() of the cell is a step, whatever was accumulated before",
+            "DeepSpeed's managed_gradient_accumulation: false is not supported",
+            "leave it out: each optimizer.step() of the cell is then one step",
         )
 
 
@@ -103,7 +104,9 @@ def _accumulation(config: Mapping[str, Any], options: Options) -> int:
     if steps == "auto" or steps == options.grad_accumulation:
         return options.grad_accumulation
     if not isinstance(steps, int) or steps < 1:
-        raise OptionError(f"DeepSpeed's gradient_accumulation_steps: {steps!r}", 'a whole number, or "auto"')
+        raise OptionError(
+            f"DeepSpeed's gradient_accumulation_steps cannot be {steps!r}", 'write a whole number, or "auto"'
+        )
     if options.grad_accumulation != 1:
         raise OptionError(
             f"--grad-accumulation {options.grad_accumulation} and DeepSpeed's gradient_accumulation_steps {steps} "
@@ -118,8 +121,8 @@ def _check_batch(config: Mapping[str, Any], world_size: int, accumulation: int) 
     whole, part = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
     if isinstance(whole, int) and isinstance(part, int) and whole != part * accumulation * world_size:
         raise OptionError(
-            f"DeepSpeed's train_batch_size {whole} is not {part} a micro-batch x {accumulation} accumulated "
-            f"x {world_size} ranks = {part * accumulation * world_size}",
+            f"DeepSpeed's train_batch_size is {whole}, but {part} a micro-batch x {accumulation} accumulated "
+            f"x {world_size} ranks is {part * accumulation * world_size}",
             'write "auto" for train_batch_size',
         )
     if isinstance(whole, int) and whole % (accumulation * world_size):
@@ -154,7 +157,7 @@ _KEYS = (
     "deepspeed_inclusion_filter",
 )
 _REFUSED = {
-    "deepspeed_moe_layer_cls_names": "mixtures with parameters on some ranks only are not trained here",
+    "deepspeed_moe_layer_cls_names": "mixtures of experts with parameters on some ranks only are not supported",
     "deepspeed_hostfile": "this version runs on one machine",
     "deepspeed_exclusion_filter": "this version runs on one machine",
     "deepspeed_inclusion_filter": "this version runs on one machine",
@@ -169,7 +172,7 @@ def of_accelerate(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in section.items():
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KEYS)}"
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(_KEYS)}"
             raise OptionError(f"{path}: accelerate's deepspeed_config has no key {key!r}", hint)
         if key in _REFUSED and value not in (None, "", "none"):
             raise OptionError(f"{path}: {key}: {value}: {_REFUSED[key]}", f"leave {key} out")
@@ -182,15 +185,18 @@ def _file(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
     beside = [key for key in section if key not in ("deepspeed_config_file", "zero3_init_flag", *_LAUNCHERS)]
     if beside:
         raise OptionError(
-            f"{path}: {', '.join(beside)} and deepspeed_config_file contradict each other", "keep it in the JSON alone"
+            f"{path}: {', '.join(beside)} and deepspeed_config_file contradict each other",
+            "keep the setting in the JSON file alone",
         )
     file = path.parent / Path(str(section["deepspeed_config_file"])).expanduser()
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise OptionError(f"{path}: deepspeed_config_file: {file} cannot be read: {error}", "correct it") from error
+        raise OptionError(
+            f"{path}: deepspeed_config_file: {file} cannot be read: {error}", "correct the file, or its path"
+        ) from error
     if not isinstance(config, dict):
-        raise OptionError(f"{file} holds no JSON object", 'it begins with {"zero_optimization": …}')
+        raise OptionError(f"{file} has no JSON object", 'DeepSpeed\'s begins with {"zero_optimization": …}')
     return config
 
 
@@ -207,7 +213,9 @@ def _from_keys(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
             if device == "nvme":
                 zero[f"offload_{part}"]["nvme_path"] = section.get(f"offload_{part}_nvme_path", "auto")
         elif device not in (None, "none"):
-            raise OptionError(f"{path}: offload_{part}_device: {device!r}: expected none, cpu or nvme", "correct it")
+            raise OptionError(
+                f"{path}: offload_{part}_device: {device!r}: expected none, cpu or nvme", "write one of them"
+            )
     if "zero3_save_16bit_model" in section:
         zero["stage3_gather_16bit_weights_on_model_save"] = section["zero3_save_16bit_model"]
     config: dict[str, Any] = {

@@ -53,7 +53,7 @@ def plan_strategy(
     if name == "none":
         return _none(options)
     if options.resume and not options.checkpoint:
-        raise OptionError("--resume: from which checkpoint?", "add --checkpoint DIR")
+        raise OptionError("--resume needs a directory with checkpoints", "add --checkpoint DIR")
     values = convert(options.option, name)
     notes = list(options.remarks)
     if name == "auto":
@@ -69,7 +69,7 @@ def plan_strategy(
     strategy_checks.check(name, values, degrees, checkpoint=options.checkpoint is not None)
     notes += strategy_checks.notes(values)
     if world_size == 1:
-        notes.append("one rank: nothing is divided")
+        notes.append("the job has one rank, so nothing is divided")
     return _plan(options, name, degrees, strategy_checks.implied(values, degrees), notes)
 
 
@@ -93,7 +93,7 @@ def _plan(
 def _deepspeed(options: Options, values: dict[str, Any], world_size: int, notes: Sequence[str]) -> StrategyPlan:
     """DeepSpeed's configuration is kept whole; what it says of precision and accumulation holds."""
     if "config" not in values:
-        raise OptionError("deepspeed: with which configuration?", "add --config ds.json")
+        raise OptionError("--strategy deepspeed needs a configuration", "add --config ds.json")
     settled = deepspeed_config.settle(values["config"], options, world_size)
     plan = _plan(options, "deepspeed", {"dp_replicate": world_size}, values, (*notes, *settled.notes))
     return replace(plan, precision=settled.precision, grad_accumulation=settled.grad_accumulation)
@@ -113,8 +113,8 @@ def _none(options: Options) -> StrategyPlan:
     if any(asked.values()):
         words = ", ".join(flag for flag, given in asked.items() if given)
         raise OptionError(
-            f"{words}: without a strategy the cell is left as it is",
-            "add --strategy auto (or ddp, fsdp, …), or write it in the cell",
+            f"{words} works only with a strategy",
+            "add --strategy auto (or ddp, fsdp, …), or do it in the code of the cell",
         )
     return StrategyPlan(notes=options.remarks)
 
@@ -129,17 +129,21 @@ def _choose(
     for name in DATA:
         of_it = [key for key in values if name in BY_NAME[key].strategies and "auto" not in BY_NAME[key].strategies]
         if of_it:
-            return _Choice(name, f"-O {of_it[0]} is an option of it")
+            return _Choice(name, f"-O {of_it[0]} is one of its options")
     if world_size == 1:
-        return _Choice("ddp", "there is one rank, nothing is divided")
+        return _Choice("ddp", "the job has one rank, so nothing is divided")
     if fits:
-        return _Choice("ddp", "a whole copy of the training fits beside each rank")
+        return _Choice("ddp", "the model, its gradients and optimizer state fit on each rank")
     if fits is None and not gpus:
-        return _Choice("ddp", "CPU ranks; whether a copy fits is asked for GPUs alone")
+        return _Choice("ddp", "the ranks are on CPUs, whose memory is not checked")
     several = len(nodes) > 1 and world_size > len(nodes) and len({len(node.ranks) for node in nodes}) == 1
-    large = "a whole copy of the training does not fit" if fits is False else "it trains what does not fit as a whole"
+    large = (
+        "the model, its gradients and optimizer state do not fit on one rank"
+        if fits is False
+        else "it trains models that do not fit on one rank"
+    )
     if several:
-        return _Choice("hsdp", f"{large}, and links between nodes are slower than within one")
+        return _Choice("hsdp", f"{large}, and links between nodes are slower than links within a node")
     return _Choice("fsdp", large)
 
 
@@ -150,14 +154,18 @@ def _degrees(
     parts = name.split("+")
     data = [part for part in parts if part in DATA]
     if len(data) > 1:
-        raise OptionError(f"{name}: {' and '.join(data)} both divide the batch", "hsdp shards and replicates")
+        raise OptionError(
+            f"{name}: {' and '.join(data)} both divide the batch",
+            "use one of them; hsdp shards within a node and replicates across nodes",
+        )
     sharding = values.get("sharding_strategy") if "fsdp" in parts else None
     own = {**OWN_DIMENSIONS, "fsdp": _of_sharding(sharding)}
     dimensions = [dimension for part in parts for dimension in own[part]]
     if strange := [dimension for dimension in DIMENSIONS if dimension in values and dimension not in dimensions]:
         shards = f"-O sharding_strategy={sharding}" if sharding else "fsdp, which shards over all ranks,"
         raise OptionError(
-            f"{shards} and -O {strange[0]} contradict each other", "--strategy hsdp both shards and replicates"
+            f"{shards} and -O {strange[0]} contradict each other",
+            "use --strategy hsdp, which both shards and replicates",
         )
     degrees = {dimension: values[dimension] for dimension in dimensions if dimension in values}
     if "hsdp" in parts and not {"dp_replicate", "dp_shard"} & degrees.keys():
@@ -167,12 +175,12 @@ def _degrees(
             degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
         else:  # as FSDP1: one node's ranks share one copy
             degrees["dp_replicate"] = 1
-            notes.append(f"{sharding} on one node: one copy, sharded over its ranks; -O dp_shard=k makes several")
+            notes.append(f"{sharding} on one node keeps one copy, sharded over its ranks; -O dp_shard=k makes several")
     free = [dimension for dimension in dimensions if dimension not in degrees]
     given = math.prod(degrees.values())
     if len(free) > 1:
         raise OptionError(
-            f"{name} on {world_size} ranks: how many of them along {' and '.join(free[1:])}?",
+            f"{name} on {world_size} ranks: the number of ranks along {' and '.join(free[1:])} is missing",
             _combination(name, dimensions, world_size),
         )
     if world_size % given or (not free and given != world_size):
@@ -201,13 +209,13 @@ def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[Nod
     if len(nodes) < 2:
         most = max(2, world_size // 2)
         raise OptionError(
-            "hsdp shards within a node and replicates across nodes; here is one node",
+            "hsdp shards within a node and replicates across nodes, but this job has one node",
             f"-O dp_shard={most} makes groups of {most} ranks, or use --strategy fsdp",
         )
     if len(sizes) > 1 or min(sizes) % inner:
         words = ", ".join(f"{node.name} has {len(node.ranks)}" for node in nodes)
         raise OptionError(
-            f"hsdp: the nodes' ranks cannot be shared out alike ({words})", "give -O dp_shard=N, or use --strategy fsdp"
+            f"hsdp needs the same number of ranks on each node ({words})", "give -O dp_shard=N, or use --strategy fsdp"
         )
     return min(sizes) // inner
 
@@ -233,6 +241,6 @@ def _check_size(name: str, world_size: int) -> None:
     if world_size > 1 or name in ("ddp", "fsdp", "deepspeed"):
         return
     raise OptionError(
-        f"{name} divides the work of a step among ranks; this job has one",
+        f"{name} divides the work of a step among ranks, but this job has one rank",
         f"ask for more (--ranks {2 ** len(name.split('+'))}), or use --strategy ddp or fsdp",
     )

@@ -22,18 +22,20 @@ def check(name: str, values: Values, degrees: Mapping[str, int], *, checkpoint: 
     _check_pipeline(values, degrees)
     if values.get("trust_loss") and values.get("loss") == "sum":
         raise OptionError(
-            "-O trust_loss takes the loss for a mean, -O loss=sum for a sum", "leave -O trust_loss out: sums are known"
+            "-O trust_loss says that the loss is a mean, and -O loss=sum that it is a sum",
+            "leave -O trust_loss out, as -O loss=sum is enough",
         )
     periodic = [option for option in values if option.startswith("checkpoint_")]
     if periodic and not checkpoint:
-        raise OptionError(f"-O {periodic[0]}: into which directory?", "add --checkpoint DIR")
+        raise OptionError(f"-O {periodic[0]} needs a directory for checkpoints", "add --checkpoint DIR")
 
 
 def _check_sharding(name: str, values: Values, degrees: Mapping[str, int]) -> None:
     sharding, reshard = values.get("sharding_strategy"), values.get("reshard_after_forward")
     if "hsdp" in name.split("+") and sharding not in (None, *HYBRID):
         raise OptionError(
-            f"--strategy {name} and -O sharding_strategy={sharding} contradict each other", f"{HYBRID[0]}"
+            f"--strategy {name} and -O sharding_strategy={sharding} contradict each other",
+            f"write -O sharding_strategy={HYBRID[0]}",
         )
     if sharding in RESHARDED and reshard is not None and bool(reshard) != RESHARDED[sharding]:
         raise OptionError(
@@ -45,11 +47,11 @@ def _check_sharding(name: str, values: Values, degrees: Mapping[str, int]) -> No
     if type(reshard) is int and (reshard >= shards or shards % reshard):
         raise OptionError(
             f"-O reshard_after_forward={reshard}: groups of {reshard} do not divide the {shards} ranks of a copy",
-            f"a divisor of {shards} below it, or 1 or 0",
+            f"give a divisor of {shards} that is less than {shards}, or 1 or 0",
         )
     if values.get("cpu_ram_efficient_loading") and values.get("sync_module_states") is False:
         raise OptionError(
-            "-O cpu_ram_efficient_loading needs rank 0's weights to reach the others",
+            "-O cpu_ram_efficient_loading needs -O sync_module_states=1: other ranks get their weights from rank 0",
             "leave -O sync_module_states=0 out",
         )
 
@@ -62,7 +64,7 @@ def _check_units(values: Values) -> None:
         if policy not in (None, owners[option]):
             raise OptionError(
                 f"-O {option} and -O auto_wrap_policy={policy} contradict each other",
-                f"-O auto_wrap_policy={owners[option]}, or leave -O {option} out",
+                f"write -O auto_wrap_policy={owners[option]}, or leave -O {option} out",
             )
     if policy is None and len(given) > 1:
         raise OptionError(f"-O {given[0]} and -O {given[1]} contradict each other", "keep one of the two")
@@ -77,14 +79,15 @@ def _check_pipeline(values: Values, degrees: Mapping[str, int]) -> None:
     least = {"1f1b": ranks, "dualpipev": 2 * ranks}.get(schedule, 1)
     if count < least:
         raise OptionError(
-            f"{schedule} needs as many microbatches as stages: {count} of {least}",
-            f"-O microbatches={least}, or -O schedule=gpipe",
+            f"{schedule} needs at least as many microbatches as stages: {least}, not {count}",
+            f"write -O microbatches={least}, or -O schedule=gpipe",
         )
     rounds = max(1, count // ranks)
     if schedule.startswith("interleaved") and count % rounds:
         raise OptionError(
-            f"{schedule} takes microbatches in rounds of about {ranks}: {count} are not {rounds} equal rounds",
-            f"-O microbatches={rounds * ranks}, or -O schedule=gpipe",
+            f"{schedule} takes microbatches in rounds of about {ranks}, "
+            f"and {count} cannot be divided into {rounds} equal rounds",
+            f"write -O microbatches={rounds * ranks}, or -O schedule=gpipe",
         )
     _check_balance(schedule, balance, ranks)
 
@@ -92,11 +95,14 @@ def _check_pipeline(values: Values, degrees: Mapping[str, int]) -> None:
 def _check_balance(schedule: str, balance: Any, ranks: int) -> None:
     parts = len(balance) if isinstance(balance, tuple) else ranks
     if schedule in ("gpipe", "1f1b"):
-        fits, wanted = parts == ranks, f"{ranks} numbers, or schedule=looped_bfs or interleaved_1f1b for a multiple"
+        fits, wanted = (
+            parts == ranks,
+            f"give {ranks} numbers, or more with schedule=looped_bfs or interleaved_1f1b",
+        )
     elif schedule in ("zbv", "dualpipev"):
-        fits, wanted = parts == 2 * ranks, f"{2 * ranks} numbers: two stages a rank"
+        fits, wanted = parts == 2 * ranks, f"give {2 * ranks} numbers: two stages a rank"
     else:
-        fits, wanted = parts % ranks == 0, f"a multiple of {ranks} numbers"
+        fits, wanted = parts % ranks == 0, f"give a multiple of {ranks} numbers"
     if isinstance(balance, tuple) and not fits:
         written = ",".join(map(str, balance))
         raise OptionError(f"-O balance={written} has {parts} parts for {ranks} ranks along pp ({schedule})", wanted)

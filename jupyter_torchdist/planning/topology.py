@@ -77,8 +77,8 @@ def _check_cpu(ranks: int, inventory: Inventory) -> None:
     most = inventory.cores * OVERSUBSCRIPTION_LIMIT
     if ranks > most:
         raise ResourceError(
-            f"{ranks} ranks on {inventory.cores} cores of {inventory.host} would share each core "
-            f"{-(-ranks // inventory.cores)} ways",
+            f"{ranks} ranks on {inventory.cores} cores of {inventory.host} are too many: "
+            f"{-(-ranks // inventory.cores)} ranks would share one core",
             f"ask for at most --ranks {most} here",
         )
     if inventory.memory and ranks * RANK_MEMORY > inventory.memory:
@@ -92,12 +92,12 @@ def _check_cpu(ranks: int, inventory: Inventory) -> None:
 def _check_binding(gpus: Collection[Gpu], inventory: Inventory) -> None:
     if not gpus:
         raise ResourceError(
-            "--numa-binding pins each rank to the cores near its GPU, and CPU ranks have none",
+            "--numa-binding pins each rank to the cores near its GPU, but CPU ranks have no GPU",
             "leave it out, or ask for --gpus",
         )
     if not inventory.numactl:
         raise ResourceError(
-            f"--numa-binding: PyTorch needs the program numactl for it, which {inventory.host} does not have",
+            f"--numa-binding: PyTorch needs the program numactl, which is not installed on {inventory.host}",
             "install the system's package numactl there, or leave --numa-binding out",
         )
 
@@ -106,7 +106,7 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
     if not inventory.gpus:
         count = wanted or 2
         raise ResourceError(
-            f"{inventory.host} has no GPU that this kernel may use",
+            f"{inventory.host} has no GPU that this kernel can use",
             f"--ranks {count} runs the cell on {count} CPU ranks, as a rehearsal",
         )
     free = [gpu for gpu in inventory.gpus if gpu.uuid not in busy and set(gpu.pids) <= own]
@@ -118,7 +118,7 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
     if len(free) < (wanted or 1):
         raise ResourceError(
             f"{len(free)} of {_gpus(len(inventory.gpus))} are free: {_occupants(inventory.gpus, busy, own)}",
-            "wait, or end what holds them: `%dist attach JOB`, `%dist cancel JOB`, or --replace",
+            "wait, or end the jobs that use them: `%dist attach JOB`, `%dist cancel JOB`, or --replace",
         )
     # GPUs nobody touches come before one on which the kernel's own model sits.
     free.sort(key=lambda gpu: bool(gpu.pids))

@@ -264,9 +264,11 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         chosen[option.field] = (*getattr(defaults, option.field), *chosen[option.field])
     options = replace(defaults, **chosen)
     if options.gpus is not None and options.ranks is not None:
-        raise OptionError("--gpus and --ranks exclude each other", "--gpus N for GPU ranks, --ranks N for CPU ranks")
+        raise OptionError(
+            "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks, --ranks N for CPU ranks"
+        )
     if options.backend == "nccl" and options.ranks is not None:
-        raise OptionError("NCCL needs GPUs", "use --gpus N, or leave --backend out")
+        raise OptionError("--backend nccl needs GPUs", "use --gpus N, or leave --backend out")
     return options
 
 

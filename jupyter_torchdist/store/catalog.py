@@ -52,7 +52,7 @@ def _present(home: Home) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        hint = "make it readable, or point $TORCHDIST_HOME at another directory"
+        hint = "make it readable, or set $TORCHDIST_HOME to another directory"
         raise StoreError(f"{home.jobs} cannot be read: {error.strerror}", hint) from error
 
 

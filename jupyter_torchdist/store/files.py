@@ -46,16 +46,16 @@ def _in_words(error: OSError, directory: Path, size: int) -> StoreError:
         needed = f"{in_bytes(size)} needed, " if size else ""
         return StoreError(
             f"the disk under {directory} is full: {needed}{in_bytes(free_space(directory))} free",
-            "remove old jobs (`%dist rm JOB`), or point $TORCHDIST_HOME at a larger disk",
+            "remove old jobs (`%dist rm JOB`), or set $TORCHDIST_HOME to a directory on a larger disk",
         )
     if error.errno in _REFUSED or isinstance(error, PermissionError):
         return StoreError(
             f"the data directory {directory} cannot be written: {error.strerror or error}",
-            "make it writable, or point $TORCHDIST_HOME at a directory that is",
+            "make it writable, or set $TORCHDIST_HOME to another directory",
         )
     return StoreError(
         f"the data directory {directory} cannot be used: {error}",
-        "check the disk, or point $TORCHDIST_HOME at another directory",
+        "check the disk, or set $TORCHDIST_HOME to another directory",
     )
 
 

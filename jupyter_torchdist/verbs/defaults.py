@@ -52,5 +52,5 @@ def _sections(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
         found.append((own, read_toml(own)))
     for path, section in found:
         if not isinstance(section, dict):
-            raise OptionError(f"{path}: [tool.torchdist] is not a table", "write one line an option: ranks = 2")
+            raise OptionError(f"{path}: [tool.torchdist] is not a table", "write one option a line, such as ranks = 2")
     return found

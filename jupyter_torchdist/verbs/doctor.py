@@ -90,7 +90,7 @@ def _gpus(inventory: Inventory) -> Check:
 
 def _data_directory() -> Check:
     root = home().root
-    remedy = "make it writable, or point $TORCHDIST_HOME at a directory that is"
+    remedy = "make it writable, or set $TORCHDIST_HOME to another directory"
     try:
         make_private(root)
         with tempfile.NamedTemporaryFile(dir=root, prefix=".doctor-"):
@@ -98,7 +98,7 @@ def _data_directory() -> Check:
     except OSError as error:
         return Check("data directory", False, f"{root}: {error.strerror or error}", remedy)
     if free < FREE:
-        remedy = "remove old jobs (`%dist rm --older 7d`), or point $TORCHDIST_HOME at a larger disk"
+        remedy = "remove old jobs (`%dist rm --older 7d`), or set $TORCHDIST_HOME to a directory on a larger disk"
     return Check("data directory", free >= FREE, f"{root}, {wording.size(free)} free", remedy)
 
 

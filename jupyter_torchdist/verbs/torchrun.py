@@ -104,7 +104,7 @@ def _endpoint(meant: Meant, text: str) -> None:
 
 def _port(meant: Meant, text: str) -> None:
     if not text.isdecimal() or int(text) > 65535:
-        raise ValueError("expected a port, 0 to 65535", "leave it out for one that is free")
+        raise ValueError("expected a port, 0 to 65535", "leave the port out: then a free port is chosen")
     meant.port = int(text)
 
 
@@ -115,7 +115,7 @@ def _check_free(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise OptionError(
-                f"port {port} cannot be had: {error.strerror}", "leave it out for one that is free"
+                f"port {port} cannot be used: {error.strerror}", "leave the port out: then a free port is chosen"
             ) from error
 
 

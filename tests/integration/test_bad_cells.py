@@ -28,7 +28,7 @@ def test_options_and_names_that_are_wrong(kernel: Notebook) -> None:
         ("--ranks x", "OptionError", ["--ranks 'x'", "whole number"]),
         ("--ranks", "OptionError", ["--ranks needs a value"]),
         ("--ranks 2 stray", "OptionError", ["'stray' is not an option"]),
-        ("--ranks 2 --gpus 2", "OptionError", ["exclude each other"]),
+        ("--ranks 2 --gpus 2", "OptionError", ["--gpus and --ranks cannot be used together"]),
         ("--ranks 2 --timeout soon", "OptionError", ["--timeout 'soon'", "30s"]),
         ("--gpus 512", "ResourceError", ["GPU", "--ranks 512"]),
     ):

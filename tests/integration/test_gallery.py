@@ -22,7 +22,7 @@ SHOWN: dict[str, dict[str, str]] = {
     "auto": {
         "plan": "auto chose ddp: CPU ranks",
         "option": "auto chose pp: -O pp is given",
-        "sharded": "auto chose fsdp: -O sharding_strategy is an option of it",
+        "sharded": "auto chose fsdp: -O sharding_strategy is one of its options",
     },
     "checkpoints": {
         "files": "step-000010\nstep-000020",
@@ -53,7 +53,7 @@ SHOWN: dict[str, dict[str, str]] = {
     "huggingface": {
         "plan": "strategy: fsdp, dp_shard=2, bf16",
         "run": "BertForSequenceClassification",
-        "refused": "TPUs (PyTorch/XLA) are not run here",
+        "refused": "TPUs (PyTorch/XLA) are not supported",
     },
     "memory_plan": {
         "eight": "parameters       1.34 GB",

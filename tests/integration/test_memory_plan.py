@@ -195,8 +195,8 @@ print(plan.strategy.name, plan.strategy.degrees, *plan.strategy.notes)
 @pytest.mark.parametrize(
     ("megabytes", "chosen", "why"),
     [
-        (80 << 10, "ddp", "a whole copy of the training fits beside each rank"),
-        (25, "fsdp", "a whole copy of the training does not fit"),
+        (80 << 10, "ddp", "the model, its gradients and optimizer state fit on each rank"),
+        (25, "fsdp", "the model, its gradients and optimizer state do not fit on one rank"),
     ],
 )
 def test_auto_chooses_by_whether_a_gpu_holds_a_whole_copy(

@@ -50,9 +50,9 @@ def test_a_module_is_a_request() -> None:
 @pytest.mark.parametrize(
     ("options", "program", "message"),
     [
-        (["--ranks", "2"], [], "which script"),
+        (["--ranks", "2"], [], "run needs a script"),
         (["--rank", "2"], ["x.py"], "no option --rank"),
-        ([], ["-m"], "needs a module"),
+        ([], ["-m"], "-m needs the name of a module"),
         (["-x"], ["train.py"], "no option -x"),
         ([], ["nowhere.py"], "cannot be read"),
         ([], ["/"], "cannot be read"),

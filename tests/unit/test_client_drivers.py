@@ -119,7 +119,7 @@ def test_a_zygote_that_dies_with_the_order_is_replaced_once(pool_of: Made, job: 
 
 
 def test_a_driver_that_dies_says_why(pool_of: Made, job: JobPaths) -> None:
-    with pytest.raises(LaunchError, match="a-job died before") as caught:
+    with pytest.raises(LaunchError, match="a-job ended before it started the job") as caught:
         hand(pool_of(SERVES.format("sys.exit('the agent has no feet')")), job)
     assert "the agent has no feet" in caught.value.hint
 
@@ -135,7 +135,7 @@ def test_a_driver_that_takes_no_notice_is_ended(
     pool_of: Made, job: JobPaths, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr(drivers, "TAKING", 1.0)
-    with pytest.raises(LaunchError, match="did not take the job"):
+    with pytest.raises(LaunchError, match="did not start the job within"):
         hand(pool_of(program), job)
 
 

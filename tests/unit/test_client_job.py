@@ -129,7 +129,7 @@ def test_drivers_that_die_again_and_again_are_given_up(fake: FakeJob, monkeypatc
     monkeypatch.setattr(jobs, "SETTLING", 0.0)
     fake.running().drive(DEAD)
     pool = Attaching()
-    with pytest.raises(JobLost, match="3 new ones died"):
+    with pytest.raises(JobLost, match="has no driver, and 3 new drivers ended too"):
         owner(fake, pool).wait(20)
     assert pool.attached == 3
 

@@ -78,7 +78,7 @@ def test_options_from_keywords() -> None:
         ({"ranks": 0}, "at least 1"),
         ({"ranks": "x"}, "a whole number"),
         ({"collect": "al"}, "did you mean all"),
-        ({"gpus": 1, "ranks": 1}, "exclude each other"),
+        ({"gpus": 1, "ranks": 1}, "--gpus and --ranks cannot be used together"),
     ],
 )
 def test_wrong_keywords_are_refused_where_they_stand(chosen: dict[str, object], words: str) -> None:

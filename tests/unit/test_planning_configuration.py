@@ -201,7 +201,7 @@ def test_what_is_done_in_another_way_is_said(tmp_path: Path, text: str, note: st
         ("fsdp_config: {fsdp_offload_param: true}\n", "has no key 'fsdp_offload_param'", "fsdp_offload_params?"),
         (
             "distributed_type: FSDP\nxla: True\n",
-            "xla: true: TPUs (PyTorch/XLA) are not run here",
+            "xla: true: TPUs (PyTorch/XLA) are not supported",
             "fsdp shards on GPUs",
         ),
         ("fsdp_config: {xla: true, xla_fsdp_settings: {a: 1}}\n", "TPUs (PyTorch/XLA)", "fsdp shards on GPUs"),
@@ -214,7 +214,7 @@ def test_what_is_done_in_another_way_is_said(tmp_path: Path, text: str, note: st
         ("distributed_type: MULTI_GPU\ntpu_use_cluster: true\n", "tpu_use_cluster: true: TPUs", "on GPUs"),
         ("distributed_type: MULTI_GPU\ndowncast_bf16: yes\n", "downcast_bf16: true: it is of TPUs", "bf16"),
         ("distributed_type: MULTI_NPU\n", "distributed_type: MULTI_NPU is not run here", "MULTI_GPU"),
-        ("num_processes: 2\n", "distributed_type is not there", "add it: NO, MULTI_CPU"),
+        ("num_processes: 2\n", "distributed_type is missing", "add it with one of NO, MULTI_CPU"),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n", "only this machine", "LOCAL_MACHINE"),
         ("distributed_type: MULTI_GPU\nnum_machines: 2\n", "num_machines: 2: this version", "num_machines: 1"),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "there is no fp8 here", "use bf16"),
@@ -223,14 +223,22 @@ def test_what_is_done_in_another_way_is_said(tmp_path: Path, text: str, note: st
             "expected no, fp16 or bf16",
             "correct mixed_precision",
         ),
-        ("distributed_type: MULTI_GPU\nnum_processes: two\n", "num_processes: two: expected", "num_processes: 2"),
+        (
+            "distributed_type: MULTI_GPU\nnum_processes: two\n",
+            "num_processes: two: expected",
+            "for example num_processes: 2",
+        ),
         (
             "distributed_type: MULTI_GPU\nfp16: true\nmixed_precision: bf16\n",
             "contradict each other",
             "keep mixed_prec",
         ),
-        ("distributed_type: MULTI_GPU\nuse_cpu: true\n", "MULTI_GPU and use_cpu: true contradict", "correct one"),
-        ("distributed_type: NO\nnum_processes: 2\n", "is one process, num_processes: 2 is not", "MULTI_GPU"),
+        (
+            "distributed_type: MULTI_GPU\nuse_cpu: true\n",
+            "MULTI_GPU and use_cpu: true contradict",
+            "change one of them",
+        ),
+        ("distributed_type: NO\nnum_processes: 2\n", "NO means one process, but num_processes is 2", "MULTI_GPU"),
         (
             "distributed_type: MULTI_GPU\nfsdp_config: {fsdp_version: 2}\n",
             "distributed_type: MULTI_GPU and fsdp_config contradict",
@@ -244,7 +252,7 @@ def test_what_is_done_in_another_way_is_said(tmp_path: Path, text: str, note: st
         ("fsdp_version: 1\nfsdp_version: 2\n", "fsdp_version stands there 2 times", "correct the file"),
         ("fsdp_config: {fsdp_sharding_strategy: 6}\n", "6: expected one of FULL_SHARD", "correct fsdp_sharding_str"),
         ("fsdp_config: {fsdp_state_dict_type: LOCAL_STATE_DICT}\n", "FSDP1's flat shards", "SHARDED_STATE_DICT"),
-        ("fsdp_config: 3\n", "3 is no table", "indent the lines"),
+        ("fsdp_config: 3\n", "3 is not a table", "indent the lines"),
         ("distributed_type: FSDP\ndynamo_config: {dynamo_backend: EAGER}\n", "with Inductor", "torch.compile"),
         ("distributed_type: FSDP\nfp8_config: {backend: TE}\n", "fp8_backend: TE: there is no fp8", "leave fp8_config"),
         (
@@ -295,9 +303,13 @@ def test_what_is_done_in_another_way_is_said(tmp_path: Path, text: str, note: st
         ),
         ("deepspeed_config: {zero_stag: 2}\n", "has no key 'zero_stag'", "did you mean zero_stage?"),
         ("deepspeed_config: {deepspeed_hostfile: a}\n", "one machine", "leave deepspeed_hostfile out"),
-        ("deepspeed_config: {deepspeed_config_file: no.json}\n", "no.json cannot be read", "correct it"),
+        (
+            "deepspeed_config: {deepspeed_config_file: no.json}\n",
+            "no.json cannot be read",
+            "correct the file, or its path",
+        ),
         ("a: [\n", "cannot be read", "correct the file"),
-        ("- 1\n", "holds no keys", "distributed_type: FSDP"),
+        ("- 1\n", "has no keys", "distributed_type: FSDP"),
     ],
 )
 def test_each_key_that_cannot_be_is_refused_by_name(tmp_path: Path, text: str, message: str, hint: str) -> None:
@@ -349,20 +361,32 @@ def test_deepspeed_through_accelerate(tmp_path: Path) -> None:
     [
         ({}, "--precision fp16", "--precision fp16 and the DeepSpeed configuration (bf16) contradict"),
         ({"fp16": {"enabled": True}}, "", "fp16 and bf16 are both enabled"),
-        ({"zero_optimization": {"stage": 4}}, "", "stage is 0, 1, 2 or 3, not 4"),
+        ({"zero_optimization": {"stage": 4}}, "", "stage must be 0, 1, 2 or 3, not 4"),
         ({"gradient_accumulation_steps": 2}, "--grad-accumulation 3", "contradict each other"),
         (
             {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3},
             "",
-            "train_batch_size 8 is not 2 a micro-batch x 3 accumulated x 2 ranks = 12",
+            "train_batch_size is 8, but 2 a micro-batch x 3 accumulated x 2 ranks is 12",
         ),
         ({"train_batch_size": 9}, "", "train_batch_size 9 does not divide by 1 accumulated x 2 ranks"),
-        ({"zero_optimization": {"stage": 0}}, "", "stage 0 in bf16 is not run here"),
-        ({"tensor_parallel": {"autotp_size": 2}}, "", "DeepSpeed's tensor_parallel is not run here"),
-        ({"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}, "", "DeepSpeed's zenflow is not run"),
-        ({"gradient_allreduce_op": "sum"}, "", "a sum over ranks is not one device's gradient"),
-        ({"managed_gradient_accumulation": False}, "", "managed_gradient_accumulation: false is not run here"),
-        ({}, "--strategy fsdp", "is DeepSpeed's, and --strategy fsdp is not"),
+        ({"zero_optimization": {"stage": 0}}, "", "stage 0 in bf16 is not supported"),
+        (
+            {"tensor_parallel": {"autotp_size": 2}},
+            "",
+            "DeepSpeed's tensor_parallel is not supported: use --strategy tp",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}},
+            "",
+            "DeepSpeed's zenflow is not supported",
+        ),
+        (
+            {"gradient_allreduce_op": "sum"},
+            "",
+            "gradient_allreduce_op adds gradients over ranks, but one device takes their mean",
+        ),
+        ({"managed_gradient_accumulation": False}, "", "managed_gradient_accumulation: false is not supported"),
+        ({}, "--strategy fsdp", "is a configuration of DeepSpeed, which --strategy fsdp cannot use"),
     ],
 )
 def test_what_contradicts_deepspeeds_json(tmp_path: Path, change: dict[str, Any], line: str, message: str) -> None:
@@ -372,7 +396,7 @@ def test_what_contradicts_deepspeeds_json(tmp_path: Path, change: dict[str, Any]
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="is told from its ending"):
+    with pytest.raises(OptionError, match="the ending of the file does not tell its format"):
         read(tmp_path, "", name="c.ini")
     with pytest.raises(OptionError, match="cannot be read"):
         configured("--config nowhere.yaml", tmp_path)

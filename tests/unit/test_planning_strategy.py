@@ -81,16 +81,16 @@ def test_without_a_strategy_nothing_is_planned() -> None:
             "dp_shard=2 × tp=2 = 4 is not the 8 ranks",
             "-O tp=2: dp_shard gets 4",
         ),
-        ("--strategy fsdp+tp", (8,), "how many of them along tp?", "-O tp=2: dp_shard gets 4"),
-        ("--strategy fsdp+tp", (2,), "how many of them along tp?", "4 ranks"),
+        ("--strategy fsdp+tp", (8,), "the number of ranks along tp is missing", "-O tp=2: dp_shard gets 4"),
+        ("--strategy fsdp+tp", (2,), "the number of ranks along tp is missing", "4 ranks"),
         ("--strategy ddp+fsdp", (2,), "ddp and fsdp both divide the batch", "hsdp"),
-        ("--strategy hsdp", (4,), "here is one node", "-O dp_shard=2"),
+        ("--strategy hsdp", (4,), "but this job has one node", "-O dp_shard=2"),
         ("--strategy hsdp", (4, 2), "node0 has 4, node1 has 2", "-O dp_shard=N"),
         ("--strategy tp", (1,), "this job has one", "--ranks 2"),
         ("--strategy fsdp -O cpu_ofload=1", (2,), "fsdp has no option 'cpu_ofload'", "did you mean -O cpu_offload=…?"),
         ("--strategy ddp -O cpu_offload=1", (2,), "an option of fsdp and hsdp, not of ddp", "--strategy fsdp"),
         ("--strategy fsdp -O sharding_strategy=6", (2,), "expected one of FULL_SHARD", "|1-5"),
-        ("--strategy ddp --resume", (2,), "from which checkpoint?", "--checkpoint DIR"),
+        ("--strategy ddp --resume", (2,), "--resume needs a directory with checkpoints", "--checkpoint DIR"),
         (
             "--strategy hsdp -O sharding_strategy=1 -O dp_shard=2",
             (4,),
@@ -110,7 +110,7 @@ def test_without_a_strategy_nothing_is_planned() -> None:
         (
             "--strategy fsdp -O cpu_ram_efficient_loading=1 -O sync_module_states=0",
             (2,),
-            "needs rank 0's weights",
+            "-O cpu_ram_efficient_loading needs -O sync_module_states=1: other ranks get their weights from rank 0",
             "sync_module_states=0 out",
         ),
         (
@@ -126,19 +126,44 @@ def test_without_a_strategy_nothing_is_planned() -> None:
             "keep one",
         ),
         ("--strategy ddp -O comm_hook=batched_powersgd", (2,), "one of none, fp16, bf16, powersgd", "-O comm_hook="),
-        ("--strategy ddp -O trust_loss=1 -O loss=sum", (2,), "for a mean", "trust_loss out"),
-        ("--strategy ddp -O checkpoint_steps=5", (2,), "into which directory?", "--checkpoint DIR"),
-        ("--strategy pp -O schedule=1f1b -O microbatches=2", (4,), "microbatches as stages: 2 of 4", "microbatches=4"),
-        ("--strategy pp -O schedule=dualpipev", (2,), "as many microbatches as stages: 2 of 4", "-O microbatches=4"),
-        ("--strategy pp -O schedule=interleaved_1f1b -O microbatches=5", (2,), "not 2 equal rounds", "microbatches=4"),
+        (
+            "--strategy ddp -O trust_loss=1 -O loss=sum",
+            (2,),
+            "-O trust_loss says that the loss is a mean, and -O loss=sum that it is a sum",
+            "trust_loss out",
+        ),
+        (
+            "--strategy ddp -O checkpoint_steps=5",
+            (2,),
+            "-O checkpoint_steps needs a directory for checkpoints",
+            "--checkpoint DIR",
+        ),
+        (
+            "--strategy pp -O schedule=1f1b -O microbatches=2",
+            (4,),
+            "at least as many microbatches as stages: 4, not 2",
+            "microbatches=4",
+        ),
+        (
+            "--strategy pp -O schedule=dualpipev",
+            (2,),
+            "dualpipev needs at least as many microbatches as stages: 4, not 2",
+            "-O microbatches=4",
+        ),
+        (
+            "--strategy pp -O schedule=interleaved_1f1b -O microbatches=5",
+            (2,),
+            "5 cannot be divided into 2 equal rounds",
+            "microbatches=4",
+        ),
         ("--strategy pp -O schedule=zbv -O balance=1,2", (2,), "2 parts for 2 ranks along pp (zbv)", "4 numbers"),
         ("--strategy pp -O balance=1,2,3", (2,), "3 parts for 2 ranks along pp", "2 numbers"),
         ("--strategy pp -O balance=fast", (2,), "one of cost, parameters, manual", "-O balance="),
         ("--strategy tp -O tp_plan=a:sideways", (2,), "STYLE is one of colwise", "-O tp_plan="),
-        ("--strategy deepspeed", (2,), "with which configuration?", "--config ds.json"),
+        ("--strategy deepspeed", (2,), "--strategy deepspeed needs a configuration", "--config ds.json"),
         ("--strategy deepspeed -O config=3", (2,), "expected a JSON object", "-O config=JSON"),
         ("--strategy deepspeed -O tp=2", (2,), "an option of tp, not of deepspeed", "--strategy tp"),
-        ("--precision bf16 --compile", (2,), "--precision, --compile: without a strategy", "--strategy auto"),
+        ("--precision bf16 --compile", (2,), "--precision, --compile works only with a strategy", "--strategy auto"),
     ],
 )
 def test_contradictions(line: str, sizes: tuple[int, ...], message: str, hint: str) -> None:
@@ -151,13 +176,13 @@ def test_contradictions(line: str, sizes: tuple[int, ...], message: str, hint: s
 @pytest.mark.parametrize(
     ("line", "sizes", "gpus", "fits", "name", "why"),
     [
-        ("", (2,), (), None, "ddp", "CPU ranks"),
+        ("", (2,), (), None, "ddp", "the ranks are on CPUs, whose memory is not checked"),
         ("", (1,), GPUS, None, "ddp", "one rank"),
-        ("", (4,), GPUS, True, "ddp", "fits"),
-        ("", (4,), GPUS, None, "fsdp", "does not fit as a whole"),
-        ("", (4,), GPUS, False, "fsdp", "does not fit"),
+        ("", (4,), GPUS, True, "ddp", "the model, its gradients and optimizer state fit on each rank"),
+        ("", (4,), GPUS, None, "fsdp", "it trains models that do not fit on one rank"),
+        ("", (4,), GPUS, False, "fsdp", "optimizer state do not fit on one rank"),
         ("", (4, 4), GPUS, False, "hsdp", "between nodes"),
-        ("", (4, 2), GPUS, False, "fsdp", "does not fit"),
+        ("", (4, 2), GPUS, False, "fsdp", "optimizer state do not fit on one rank"),
         ("-O cpu_offload=1", (4,), GPUS, True, "fsdp", "-O cpu_offload"),
         ("-O tp=4", (4,), GPUS, None, "tp", "-O tp"),
     ],
@@ -205,7 +230,7 @@ def test_what_belongs_to_others_is_refused_and_not_offered() -> None:
 
 
 def test_one_rank_is_a_rehearsal() -> None:
-    assert planned("--strategy fsdp", 1).notes == ("one rank: nothing is divided",)
+    assert planned("--strategy fsdp", 1).notes == ("the job has one rank, so nothing is divided",)
 
 
 @pytest.mark.parametrize("option", STRATEGY_OPTIONS, ids=lambda option: option.name)

@@ -109,8 +109,8 @@ def test_options_of_the_strategy_add_to_those_of_files() -> None:
         ("--precision bf61", "did you mean bf16?", "--precision"),
         ("--grad-accumulation 0", "at least 1", "--grad-accumulation N"),
         ("--checkpoint ''", "expected a path", "--checkpoint DIR"),
-        ("--gpus 1 --ranks 1", "exclude each other", "--gpus N for GPU ranks"),
-        ("--ranks 2 --backend nccl", "NCCL needs GPUs", "--gpus N"),
+        ("--gpus 1 --ranks 1", "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks"),
+        ("--ranks 2 --backend nccl", "--backend nccl needs GPUs", "--gpus N"),
     ],
 )
 def test_mistakes_name_what_was_meant(line: str, message: str, hint: str) -> None:

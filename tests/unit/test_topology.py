@@ -53,7 +53,7 @@ def test_more_ranks_than_cores_is_a_rehearsal() -> None:
 
 def test_200_ranks_on_2_cores() -> None:
     assert refusal(machine(cores=2), ranks=200) == (
-        "200 ranks on 2 cores of here would share each core 100 ways\n  → ask for at most --ranks 64 here"
+        "200 ranks on 2 cores of here are too many: 100 ranks would share one core\n  → ask for at most --ranks 64 here"
     )
     assert make_plan(spec(ranks=64), machine(cores=2)).world_size == 64
 
@@ -70,7 +70,7 @@ def test_a_machine_that_does_not_tell_its_memory() -> None:
 
 def test_ranks_without_gpus_are_not_bound() -> None:
     assert refusal(machine(), ranks=2, numa_binding="node") == (
-        "--numa-binding pins each rank to the cores near its GPU, and CPU ranks have none\n"
+        "--numa-binding pins each rank to the cores near its GPU, but CPU ranks have no GPU\n"
         "  → leave it out, or ask for --gpus"
     )
 
@@ -87,14 +87,14 @@ def test_binding_needs_numactl() -> None:
     with_it = replace(machine(gpu(0)), numactl=True)
     assert make_plan(spec(numa_binding="node"), with_it).numa_binding == "node"
     assert refusal(machine(gpu(0)), numa_binding="node") == (
-        "--numa-binding: PyTorch needs the program numactl for it, which here does not have\n"
+        "--numa-binding: PyTorch needs the program numactl, which is not installed on here\n"
         "  → install the system's package numactl there, or leave --numa-binding out"
     )
 
 
 def test_8_gpus_with_none() -> None:
     assert refusal(machine(), gpus=8) == (
-        "here has no GPU that this kernel may use\n  → --ranks 8 runs the cell on 8 CPU ranks, as a rehearsal"
+        "here has no GPU that this kernel can use\n  → --ranks 8 runs the cell on 8 CPU ranks, as a rehearsal"
     )
 
 
@@ -113,7 +113,7 @@ def test_gpus_of_an_earlier_job_and_of_a_stranger() -> None:
     inventory = machine(gpu(0), gpu(1, 400, 300, used=3 * GIB), gpu(2))
     assert refusal(inventory, {"GPU-0000": "20260101-a"}, gpus=2) == (
         "1 of 3 GPUs are free: GPU 0 has job 20260101-a; GPU 1 has process 300, 400 (3.0 GiB)\n"
-        "  → wait, or end what holds them: `%dist attach JOB`, `%dist cancel JOB`, or --replace"
+        "  → wait, or end the jobs that use them: `%dist attach JOB`, `%dist cancel JOB`, or --replace"
     )
 
 

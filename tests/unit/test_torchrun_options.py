@@ -140,7 +140,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OptionError, match=f"port {port} cannot be had: Address already in use"):
+        with pytest.raises(OptionError, match=f"port {port} cannot be used: Address already in use"):
             translate(["--master-port", str(port)]).on(Options())
 
 

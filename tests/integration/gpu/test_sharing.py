@@ -32,7 +32,7 @@ def test_more_ranks_than_gpus(one: Place, record_property: Callable[[str, object
     assert f"--ranks {wanted}" in str(refused.value)
     if one.on_gpu:
         assert f"--gpus {wanted}:" in str(refused.value) and GPUS[0].name in str(refused.value)
-    with pytest.raises(OptionError, match="exclude each other"):
+    with pytest.raises(OptionError, match="cannot be used together"):
         parse_options("--ranks 2 --gpus 1")
 
 

@@ -147,11 +147,11 @@ def _notes(closure: Closure) -> list[str]:
         if item.size > HEAVY
     ]
     notes += [
-        f"{name} is not defined ({place}); the job fails if it gets there"
+        f"{name} is not defined ({place}); the job fails if it runs that line"
         for name, place in list(closure.missing.items())[:MISSING]
     ]
     if closure.moved:
-        notes.append(f"tensors on {', '.join(sorted(closure.moved))} travel by way of the CPU")
+        notes.append(f"tensors on {', '.join(sorted(closure.moved))} are copied over the CPU")
     return notes
 
 
@@ -175,7 +175,7 @@ def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
             hint = _USUAL.get(name) or (f"did you mean {near[0]}?" if near else "run the cell that defines it first")
             raise UndefinedName(f"name {name!r} is not defined (line {need.line})", hint, name=name)
         if name not in names.binds and not names.stars and not names.dynamic:
-            notes.append(f"{name} (line {need.line}) is not defined; the cell fails if it gets there")
+            notes.append(f"{name} (line {need.line}) is not defined; the cell fails if it runs that line")
     return notes
 
 

@@ -184,7 +184,10 @@ def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, s
                 try:
                     pickler.top(name, f"module {attributes.module_of(name)}", value)
                 except Exception as error:  # noqa: BLE001  # as above
-                    return name, f"{explain(value, place, error).sentence}; on the ranks it is what its module makes it"
+                    return (
+                        name,
+                        f"{explain(value, place, error).sentence}; the ranks get its module's value",
+                    )
     return None
 
 
@@ -217,7 +220,7 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
         raise CaptureError(message, hint, path=name, line=user)
     culprit = explain(wanted.value(name), name, error)
     if name in wanted.soft:
-        return name, f"{name} was left behind, the cell binds it itself ({culprit.sentence})"
+        return name, f"{name} was left behind, because the cell assigns it ({culprit.sentence})"
     hint = f"create it inside the cell, or leave it behind with --exclude {name}"
     message = f"{name} cannot leave the notebook; {user} needs it\n  {culprit.sentence}"
     raise CaptureError(message, hint, path=culprit.path, line=user) from error
@@ -259,5 +262,5 @@ def _without_memo(value: Any) -> bytes:
 
 def refused_magic(magic: str, where: str) -> CaptureError:
     """A magic other than ``!command`` cannot run on a rank, where there is no IPython."""
-    hint = "run it in a cell of its own; in ranks only !command works"
+    hint = "run it in a cell of its own; on ranks only !command works"
     return CaptureError(f"the magic {magic} cannot run on ranks ({where})", hint, path=magic, line=where)

@@ -71,10 +71,10 @@ def _as_imported(top: str, notes: list[str]) -> dict[str, bytes]:
             continue
         reload = f"`importlib.reload({name})` loads it here, too"
         if kept.text is None:
-            notes.append(f"{kept.file} is newer than the module here, and goes to the ranks as it is now; {reload}")
+            notes.append(f"{kept.file} is newer than the module in this notebook; the ranks use the new file; {reload}")
         else:
             found[kept.place(name)] = kept.text
-            notes.append(f"{kept.file} has changed: the ranks have {name} as it was imported here; {reload}")
+            notes.append(f"{kept.file} has changed; the ranks use {name} as it was imported here; {reload}")
     return found
 
 

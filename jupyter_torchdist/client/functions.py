@@ -98,7 +98,7 @@ def launch(function: Callable[..., R], args: Sequence[Any] = (), **options: Any)
     if not isinstance(args, (tuple, list)):
         name = getattr(function, "__name__", "function")
         given = type(args).__name__
-        raise TypeError(f"launch takes the arguments as a tuple: launch({name}, (argument,)), not {given}")
+        raise TypeError(f"launch takes the arguments as a tuple: write launch({name}, (argument,)), not {given}")
     return run(submit_call(function, tuple(args), {}, options_of(**{"collect": "all", **options})))
 
 

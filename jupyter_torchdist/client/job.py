@@ -247,7 +247,8 @@ class Job:
         if not state.final:
             return UserError(f"rank {rank} of job {self.id} has no results yet", "wait for it: `job.wait()`")
         return self.exception() or UserError(
-            f"rank {rank} of job {self.id} sent no results", "only rank 0 does, unless the cell runs with --collect all"
+            f"rank {rank} of job {self.id} sent no results",
+            "only rank 0 sends results, unless the cell runs with --collect all",
         )
 
     @property

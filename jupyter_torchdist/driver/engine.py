@@ -79,4 +79,4 @@ class Engine:
             try:
                 submission.cancel()
             except Exception as error:  # noqa: BLE001  # a stranger's code; the job's end must be written all the same
-                self._say("job.note", text=f"the launcher did not take the job back, look there for it: {error}")
+                self._say("job.note", text=f"the launcher could not remove the job, so look for it there: {error}")

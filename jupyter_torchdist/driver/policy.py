@@ -178,15 +178,15 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if standing.stalled:
         return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
     if state.ranks and (absent := [node.called for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
-        return Finish("failed", f"no rank of {', '.join(absent)} came to be, so the others were ended", None)
+        return Finish("failed", f"no rank of {', '.join(absent)} could be started, so the other ranks were ended", None)
     if any(_lost_its_launcher(rank) for rank in state.ranks.values()):
         return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)
     if interrupted := [rank.rank for rank in state.ranks.values() if rank.state == "interrupted"]:
         ranks = ", ".join(map(str, sorted(interrupted)))
-        return Finish("failed", f"rank {ranks} got a SIGINT that nobody asked for here", None)
+        return Finish("failed", f"rank {ranks} got a SIGINT that did not come from this notebook", None)
     if not state.ranks:
         return Finish("failed", "the ranks could not be started; see the launcher's log", None)
-    return Finish("lost", "the ranks are gone and left no outcome", None)
+    return Finish("lost", "the ranks are gone and left no result", None)
 
 
 def _lost_its_launcher(rank: RankState) -> bool:

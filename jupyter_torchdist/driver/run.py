@@ -234,7 +234,7 @@ class Driver:
         if end.state == "lost" and not self._paths.spec.exists():
             end = replace(end, reason=f"the files of job {self._paths.job} were deleted while it ran")
         elif end.state == "lost" and self._engine.ended:
-            end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'it does not say why'}")
+            end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
         reason = end.reason if self._state.ranks or end.state != "failed" else f"{end.reason}\n{self._launcher_words()}"
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
@@ -313,7 +313,7 @@ class Driver:
         """
         link.send({"type": "stacks", "job": self._plan.job})
         who, stacks = ", ".join(map(str, ranks)), self._paths.node(link.node.name).root / "rank-*.stacks"
-        words = f"nothing happens on rank {who} ({link.node.called}) before the cell's first line; see {stacks}"
+        words = f"rank {who} ({link.node.called}) hangs before the first line of the cell; see {stacks}"
         self._say("job.note", text=words)
         self._stalled.add(link.node.name)
         begun = any(rank.ready for rank in self._state.ranks.values())

@@ -239,7 +239,7 @@ class Feed:
         try:
             return captured(self._paths)
         except TorchDistError as error:
-            return [], [f"what was captured cannot be told: {error.message}"]
+            return [], [f"the captured names cannot be read: {error.message}"]
 
     def _events(self, now: float) -> list[Message]:
         try:
@@ -336,7 +336,7 @@ class Feed:
             raise UserError("this job is not yours to cancel", "ask its owner")
         if what not in answers:
             raise UserError(
-                f"there is no question {what[:40]!r}", "the view may be of another version: reload the page"
+                f"the feed cannot answer {what[:40]!r}", "the view may have another version: reload the page"
             )
         return answers[what](asked)
 

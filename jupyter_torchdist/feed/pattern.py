@@ -124,7 +124,7 @@ class Pattern:
 def _expression(text: str, case: bool) -> Pattern:
     hint = "correct it, or search for plain text"
     flags = 0 if case else re.IGNORECASE
-    too_large = UserError(f"/{_short(text)}/ is too large an expression", "a shorter one, or plain text, is searched")
+    too_large = UserError(f"/{_short(text)}/ is too large", "use a shorter expression, or search for plain text")
     if len(text) > LONGEST:
         raise too_large
     try:
@@ -136,7 +136,7 @@ def _expression(text: str, case: bool) -> Pattern:
         needed = _finder(_literal(parsed), not parsed.state.flags & re.IGNORECASE)
         return Pattern(text, case, regex.compile(_plain_braces(text), flags | regex.VERSION0), cost, needed)
     except (re.error, regex.error, RecursionError, OverflowError) as error:
-        raise UserError(f"/{_short(text)}/ is no regular expression: {error}", hint) from None
+        raise UserError(f"/{_short(text)}/ is not a regular expression: {error}", hint) from None
 
 
 def _finder(text: str, case: bool) -> Callable[[bytes], bool] | None:

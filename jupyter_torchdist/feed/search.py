@@ -124,7 +124,7 @@ class Search:
             return end
         place = f"a line of rank {log.rank} (std{log.stream}, byte {start:,})"
         raise UserError(
-            f"/{self._pattern.text}/ takes too long on {place}", "a simpler one, or plain text, is searched"
+            f"/{self._pattern.text}/ takes too long on {place}", "use a simpler expression, or search for plain text"
         )
 
     def _hit(self, log: Log, start: int, end: int, line: str, found: int) -> None:

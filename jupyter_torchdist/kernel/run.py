@@ -94,7 +94,7 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
     lines = [*failure_text.lost_lines(state), *(failure_text.left_early(state) if state.state == "succeeded" else ())]
     if state.state != "succeeded" and state.final:
         came = ", ".join(brought.names) if brought and brought.names else "nothing"
-        lines.append(f"brought back from before the end: {came}")
+        lines.append(f"brought back as they were before the end: {came}")
     left = [(name, why) for name, why in (brought.left if brought else ()) if name != VALUE]
     if left:
         names_by_reason: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
         )
     lines += brought.notes if brought else ()
     if not state.final and interrupts:
-        gave_up = "the job does not answer; it is left to its driver"
+        gave_up = "the job does not answer; its driver goes on with it"
         shut_down = f"the kernel is shut down, the job goes on: `%dist attach {state.job}` shows it"
         lines.append(gave_up if interrupts > 2 else shut_down)
     return tuple(lines)

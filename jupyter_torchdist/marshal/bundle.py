@@ -217,7 +217,9 @@ def memo_from_bundle(
     with _sources_on_path(manifest, blob_dir, source_dir or Home(blob_dir.parent).job(manifest.job).source):
         memo = Memo(read_stream(manifest, blob_dir, scope, resolve).memo)
     if differing:
-        memo.notes = (f"{', '.join(differing)}: the code here is not what the job ran; what comes back uses the job's",)
+        memo.notes = (
+            f"{', '.join(differing)}: the code here differs from the job's; values that come back use the job's code",
+        )
     return memo
 
 

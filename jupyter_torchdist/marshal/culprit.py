@@ -88,8 +88,8 @@ def without_frames(error: Exception) -> Exception:
 def _words(error: Exception, value: Any) -> str:
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         if _own(value, "__getattribute__"):
-            return "its __getattribute__ calls itself without an end"
-        return "it is nested too deeply, or its __reduce__ never comes to an end"
+            return "its __getattribute__ calls itself without end"
+        return "it is nested too deeply, or its __reduce__ never ends"
     text = str(error)
     if isinstance(error, pickle.PicklingError) or text.startswith("cannot pickle"):
         return text

@@ -173,7 +173,10 @@ def _importable(module: str, name: str, main_dict: dict[str, Any]) -> type[BaseE
 
 def _carry(found: BaseException, record: ErrorRecord) -> RankFailed:
     """An ``Exception`` in place of one that would end the kernel or stop it without a trace."""
-    words = {"SystemExit": "the code called sys.exit()", "KeyboardInterrupt": "the code raised it, not an interrupt"}
+    words = {
+        "SystemExit": "the code called sys.exit()",
+        "KeyboardInterrupt": "the code raised it itself",
+    }
     text = _text(found, str)
     title = f"{type(found).__name__}: {text}" if text else type(found).__name__
     what = next((words[kind.__name__] for kind in type(found).__mro__ if kind.__name__ in words), "")

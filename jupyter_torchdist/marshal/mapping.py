@@ -109,7 +109,7 @@ def check_blob(blob: Blob, directory: Path) -> Path:
         return path
     if status.st_size != blob.size or digest_of(path) != blob.digest:
         hint = f"delete {path} and run the cell again: it is captured anew"
-        raise DamagedJob(f"the captured data {path} is not what was written (its digest differs)", hint)
+        raise DamagedJob(f"the captured data {path} was changed after it was written (its digest differs)", hint)
     return path
 
 

@@ -144,7 +144,7 @@ def dump_results(
         size = _publish(pickler, aside, directory, rank)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        hint = "free some space or set TORCHDIST_HOME to a larger disk; the values are lost, the logs are not"
+        hint = "free some space, or set $TORCHDIST_HOME to a directory on a larger disk; the values are lost"
         raise StoreError(f"the results of rank {rank} cannot be written: {error}", hint) from error
     return Dumped(tuple(chosen), tuple(left), size)
 
@@ -224,7 +224,7 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
     except (EOFError, pickle.UnpicklingError, ValueError) as error:
         raise DamagedJob(f"{path} cannot be read: {error}", "run the job again: %dist rerun") from error
     except Exception as error:  # rebuilding runs the user's own code, which may raise anything
-        hint = "install here what the rank had, or bring the other names with --out"
+        hint = "install the missing package here, or bring the other names with --out"
         message = f"a value of rank {rank} cannot be rebuilt here: {type(error).__name__}: {error}"
         raise RankFailed(message, hint, rank=rank) from error
     values.notes = (*getattr(known, "notes", ()), *apply(updates, known))
@@ -236,7 +236,10 @@ def memo_of_job(directory: JobPaths, main_dict: dict[str, Any]) -> Memo:
     try:
         manifest = Manifest.from_json(codec.loads(directory.manifest.read_bytes()))
     except (OSError, ValueError, KeyError) as error:
-        raise DamagedJob(f"{directory.manifest} cannot be read: {error}", "the job cannot be brought back") from error
+        raise DamagedJob(
+            f"{directory.manifest} cannot be read: {error}",
+            "run the job again: %dist rerun",
+        ) from error
     blobs = Home(directory.root.parent.parent).blobs
     return memo_from_bundle(manifest, blobs, main_dict, source_dir=directory.source)
 

@@ -355,7 +355,9 @@ class Agent:
                 self._pool.launch(assignment)
             else:
                 job.expected = False
-                job.events.write("job.note", text="warm processes die here; the ranks start in new interpreters")
+                job.events.write(
+                    "job.note", text="warm processes fail on this machine, so the ranks start in new interpreters"
+                )
                 try:
                     self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
                 except OSError as error:

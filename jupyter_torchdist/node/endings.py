@@ -52,7 +52,7 @@ class Endings:
         for rank, (asked, begin) in list(self._asked.items()):
             if now - asked >= _WRITING:
                 del self._asked[rank]
-                self._say(f"rank {rank} has run its code and does not end: {self._place(rank, begin)}")
+                self._say(f"rank {rank} has run its code but does not exit: {self._place(rank, begin)}")
 
     def _size(self, rank: int) -> int:
         try:
@@ -67,7 +67,7 @@ class Endings:
         except OSError:
             text = ""
         words = where(text)
-        return f"{words}; see {path}" if words else "its process does not say where it is"
+        return f"{words}; see {path}" if words else "where it waits is not known"
 
 
 def where(text: str) -> str:
@@ -79,7 +79,7 @@ def where(text: str) -> str:
     if any(function == "_join_threads" for file, _, function in main if file.startswith(OURS)):
         others = [frames for frames in threads if not any(file.startswith(OURS) for file, _, _ in frames)]
         places = ", ".join(_position(frames) for frames in others)
-        return f"it waits for its threads ({places}), as Python does for those that are no daemons"
+        return f"it waits for its threads ({places}), because Python waits for threads that are not daemons"
     return f"it is in {_position(main)}"
 
 

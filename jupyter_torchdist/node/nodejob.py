@@ -186,7 +186,7 @@ class NodeJob:
         if code == -signal.SIGKILL and not stopped:
             why += self._memory.words(self.processes[rank].pid if rank in self.processes else 0)
         if code == 0 and rank not in self.spoke:
-            why = "left with exit code 0 before its end"
+            why = "exited with code 0 before its code had ended"
         state = "stopped" if stopped else ("done" if code == 0 else "failed" if code > 0 else "killed")
         if code != 0:
             self._note_failure()

@@ -18,7 +18,7 @@ status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, t
            grows with every new point; ``note`` is a sentence where curves are left out, else empty;
            gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at
 answer     id, and what was asked for, or error (a sentence)
-gone       reason: the job's files are no more; the last message
+gone       reason: the files of the job were deleted; the last message
 =========  ================================================================================================
 
 =========  ================================================================================================

@@ -37,14 +37,14 @@ class ModuleAttributes:
                 self._before[name] = attributes.read(name)
             except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
                 why = str(error) if isinstance(error, StrategyError) else f"{type(error).__name__}: {error}"
-                self._say(f"{attributes.shown(name)} is not as in the notebook: {why}")
+                self._say(f"{attributes.shown(name)} differs from the notebook: {why}")
 
     def _set(self, name: str, value: Any) -> None:
         if isinstance(value, attributes.Content):
             attributes.put(name, value.container)
         elif value is not attributes.read(name):
             if _is_patched(name):
-                raise StrategyError("the strategy has its own there")
+                raise StrategyError("the strategy uses its own value there")
             attributes.write(name, value)
 
     def now(self) -> dict[str, Any]:

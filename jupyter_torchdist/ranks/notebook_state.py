@@ -24,7 +24,7 @@ class Carried:
         self._place, self._say = place, say
         self._before: dict[str, State] = {}
         if unread:
-            say(f"some of the notebook's state is not on the ranks: {unread}")
+            say(f"some state of the notebook is missing on the ranks: {unread}")
         sent = states.take(names)
         for adapter in states.TABLE:
             state = sent.get(adapter.name, {})

@@ -97,7 +97,7 @@ class Results:
             size = sizes.of(value)
             if total + size > AUTO_LIMIT:
                 much = f"{size / 2**30:.1f} GiB"
-                left.append([name, f"with {much} it is more than comes back unasked; name it with --out {name}"])
+                left.append([name, f"it is too large to come back unasked ({much}); name it with --out {name}"])
                 continue
             total += size
             chosen[name] = value
@@ -108,7 +108,7 @@ class Results:
         try:
             marshal.dump_exception(error, self._loaded, self._paths.error(self._rank))
         except Exception:  # noqa: BLE001  # the user's __reduce__
-            print("the exception could not be pickled; the notebook raises one like it:", file=sys.stderr)
+            print("the exception could not be pickled, so the notebook raises a similar one:", file=sys.stderr)
             traceback.print_exc()
 
 

@@ -58,16 +58,16 @@ def _shell() -> str:
 
 
 def _no_magic(magic: str) -> UserError:
-    return UserError(f"{magic} cannot run on a rank", "only !command does; run the magic in a cell of its own")
+    return UserError(f"{magic} cannot run on a rank", "only !command works there; run the magic in a cell of its own")
 
 
 def no_input(prompt: object = "", /) -> NoReturn:
-    raise UserError("input() cannot ask: a rank has no keyboard", "set the value in a cell before this one")
+    raise UserError("input() does not work: a rank has no keyboard", "set the value in a cell before this one")
 
 
 def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
     hint = "print what you want to see, or run the code without the magic"
-    raise UserError("breakpoint() cannot stop here: a rank has no keyboard", hint)
+    raise UserError("breakpoint() does not work: a rank has no keyboard", hint)
 
 
 def install(display: Display, namespace: dict[str, Any]) -> None:

@@ -223,7 +223,7 @@ class Rank:
             self.autolog.backwards,
             self.note,
             "and all of them come back" if every else "and rank 0's comes back",
-            "The code is taken for distributed, and its library met no other rank: see its settings"
+            "The code uses a distributed library, but the library found no other rank: check its settings"
             if self.part.has_mesh
             else "--strategy ddp trains one model with a cell that is written for one device",
             patient=code is None or speaks_of_collectives(code, names),

@@ -199,7 +199,7 @@ class _Guard:
             what = f"it calls {event}"
         if what:
             self.on = False
-            self.reason = f"{what}{place()}, which a rehearsal must not"
+            self.reason = f"{what}{place()}, which a rehearsal does not do"
             raise NotRehearsed(self.reason)
 
 

@@ -113,7 +113,7 @@ class Stages:
     def unit(self, number: int, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As ``Runner``."""
         if self._calls == len(self._stage_of):
-            raise NotRehearsed("its model calls its layers in another order from one microbatch to the next")
+            raise NotRehearsed("its model calls its layers in an order that changes between microbatches")
         before = self._owners[-1]
         assert before is not None
         owner = before._replace(stage=self._stage_of[self._calls])

@@ -244,7 +244,7 @@ class Rehearsal:
         if total is None or self._sliced or self._plan.options.get("model") == "whole":
             return None
         if total < self._ranks:
-            note = f"a batch of {total} samples is less than {self._ranks} ranks: each computes all of it"
+            note = f"a batch has {total} samples for {self._ranks} ranks, so each rank computes the whole batch"
             self._notes += [note] if note not in self._notes else []
             return None
         self._samples = total
@@ -360,7 +360,7 @@ class Rehearsal:
             notes.append(f"rehearsed up to its first step: {reason}")
             reason = ""
         elif not whole_step and not reason:
-            reason = "it takes no optimizer step on a model that it calls"
+            reason = "it has no optimizer step for a model that it calls"
         for optimizer in self._living():
             if all(one is not optimizer for one, _, _ in self._steps) and (why := self._step_alone(optimizer)):
                 notes.append(why)

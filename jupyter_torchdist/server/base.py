@@ -67,7 +67,7 @@ def refusal(error: TorchDistError | OSError) -> Refusal:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
         return Refusal(status, error.message, error.hint)
     if isinstance(error, FileNotFoundError):
-        return Refusal(404, f"{error.filename} is no more", "the job may have been deleted meanwhile")
+        return Refusal(404, f"{error.filename} does not exist any more", "the job may have been deleted")
     what = error.filename or "the data directory"
     return Refusal(503, f"{what} cannot be used: {error.strerror or error}", "check the disk, and who owns the files")
 
@@ -98,9 +98,7 @@ class Ours(JupyterHandler):
         try:
             return self.data.job(job)
         except ValueError as error:
-            raise Refusal(
-                400, f"{job[:100]!r} is not the id of a job", "ids are as the list of jobs has them"
-            ) from error
+            raise Refusal(400, f"{job[:100]!r} is not the id of a job", "copy the id from the list of jobs") from error
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """``{message, hint}``, whatever went wrong; of an error that we did not foresee only that."""
@@ -148,11 +146,9 @@ class Socket(WebSocketMixin, WebSocketHandler, Ours):
     async def serve(self) -> None:
         """Open the socket; returns when it is closed. Raises ``Refusal`` for another site's page."""
         if not self.check_origin():
-            raise Refusal(403, "a page of another site may not look at jobs", _HINTS[403])
+            raise Refusal(403, "a page of another site must not read jobs", _HINTS[403])
         if self.request.headers.get("Upgrade", "").lower() != "websocket":
-            raise Refusal(
-                400, "this address is a WebSocket", "open it as one; a proxy on the way may not let it through"
-            )
+            raise Refusal(400, "this address is a WebSocket", "open it as a WebSocket; a proxy may block it")
         beating = asyncio.create_task(self._beat())
         try:
             await WebSocketHandler.get(self)

@@ -159,7 +159,7 @@ def open_log(paths: JobPaths, name: str) -> BinaryIO:
     """Raises ``JobNotFound``, ``Refusal``."""
     match = _FILE.fullmatch(name)
     if not match:
-        raise Refusal(400, f"{name[:100]!r} names no log", "logs are named RANK.out and RANK.err")
+        raise Refusal(400, f"{name[:100]!r} is not the name of a log", "logs are named RANK.out and RANK.err")
     journal.state(paths)
     found = logs.files(paths, int(match[1]), match[2])
     if not found:

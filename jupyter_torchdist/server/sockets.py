@@ -60,7 +60,7 @@ class FeedSocket(Socket):
         assert self._conversation is not None
         with self._closing():
             await self._conversation.tell()
-            self.close(ALL_SAID, "the job's files are no more")
+            self.close(ALL_SAID, "the files of the job were deleted")
 
     async def on_message(self, data: str | bytes) -> None:
         """A message of the view; the next one is read when this one has been heard."""
@@ -70,7 +70,7 @@ class FeedSocket(Socket):
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            self.close(NOT_OURS, "that was no JSON object")
+            self.close(NOT_OURS, "the message is not a JSON object")
             return
         with self._closing():
             await self._conversation.hear(message)
@@ -89,8 +89,8 @@ class FeedSocket(Socket):
         except (TorchDistError, OSError) as error:
             self.close(BROKEN, _short(refusal(error).message))
         except Exception:
-            self.log.exception("torchdist: the feed of %s broke", self.request.path)
-            self.close(BROKEN, "an error of the server's; its log says more")
+            self.log.exception("torchdist: the feed of %s failed", self.request.path)
+            self.close(BROKEN, "an error in the Jupyter server; see its log")
 
 
 class JobsSocket(Socket):

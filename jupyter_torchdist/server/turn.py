@@ -30,7 +30,7 @@ class Turn(Handler):
         """The feed's messages. It is a new one each time: ``open`` comes first, with what the view has."""
         said = self.body().get("messages")
         if not isinstance(said, list) or not all(isinstance(message, dict) for message in said):
-            raise Refusal(400, "messages is no list of objects", "it is what a view says to a feed")
+            raise Refusal(400, "messages is not a list of objects", "a view sends a list of messages to a feed")
         may = self.authorizer.is_authorized(self, self.current_user, "write", AUTH_RESOURCE)
         may_cancel = bool(await ensure_async(may))
         await self.answer(turn, self.paths(job), self.data, may_cancel, said)

@@ -67,7 +67,7 @@ def text(found: list[Check]) -> str:
 def _python() -> Check:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
     ok = sys.version_info >= (3, 10) and sys.platform != "win32"
-    return Check("python", ok, found, "use Python 3.10 or newer on Linux or macOS; on Windows, WSL 2")
+    return Check("python", ok, found, "use Python 3.10 or newer on Linux or macOS; on Windows use WSL 2")
 
 
 def _torch(inventory: Inventory) -> Check:
@@ -78,12 +78,17 @@ def _torch(inventory: Inventory) -> Check:
     except TorchDistError as error:
         return Check("torch", False, error.message, error.hint)
     ok = not (inventory.gpus and inventory.torch.endswith("+cpu"))
-    return Check("torch", ok, inventory.torch, "this build has no CUDA, but there are GPUs: install one that has")
+    return Check(
+        "torch",
+        ok,
+        inventory.torch,
+        "this build has no CUDA: install a build with CUDA",
+    )
 
 
 def _gpus(inventory: Inventory) -> Check:
     if not inventory.gpus:
-        return Check("GPUs", True, "none that NVML shows and this process may use; `--ranks N` runs on the CPU")
+        return Check("GPUs", True, "no GPU that this process can use; `--ranks N` runs on the CPU")
     words = [f"{gpu.index} {gpu.name} ({wording.size(gpu.memory - gpu.memory_used)} free)" for gpu in inventory.gpus]
     return Check("GPUs", True, ", ".join(words))
 
@@ -104,7 +109,7 @@ def _data_directory() -> Check:
 
 def _runtime_directory() -> Check:
     path = runtime_dir()
-    remedy = "point $TORCHDIST_RUNTIME_DIR at a short path on a local disk that belongs to you"
+    remedy = "set $TORCHDIST_RUNTIME_DIR to a short path on a local disk that belongs to you"
     try:
         make_private(path)
         with tempfile.TemporaryDirectory(dir=path, prefix="d") as directory, socket.socket(socket.AF_UNIX) as server:

@@ -67,17 +67,19 @@ def parser(program: str) -> Parser:
     for verb, text in VERBS.items():
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
     for verb in ("show", "logs", "attach", "cancel", "rerun"):
-        made[verb].add_argument("job", metavar="JOB", help="its id, the beginning of it, or its name")
+        made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
     for verb in ("jobs", "show"):
         made[verb].add_argument("--json", action="store_true", help="as JSON")
-    made["logs"].add_argument("--rank", type=_rank, metavar="N", help="of one rank alone")
-    made["logs"].add_argument("--stream", choices=("out", "err"), help="stdout or stderr alone")
-    made["logs"].add_argument("--grep", type=_pattern, metavar="RE", help="lines in which it is found")
+    made["logs"].add_argument("--rank", type=_rank, metavar="N", help="show one rank only")
+    made["logs"].add_argument("--stream", choices=("out", "err"), help="show stdout or stderr only")
+    made["logs"].add_argument("--grep", type=_pattern, metavar="RE", help="show only lines that match it")
     made["logs"].add_argument("--tail", type=_rank, metavar="N", help="the last lines of each rank")
-    made["cancel"].add_argument("--kill", action="store_true", help="at once, without asking the ranks")
+    made["cancel"].add_argument("--kill", action="store_true", help="kill the ranks at once")
     made["rm"].add_argument("jobs", metavar="JOB", nargs="*", help="jobs that have ended")
-    made["rm"].add_argument("--older", type=_age, metavar="TIME", help="all that ended longer ago: 12h, 7d")
-    made["rm"].add_argument("--keep-bytes", type=_bytes, metavar="SIZE", help="the oldest until 500M, 10G are left")
+    made["rm"].add_argument("--older", type=_age, metavar="TIME", help="jobs that ended longer ago than 12h, 7d")
+    made["rm"].add_argument(
+        "--keep-bytes", type=_bytes, metavar="SIZE", help="remove the oldest until 500M, 10G are left"
+    )
     made["plan"].add_argument("options", nargs="*", help="options of a run")
     return top
 
@@ -102,7 +104,7 @@ def _split(line: str) -> list[str]:
 
 def _rank(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
     return int(text)
 
 
@@ -110,7 +112,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
     return text
 
 

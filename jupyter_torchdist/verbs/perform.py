@@ -86,7 +86,7 @@ def ended(job: Job) -> str:
     try:
         state = job.wait(job.spec.options.grace + CANCEL_SECONDS)
     except TimeoutError:
-        return f"{job_text.title(job.state)} was asked to stop and has not yet: `%dist cancel {job.id} --kill`"
+        return f"{job_text.title(job.state)} was asked to stop but still runs: `%dist cancel {job.id} --kill`"
     return f"{job_text.title(state)}: {job_text.headline(state, time.time())}"
 
 

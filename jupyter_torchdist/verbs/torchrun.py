@@ -87,7 +87,7 @@ def _nproc(meant: Meant, text: str) -> None:
 def _this_machine(text: str) -> None:
     known = ("localhost", "127.0.0.1", "::1", "0:0:0:0:0:0:0:1", socket.gethostname().lower())
     if text.strip("[]").lower() not in known:
-        raise ValueError(f"{text} is not known as this machine", "torchdist runs on one machine: write localhost")
+        raise ValueError(f"{text} is not an address of this machine", "write localhost: torchdist runs on one machine")
 
 
 def _address(_meant: Meant, text: str) -> None:
@@ -153,7 +153,7 @@ def _filter(meant: Meant, text: str) -> None:
 def _signals(_meant: Meant, text: str) -> None:
     names = [name.strip() for name in text.split(",")]
     if set(names) != set(HANDLED):
-        raise ValueError("these four are heard, no others and no fewer", f"write {','.join(HANDLED)}, or leave it out")
+        raise ValueError("torchdist handles exactly these four signals", f"write {','.join(HANDLED)}, or leave it out")
 
 
 def _grace(meant: Meant, text: str) -> None:
@@ -170,30 +170,30 @@ TORCHRUN: dict[str, Foreign] = {
     "--nnodes": Foreign("1", _only(("1", "1:1"), _ONE[0], _ONE[1].format("--nnodes 1")), "N"),
     "--nproc-per-node": Foreign("GPU ranks where there are GPUs, else CPU ranks", _nproc, "N|auto|cpu|gpu"),
     "--rdzv-backend": Foreign(
-        "c10d, static: either way ranks of one machine meet at a store of their job",
+        "c10d or static; ranks of one machine always meet at a store of their job",
         _only(("", "c10d", "static"), "ranks of one machine need no server to meet", "write c10d or leave it out"),
         "NAME",
     ),
     "--rdzv-endpoint": Foreign("this machine and MASTER_PORT (0: one that is free)", _endpoint, "HOST:PORT"),
     "--rdzv-id": Foreign("TORCHELASTIC_RUN_ID of the ranks", _run_id, "ID"),
     "--rdzv-conf": Foreign("", _only(("",), "ranks of one machine meet at once", "leave it out"), "KEY=VALUE"),
-    "--standalone": Foreign("is so anyhow; rendezvous options are ignored then, as by torchrun", _standalone),
+    "--standalone": Foreign("always so; rendezvous options are then ignored, as torchrun does", _standalone),
     "--max-restarts": Foreign(
         "0", _only(("0",), "ranks are not started again", "leave it out, and see --checkpoint DIR --resume"), "N"
     ),
-    "--monitor-interval": Foreign("any: the end of a rank is seen at once", _interval, "SECONDS"),
-    "--start-method": Foreign("spawn is --fresh; fork, forkserver: from a warm process", _start_method, "NAME"),
+    "--monitor-interval": Foreign("any number; the end of a rank is seen at once", _interval, "SECONDS"),
+    "--start-method": Foreign("spawn is --fresh; fork and forkserver fork a warm process", _start_method, "NAME"),
     "--event-log-handler": Foreign(
-        "null", _only(("null",), "events stand in the job's journal", "leave it out: `torchdist show JOB`"), "NAME"
+        "null", _only(("null",), "events are in the journal of the job", "leave it out: `torchdist show JOB`"), "NAME"
     ),
     "--role": Foreign("ROLE_NAME of the ranks", _role, "NAME"),
     "--no-python": Foreign(
         "", _refuse("ranks run Python scripts and modules", "call the program from a script, with subprocess")
     ),
-    "--run-path": Foreign("is so anyhow: a script runs in its rank's interpreter", _nothing),
-    "--log-dir": Foreign("", _refuse("files of output have their place", OUTPUT), "DIR"),
+    "--run-path": Foreign("always so: a script runs in the interpreter of its rank", _nothing),
+    "--log-dir": Foreign("", _refuse("the files of output have a fixed place", OUTPUT), "DIR"),
     "--redirects": Foreign("0", _only(("0",), "output is not redirected", OUTPUT), "N"),
-    "--tee": Foreign("0", _only(("0",), "output goes to the shell and to the job's files anyhow", OUTPUT), "N"),
+    "--tee": Foreign("0", _only(("0",), "output always goes to the shell and to files of the job", OUTPUT), "N"),
     "--local-ranks-filter": Foreign("ranks whose output is printed", _filter, "0,1"),
     "--duplicate-stdout-filters": Foreign(
         "", _refuse("lines are not written twice", "`torchdist logs JOB --stream out --grep RE` finds them"), "TEXT"
@@ -205,18 +205,18 @@ TORCHRUN: dict[str, Foreign] = {
         "", _refuse("each line of output begins with its rank", "leave it out"), "TEMPLATE"
     ),
     "--print-completion": Foreign(
-        "", _refuse("there is none for torchdist run", "see `torchdist run --help`"), "SHELL"
+        "", _refuse("torchdist run has no completion script", "see `torchdist run --help`"), "SHELL"
     ),
     "--node-rank": Foreign("0", _only(("0",), _ONE[0], _ONE[1].format("--node-rank 0")), "N"),
     "--master-addr": Foreign("this machine", _address, "HOST"),
     "--master-port": Foreign("MASTER_PORT of the ranks (0: one that is free)", _port, "PORT"),
     "--local-addr": Foreign("this machine", _address, "HOST"),
-    "--logs-specs": Foreign("default", _only(("default",), "output has its place", OUTPUT), "NAME"),
+    "--logs-specs": Foreign("default", _only(("default",), "the files of output have a fixed place", OUTPUT), "NAME"),
     "--numa-binding": Foreign("the option above", _binding, "KIND"),
     "--signals-to-handle": Foreign(",".join(HANDLED), _signals, "NAMES"),
     "--shutdown-timeout": Foreign("is --grace", _grace, "SECONDS"),
     "--virtual-local-rank": Foreign(
-        "", _refuse("every rank sees the GPUs of all", "leave it out, and take the GPU of number LOCAL_RANK")
+        "", _refuse("every rank sees the GPUs of all ranks", "leave it out, and use the GPU with the number LOCAL_RANK")
     ),
 }
 """Each option of torchrun but ``-m``, ``--help`` and the program; an empty help stands for one that is refused."""
@@ -272,4 +272,4 @@ def torchrun_help() -> list[tuple[str, str]]:
     """Rows for ``torchdist run --help``: what is taken, and the names of what is refused."""
     taken = [(f"{flag} {one.metavar}".rstrip(), one.help) for flag, one in TORCHRUN.items() if one.help]
     refused = ", ".join(flag for flag, one in TORCHRUN.items() if not one.help)
-    return [*taken, ("refused", f"{refused}: each says what to do instead")]
+    return [*taken, ("refused", f"{refused}: each prints what to do instead")]

@@ -15,7 +15,7 @@ from .wording import count, duration, runs, size, table
 def receipt_table(receipt: Sequence[Captured]) -> str:
     """What was captured: the name, what it is, how large, and the line that needs it."""
     if not receipt:
-        return "nothing: the cell needs no name of the notebook"
+        return "nothing: the cell uses no name of the notebook"
     rows = [(item.name, item.kind, item.what, size(item.size) if item.size else "", item.needed) for item in receipt]
     return table(("NAME", "KIND", "WHAT", "SIZE", "NEEDED BY"), rows)
 
@@ -114,5 +114,5 @@ def inventory_table(inventories: Sequence[Inventory]) -> str:
             for gpu in node.gpus
         ]
         if not node.gpus:
-            lines.append("  no GPU that this process may use")
+            lines.append("  no GPU that this process can use")
     return "\n".join(lines)

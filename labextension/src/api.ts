@@ -66,7 +66,7 @@ function whatWentWrong({ status, statusText }: Response, text: string): ServerEr
     // A page, for people.
   }
   if (status === 401 || status === 403) {
-    return new ServerError(status, trans('This server does not let you in: reload the page and sign in again'));
+    return new ServerError(status, trans('This server refused access: reload the page and sign in again'));
   }
   if (status === 404) {
     return new ServerError(

@@ -129,7 +129,7 @@ async function copyCommand({ api }: Surroundings, job: string): Promise<void> {
   const command = await api.command(job);
   if (!(await copy(command))) {
     await showDialog({
-      title: trans('The page may not use the clipboard'),
+      title: trans('The page cannot use the clipboard'),
       body: command,
       buttons: [Dialog.okButton({ label: trans('OK') })]
     });

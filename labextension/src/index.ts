@@ -145,7 +145,7 @@ function revealing(
   return job => async (cell, line) => {
     const known = list.jobs.get(job);
     if (!known?.notebook) {
-      throw new Error(trans('The job does not tell its notebook.'));
+      throw new Error(trans('The notebook of this job is not known.'));
     }
     await revealLine(known, cell, line, notebooks, documents);
   };

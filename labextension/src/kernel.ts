@@ -119,7 +119,7 @@ export class KernelSource implements JobSource {
   private remedy(): string {
     const { job } = (this.model.get('snapshot') ?? {}) as { job?: string };
     return trans(
-      'The job does not need it; in a terminal, `torchdist attach %1` shows it, `torchdist cancel %1` ends it',
+      'The job goes on without it; in a terminal, `torchdist attach %1` shows it, `torchdist cancel %1` ends it',
       job ?? ''
     );
   }

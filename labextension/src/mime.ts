@@ -120,7 +120,7 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
   private async reveal(session: JobSession, cell: string, line: number): Promise<void> {
     const panel = this.panel();
     if (!panel) {
-      throw new Error(trans('This output stands in no notebook.'));
+      throw new Error(trans('This output is not in a notebook.'));
     }
     const own = cell === session.hello?.spec?.label;
     const index = panel.content.widgets.findIndex(each => each.node.contains(this.node));

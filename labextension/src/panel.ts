@@ -111,7 +111,7 @@ export class JobPanel extends Widget {
     const reason = !list.loaded
       ? trans('Loading…')
       : list.jobs.size
-        ? trans('No job has these words')
+        ? trans('No job matches these words')
         : trans('No jobs yet. Run %1 in a notebook, then a cell that begins with %2.', LOAD, '%%distribute');
     setText(this.empty, reason);
     this.empty.hidden = matching > 0 || (!list.loaded && list.trouble !== '');

@@ -41,7 +41,7 @@ export async function revealLine(
 export async function showLine(panel: NotebookPanel, index: number, cell: string, line: number): Promise<void> {
   const at = index >= 0 ? index : cellThatRanAs(panel, cell);
   if (at < 0) {
-    throw new Error(trans('No cell here ran as %1: it was run again since, or deleted.', cell));
+    throw new Error(trans('No cell here ran as %1: the cell was run again, or deleted.', cell));
   }
   const { content } = panel;
   content.activeCellIndex = at;

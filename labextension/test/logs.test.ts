@@ -139,9 +139,9 @@ test('where nothing is shown it says what could be chosen instead', async () => 
   await vi.waitFor(() => expect(said()).toBe('These ranks and streams have printed nothing yet.'), PATIENT);
   type('zzz');
   click(/show only lines/);
-  await vi.waitFor(() => expect(said()).toBe('No line of these ranks and streams has what is searched for.'), PATIENT);
+  await vi.waitFor(() => expect(said()).toBe('No line of these ranks and streams matches the search.'), PATIENT);
   click(/all ranks/);
-  await vi.waitFor(() => expect(said()).toBe('No line has what is searched for.'), PATIENT);
+  await vi.waitFor(() => expect(said()).toBe('No line matches the search.'), PATIENT);
 });
 
 test('only what is in sight is in the document, and the end is followed', async () => {
@@ -306,13 +306,13 @@ test('what only the feed can search for is found by it, in what is held too', as
   const asked = files.asked.filter(message => message.type === 'ask');
   expect(asked.at(-1)).toMatchObject({ what: 'search', pattern: '^(?!step)', at: null });
   expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 hit');
-  expect(element.textContent).toContain('Searched for where the job is');
+  expect(element.textContent).toContain('The search ran beside the job');
   click(/older hit/);
   await settled();
   expect(element.querySelector('.td-log-active')!.textContent).toBe('[rank 0]line    7');
   type('line');
   await settled();
-  expect(element.textContent).not.toContain('Searched for where the job is');
+  expect(element.textContent).not.toContain('The search ran beside the job');
 });
 
 test('a pattern that is none is told', async () => {

@@ -55,7 +55,7 @@ describe('the receipt', () => {
 
   it('says that nothing was captured', async () => {
     await receipt({ receipt: [] });
-    expect(page.root.textContent).toContain('nothing: the cell needs no name of the notebook');
+    expect(page.root.textContent).toContain('nothing: the cell uses no name of the notebook');
   });
 
   it('keeps names, notes and source as text', async () => {

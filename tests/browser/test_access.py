@@ -193,7 +193,7 @@ def test_a_narrow_view_leaves_room_for_lines(server: Jupyter, page: Page, runnin
     view = notebook.view(0)
     is_shown(view, "Logs")
     bar, search = view.locator(".td-logs-bar"), view.get_by_role("searchbox")
-    follow, case, rest = (view.get_by_role("button", name=name) for name in ("Follow", "heed upper", "more choices"))
+    follow, case, rest = (view.get_by_role("button", name=name) for name in ("Follow", "match upper", "more choices"))
     expect(search).to_be_visible()
     expect(follow).to_be_hidden()
     assert height(bar) < 3 * height(search)

@@ -99,7 +99,7 @@ def test_values_that_cannot_leave(kernel: Notebook) -> None:
     for name, words in {
         "trainer": "trainer.callbacks[2]['log'].lock: _thread.lock",
         "raises": "raises['a'][0]: Raises: pickling it raised RuntimeError: no way",
-        "recurses": "Recurses: it is nested too deeply, or its __reduce__ never comes to an end",
+        "recurses": "Recurses: it is nested too deeply, or its __reduce__ never ends",
         "deep": "it is nested too deeply",
         "generator": "generator['gen']: generator",
         "lock": "lock: _thread.RLock",

@@ -150,9 +150,9 @@ def test_who_does_not_end_is_named_with_the_place() -> None:
     notes = sorted(state.notes)
     assert len(notes) == 2
     assert notes[0].startswith(
-        "rank 0 has run its code and does not end: it waits for its threads (train.py, line 5, work)"
+        "rank 0 has run its code but does not exit: it waits for its threads (train.py, line 5, work)"
     )
-    assert notes[1].startswith("rank 1 has run its code and does not end: it is in train.py, line 9, leave")
+    assert notes[1].startswith("rank 1 has run its code but does not exit: it is in train.py, line 9, leave")
 
 
 @pytest.fixture

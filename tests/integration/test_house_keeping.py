@@ -210,7 +210,7 @@ def test_every_verb_in_a_notebook(home: Path, kernel: Notebook) -> None:
     assert "rm: which jobs?" in refusal(kernel.try_run("%dist rm"), "UserError")
     assert "expected a time such as 30m" in refusal(kernel.try_run("%dist rm --older soon"), "OptionError")
     assert "expected a size such as 500M" in refusal(kernel.try_run("%dist rm --keep-bytes much"), "OptionError")
-    assert "no regular expression" in refusal(kernel.try_run("%dist logs one --grep ["), "OptionError")
+    assert "not a regular expression" in refusal(kernel.try_run("%dist logs one --grep ["), "OptionError")
     assert "has no rank 7" in refusal(kernel.try_run("%dist logs one --rank 7"), "UserError")
     assert "close the quotation mark" in refusal(kernel.try_run("%dist show 'one"), "OptionError")
     assert json.loads(kernel.run("%dist jobs --json").stdout)[0]["name"] in ("one", "two")

@@ -268,7 +268,7 @@ def test_what_cannot_be_pickled_stays_with_a_note(kernel: Notebook) -> None:
     after(kernel, "import td_settings, threading\ntd_settings.LOCK = threading.Lock()\ntd_settings.BATCH = 64")
     captured = kernel.send("a = td_settings.BATCH, hasattr(td_settings, 'LOCK')")
     assert kernel.bring(captured)["a"] == (64, False)
-    said = "LOCK: _thread.lock: cannot pickle '_thread.lock' object; on the ranks it is what its module makes it"
+    said = "LOCK: _thread.lock: cannot pickle '_thread.lock' object; the ranks get its module's value"
     assert captured.notes == (f"td_settings.{said}",)
     assert kernel.names["td_settings"].LOCK is not None
 

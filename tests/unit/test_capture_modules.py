@@ -258,7 +258,7 @@ def edited(notebook: Notebook, project: Path) -> Notebook:
 def test_a_module_goes_as_it_was_imported(edited: Notebook) -> None:
     captured = edited.send("a = td_old.W, td_old.td_helper.H, td_op.deep.V\nfrom td_op.data import V")
     assert edited.bring(captured) == {"a": (3, 1, "old"), "V": 5}
-    assert "td_old.py has changed: the ranks have td_old as it was imported here" in " ".join(captured.notes)
+    assert "td_old.py has changed; the ranks use td_old as it was imported here" in " ".join(captured.notes)
     edited.cell("import importlib\nimportlib.reload(td_old)")
     assert edited.run("a = td_old.W")["a"] == 55
 
@@ -291,7 +291,7 @@ def test_an_import_before_anything_was_noted(
     write(project, {"td_first.py": "W = 44"})
     captured = notebook.send("a = td_first.W")
     assert notebook.bring(captured)["a"] == 44
-    assert "td_first.py is newer than the module here, and goes to the ranks as it is now" in captured.notes[0]
+    assert "td_first.py is newer than the module in this notebook; the ranks use the new file" in captured.notes[0]
 
 
 def test_noting_takes_microseconds() -> None:

@@ -52,7 +52,7 @@ ranks, notebook = crossing.ranks, crossing.notebook
             "x = c.m"
         ), "x.__self__.l", "_thread.lock"),
         ("class R:\n    def __reduce__(self): raise OSError('no disk')\nx = [R()]", "x[0]", "raised OSError: no disk"),
-        ("class R:\n    def __reduce__(self): return (R, (R(),))\nx = {'r': R()}", "x['r']", "never comes to an end"),
+        ("class R:\n    def __reduce__(self): return (R, (R(),))\nx = {'r': R()}", "x['r']", "its __reduce__ never ends"),
         ("x = []\nfor _ in range(100_000): x = [x]", "x", "nested too deeply"),
         ("import torch\nx = torch.utils.data.DataLoader([1, 2])\nx = [iter(x)]", "x[0]", "a DataLoader's iterator"),
         ("import numpy as np, threading\nx = np.array([None, threading.Lock()], dtype=object)", "x", "_thread.lock"),
@@ -163,7 +163,7 @@ def test_a_name_that_may_come_to_be_is_no_error(notebook: Notebook, source: str)
 
 def test_a_function_that_needs_a_missing_name_gives_a_note(notebook: Notebook) -> None:
     captured = notebook.capture("def f(): return nowhere\nf()")
-    assert captured.notes == ("nowhere (line 2) is not defined; the cell fails if it gets there",)
+    assert captured.notes == ("nowhere (line 2) is not defined; the cell fails if it runs that line",)
 
 
 def test_a_captured_function_that_needs_a_missing_name_gives_a_note(notebook: Notebook) -> None:
@@ -172,7 +172,7 @@ def test_a_captured_function_that_needs_a_missing_name_gives_a_note(notebook: No
     )
     captured = notebook.capture("late = 2\ng(), h(), f(1)")
     assert captured.notes == (
-        "nowhere is not defined (function f (Cell In[1], line 2)); the job fails if it gets there",
+        "nowhere is not defined (function f (Cell In[1], line 2)); the job fails if it runs that line",
     )
 
 
@@ -221,6 +221,6 @@ def test_an_unchanged_capture_is_the_same_bytes(notebook: Notebook) -> None:
 
 def test_an_object_that_looks_itself_up_without_an_end(notebook: Notebook) -> None:
     notebook.cell("class Loop:\n    def __getattribute__(self, name): return getattr(self, name)\na = Loop()")
-    with pytest.raises(CaptureError, match=r"a: Loop: its __getattribute__ calls itself without an end") as raised:
+    with pytest.raises(CaptureError, match=r"a: Loop: its __getattribute__ calls itself without end") as raised:
         notebook.capture("print(type(a))")
     assert raised.value.path == "a"

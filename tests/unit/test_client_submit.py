@@ -205,7 +205,7 @@ def test_functions_on_ranks(pool: DriverPool, notebook: dict[str, Any]) -> None:
     assert train.distributed(2, y=5) == [25, 26, 27]
     assert client.launch(notebook["f"], (1,), ranks=2) == [10, 11]
     assert client.launch(notebook["f"], (1,), ranks=2, collect="rank0") == [10]
-    with pytest.raises(TypeError, match=r"as a tuple: launch\(f, \(argument,\)\), not int"):
+    with pytest.raises(TypeError, match=r"as a tuple: write launch\(f, \(argument,\)\), not int"):
         client.launch(notebook["f"], 1, ranks=2)  # type: ignore[arg-type]
     job = train.submit(1)
     assert job.wait(60).state == "succeeded"

@@ -52,4 +52,4 @@ def test_a_submission_that_cannot_be_taken_back_is_noted(tmp_path: Path, monkeyp
     engine.cancel()
     (kind, data), *_ = said
     assert kind == "job.note"
-    assert data["text"] == "the launcher did not take the job back, look there for it: scancel: no such job"
+    assert data["text"] == "the launcher could not remove the job, so look for it there: scancel: no such job"

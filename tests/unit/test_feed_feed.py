@@ -283,11 +283,11 @@ def test_an_old_acknowledgement_does_not_count_for_a_new_connection(job: FakeJob
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        ({"what": "nonsense"}, "no question 'nonsense'"),
+        ({"what": "nonsense"}, "the feed cannot answer 'nonsense'"),
         ({"what": "older", "at": 3, "limit": 5}, "cannot be answered"),
-        ({"what": "search", "pattern": "(", "regex": True}, "no regular expression"),
+        ({"what": "search", "pattern": "(", "regex": True}, "not a regular expression"),
         ({"what": "curves", "mode": "band", "low": "x"}, "cannot be answered"),
-        ({}, "no question"),
+        ({}, "the feed cannot answer"),
     ],
 )
 def test_questions_that_make_no_sense_get_words(job: FakeJob, question: Message, words: str) -> None:
@@ -349,7 +349,7 @@ def test_a_damaged_manifest_costs_the_receipt_alone(job: FakeJob) -> None:
     job.paths.manifest.write_text("{")
     (hello,) = View(job).open().said
     assert hello["receipt"] == []
-    assert "what was captured cannot be told" in hello["notes"][0]
+    assert "the captured names cannot be read" in hello["notes"][0]
 
 
 def test_sixty_four_ranks_in_bounded_time(tmp_path: Path) -> None:

@@ -157,12 +157,12 @@ def test_an_expression_means_what_it_means_in_python(pattern: str, text: str) ->
 
 @pytest.mark.parametrize("pattern", [r"\p{L}", r"(?|a|b)", "(?R)", r"a\K", "(?V1)a", "*", "(?P<n>a", "[", "x{2,1}"])
 def test_what_python_does_not_know_is_no_expression(pattern: str) -> None:
-    with pytest.raises(UserError, match="no regular expression: "):
+    with pytest.raises(UserError, match="not a regular expression: "):
         Pattern.of(pattern, True, True)
 
 
 def test_no_expression_is_told(job: FakeJob) -> None:
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         search({}, {"pattern": "(", "regex": True})
     assert Pattern.of("(", False, True).find("f(x)", 1.0) == 1
 

@@ -307,7 +307,7 @@ def script(tree: Tree) -> Iterator[Script]:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (0, ("done", 0, "left with exit code 0 before its end")),  # os._exit(0)
+        (0, ("done", 0, "exited with code 0 before its code had ended")),  # os._exit(0)
         (3, ("failed", 3, "ended with exit code 3")),
         (-11, ("killed", -11, "was killed (SIGSEGV: a crash in native code)")),
         (-9, ("killed", -9, "was killed (SIGKILL)")),

@@ -252,7 +252,7 @@ ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {
         AttemptStatus(),
         ("failed", "the ranks could not be started; see the launcher's log", None),
     ),
-    "no outcome": (RUNNING, AttemptStatus(), ("lost", "the ranks are gone and left no outcome", None)),
+    "no outcome": (RUNNING, AttemptStatus(), ("lost", "the ranks are gone and left no result", None)),
     "a lost node is named with the failure": (
         FAILED,
         AttemptStatus(lost=frozenset({"node1", "node0"})),
@@ -264,7 +264,7 @@ ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {
 def test_a_node_that_never_began_is_named() -> None:
     state = replace(TWO, ranks={2: rank(2, "stopped"), 3: rank(3, "stopped")})
     assert finish(plan(2), state, AttemptStatus()) == Finish(
-        "failed", "no rank of node0 came to be, so the others were ended", None
+        "failed", "no rank of node0 could be started, so the other ranks were ended", None
     )
 
 

@@ -43,7 +43,7 @@ def test_options_of_plan_are_left_to_the_options() -> None:
         ("xyzzy", "no verb", "there are jobs, show"),
         ("logs", "required: JOB", "usage: %dist logs"),
         ("logs a --rank x", "whole number", "usage"),
-        ("logs a --grep (", "no regular expression", "usage"),
+        ("logs a --grep (", "not a regular expression", "usage"),
         ("logs a --tail=-1", "whole number", "usage"),
         ("logs a --ran 1", "unrecognized arguments: --ran", "usage"),
         ("rm --older soon", "7d", "usage"),

@@ -126,9 +126,9 @@ export class Header {
 function saidOf(state: JobState, effective: string): string {
   switch (effective) {
     case 'orphaned':
-      return trans('The process that led this job is dead: `%dist attach` gives it another.');
+      return trans('Its driver has died: `%dist attach` gives it another.');
     case 'unreachable':
-      return trans('The host of the process that leads this job is silent.');
+      return trans('The host of its driver does not answer.');
     case 'succeeded':
       return '';
     case 'stopping':

@@ -63,14 +63,10 @@ export class LogBar {
     private readonly signal: AbortSignal
   ) {
     this.rankBar = new RankBar(() => actions.filter(), signal);
-    this.followButton = this.button(trans('Follow'), trans('keep the newest line in sight'), () =>
+    this.followButton = this.button(trans('Follow'), trans('keep the newest line visible'), () =>
       actions.follow(this.followButton.getAttribute('aria-pressed') !== 'true')
     );
-    this.foldButton = this.toggle(
-      'fold',
-      trans('Fold alike'),
-      trans('show lines that all ranks print alike only once')
-    );
+    this.foldButton = this.toggle('fold', trans('Fold alike'), trans('show lines that all ranks print only once'));
     this.besideButton = this.toggle('beside', trans('Side by side'), trans('a column of lines for each rank'));
     this.olderButton = this.button(trans('Older'), trans('load older lines'), () => actions.older());
     this.element.append(
@@ -207,7 +203,7 @@ export class LogBar {
       'span.td-logs-group',
       { role: 'search' },
       this.box,
-      seldom(this.toggle('case', 'Aa', trans('heed upper and lower case: Loss is not loss'))),
+      seldom(this.toggle('case', 'Aa', trans('match upper and lower case: Loss is not loss'))),
       seldom(this.toggle('regex', '.*', trans('search by a regular expression, such as loss: \\d+'))),
       seldom(this.toggle('only', trans('Only hits'), trans('show only lines that the search finds'))),
       this.button('↑', trans('older hit: Enter'), () => this.actions.step(1)),

@@ -208,8 +208,8 @@ export class LogsTab {
         return trans('These ranks and streams have printed nothing yet.');
       }
       return all
-        ? trans('No line has what is searched for.')
-        : trans('No line of these ranks and streams has what is searched for.');
+        ? trans('No line matches the search.')
+        : trans('No line of these ranks and streams matches the search.');
     }
     return this.session.state.state === 'starting'
       ? trans('The ranks are starting; nothing was printed yet.')
@@ -243,7 +243,7 @@ export class LogsTab {
   private async copyText(text: string, lines: number): Promise<void> {
     const copied = await copy(lines === 1 ? shownText(text) : text);
     const words = plural('%1 line copied', '%1 lines copied', lines);
-    this.bar.say(copied ? words : trans('The browser did not allow to copy: select the text and press Ctrl+C.'));
+    this.bar.say(copied ? words : trans('The browser blocked copying: select the text and press Ctrl+C.'));
   }
 
   // --- searching ---
@@ -258,7 +258,7 @@ export class LogsTab {
 
   private startSearch(): void {
     this.search.start(this.bar.choice, this.files());
-    const words = trans('Searched for where the job is: what this expression finds is listed, but not marked.');
+    const words = trans('The search ran beside the job: its hits are listed, but not marked in the lines.');
     this.bar.say(this.search.byFeed ? words : '');
     if (this.bar.choice.only || this.filtered) {
       this.filtered = this.bar.choice.only;

@@ -285,13 +285,13 @@ function measured(column: Column): string | null {
       return trans('Of the rank and its children, in per cent of one core, over about two seconds');
     case 'memory':
       return trans(
-        'Of the rank and its children, without mapped files; after its end the most that was seen, looked at every two seconds'
+        'Of the rank and its children, without mapped files, measured every two seconds; after its end the highest value'
       );
     case 'gpuUse':
-      return trans('Part of the time in which its GPU computed, for this rank or another process, as NVML says');
+      return trans('Share of the time in which the GPU computed, for this rank or another process, as NVML reports it');
     case 'gpuMemory':
       return trans(
-        'That the rank holds on its GPU, of all that the GPU has, as NVML says; after its end the most that was seen'
+        'Memory that the rank uses on its GPU, of all memory of the GPU, as NVML reports it; after its end the highest value'
       );
     default:
       return null;
@@ -327,7 +327,7 @@ function fillRow(element: HTMLTableRowElement, row: Row, depth: 'alone' | 'insid
   texts.forEach((text, index) => setText(element.cells[index + 2]!, text));
   setAttribute(element.cells[4]!, 'title', row.gpu || null);
   const shared = row.taken.shared && row.taken.gpuMemory !== null;
-  const whose = trans('Of all processes on this GPU: NVML does not say which part is this rank’s');
+  const whose = trans('Of all processes on this GPU: NVML does not report the share of this rank');
   setAttribute(element.cells[PLAIN + 1]!, 'title', shared ? whose : null);
 }
 

@@ -79,7 +79,7 @@ function waiting(): HTMLElement {
 
 function captured({ receipt }: Hello): HTMLElement {
   if (receipt.length === 0) {
-    return make('p', {}, trans('nothing: the cell needs no name of the notebook'));
+    return make('p', {}, trans('nothing: the cell uses no name of the notebook'));
   }
   const header = [trans('Name'), trans('Kind'), trans('What'), trans('Size'), trans('Needed by')];
   const rows = receipt.map(item => [item.name, item.kind, item.what, item.size ? size(item.size) : '', item.needed]);

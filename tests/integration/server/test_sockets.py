@@ -180,7 +180,7 @@ async def test_a_job_that_is_deleted_while_it_is_open(opened: Open) -> None:
         # As ``%dist rm`` does: renamed first, as an open view may be writing its mark.
         await asyncio.to_thread(job.paths.root.rename, job.paths.root.with_name(".deleted"))
         assert (await view.hear("gone"))["reason"]
-        assert await view.ended() == (sockets.ALL_SAID, "the job's files are no more")
+        assert await view.ended() == (sockets.ALL_SAID, "the files of the job were deleted")
 
 
 async def test_an_unknown_job_has_no_socket(jp_ws_fetch: Fetch) -> None:
@@ -228,7 +228,7 @@ async def test_an_error_of_the_feed_closes_the_socket_in_words(opened: Open, mon
     with FakeJob() as job:
         view = await opened(job.paths.job, "feed")
         code, reason = await view.ended()
-    assert (code, reason) == (sockets.BROKEN, "an error of the server's; its log says more")
+    assert (code, reason) == (sockets.BROKEN, "an error in the Jupyter server; see its log")
 
 
 async def test_the_list_and_what_changes_in_it(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

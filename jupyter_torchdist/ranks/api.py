@@ -79,7 +79,7 @@ def _device() -> torch.device:
 
 def _mesh() -> DeviceMesh | None:
     mine = rank_context.current
-    return mine.setting.mesh if mine is not None and mine.has_mesh else None
+    return mine.context.mesh if mine is not None and mine.has_mesh else None
 
 
 def _place(dimension: str, without_mesh: Callable[[], int] = lambda: 0) -> Callable[[], int]:

@@ -169,7 +169,7 @@ class Rank:
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
 
-            automatic = auto.AutomaticTraining(mine.setting, vars(self.main), mine.patience)
+            automatic = auto.AutomaticTraining(mine.context, vars(self.main), mine.patience)
             automatic.install()
             mine.automatic = automatic
         rank_context.take(mine)
@@ -246,7 +246,7 @@ class Rank:
             return None
         from ..strategies.core.unrecoverable import Apart
 
-        return Apart(self.part.setting.plan.name, ways[-1].SAVING, things)
+        return Apart(self.part.context.plan.name, ways[-1].SAVING, things)
 
     def begin_to_end(self) -> None:
         """From here on this rank waits for no other one: its agent says so if it does not end."""

@@ -103,7 +103,7 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
 
     from ..protocol.errors import TorchDistError
     from ..strategies.already import distributed_by
-    from ..strategies.core.context import make_setting
+    from ..strategies.core.context import make_context
     from . import fakes, steps
 
     spec, manifest = JobSpec.from_json(order.spec), Manifest.from_json(order.manifest)
@@ -119,8 +119,8 @@ def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
             return Rehearsed(reason=f"the cell is distributed already ({library})")
     here = steps.smaller(plan)
     _join(math.prod(here.degrees.values()))
-    setting = make_setting(here, torch.device("cpu"), lambda _text: None)
-    rehearsal = steps.Rehearsal(plan, setting, gpus=order.gpus)
+    context = make_context(here, torch.device("cpu"), lambda _text: None)
+    rehearsal = steps.Rehearsal(plan, context, gpus=order.gpus)
     rehearsal.install()
     rehearsal.take_captured()
     _limit_time()

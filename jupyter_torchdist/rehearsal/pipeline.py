@@ -52,13 +52,13 @@ class _Owner(NamedTuple):
 class Stages:
     """The stages of a model, and whose each storage in ``log`` is."""
 
-    def __init__(self, root: nn.Module, setting: ParallelContext, log: Allocations) -> None:
-        """``setting``: with the whole plan. Raises ``StrategyError`` for what no pipeline can do."""
-        checks.check(root, setting)
-        schedule, ranks = chosen(setting.plan, "schedule"), setting.plan.degree("pp")
-        balance = chosen(setting.plan, "balance")
+    def __init__(self, root: nn.Module, context: ParallelContext, log: Allocations) -> None:
+        """``context``: with the whole plan. Raises ``StrategyError`` for what no pipeline can do."""
+        checks.check(root, context)
+        schedule, ranks = chosen(context.plan, "schedule"), context.plan.degree("pp")
+        balance = chosen(context.plan, "balance")
         self.layout = StageLayout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
-        self._setting, self._log, self._balance = setting, log, balance
+        self._context, self._log, self._balance = context, log, balance
         self._units = Units(root, self.layout.stages)
         self._stage_of: list[int] = []
         self._stages: dict[Tensor, set[int]] = {}
@@ -82,9 +82,9 @@ class Stages:
 
     def forward(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> Any:
         """The outputs of a batch of ``rows`` samples, microbatch by microbatch."""
-        dtype = DTYPES.get(self._setting.plan.precision)
-        precision = nullcontext() if dtype is None else torch.autocast(self._setting.device.type, dtype)
-        self._microbatches = max(1, min(checks.microbatches(self._setting), rows))
+        dtype = DTYPES.get(self._context.plan.precision)
+        precision = nullcontext() if dtype is None else torch.autocast(self._context.device.type, dtype)
+        self._microbatches = max(1, min(checks.microbatches(self._context), rows))
         size = -(-rows // self._microbatches)
         self.passage += 1
         found = []

@@ -65,14 +65,14 @@ def smaller(plan: StrategyPlan) -> StrategyPlan:
 
 
 class Rehearsal:
-    """Watches one cell under ``plan``; ``setting`` is that of ``smaller(plan)``."""
+    """Watches one cell under ``plan``; ``context`` is that of ``smaller(plan)``."""
 
-    def __init__(self, plan: StrategyPlan, setting: ParallelContext, *, gpus: bool) -> None:
+    def __init__(self, plan: StrategyPlan, context: ParallelContext, *, gpus: bool) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.log = Allocations(self._number)
-        self._plan, self._setting, self._gpus = plan, setting, gpus
+        self._plan, self._context, self._gpus = plan, context, gpus
         self._offloads = gpus and bool(plan.options.get("cpu_offload"))
-        self._group = setting.data_group  # a mesh is cut with real numbers: not under ``mode``
+        self._group = context.data_group  # a mesh is cut with real numbers: not under ``mode``
         self._ranks = plan.degree("dp_replicate") * plan.degree("dp_shard")
         self._patches = Patches()
         self._hooks: list[Any] = []
@@ -262,7 +262,7 @@ class Rehearsal:
             rows = max(2, -(-samples // parts))
             forward(*map_tensors(args, few := functools.partial(equivalence.few, samples=samples, count=rows)),
                     **map_tensors(kwargs, few))  # fmt: skip
-        if transforms.divisions(self._setting):
+        if transforms.divisions(self._context):
             few = functools.partial(equivalence.few, samples=samples)
             outputs = tensors_in(forward(*map_tensors(args, few), **map_tensors(kwargs, few)))
             torch.stack([one.float().sum() for one in outputs if one.requires_grad]).sum().backward()
@@ -273,21 +273,21 @@ class Rehearsal:
     def _distribute(
         self, root: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        setting, before = self._setting, optimizers.by_name(root)
-        accumulating.check(root, replace(setting, plan=self._plan))
-        transforms.check(root, setting)
+        context, before = self._context, optimizers.by_name(root)
+        accumulating.check(root, replace(context, plan=self._plan))
+        transforms.check(root, context)
         if any(self._plan.degree(one) > 1 for one in ("dp_shard", "cp", "tp", "pp")) and not meta.asked_for:
             self._try(root, forward, args, kwargs)
-        for _, parallelism in transforms.divisions(setting):
-            parallelism.apply(root, setting)
-        if setting.plan.activation_checkpointing:
-            activations.apply(root, setting)
+        for _, parallelism in transforms.divisions(context):
+            parallelism.apply(root, context)
+        if context.plan.activation_checkpointing:
+            activations.apply(root, context)
         if self._shards:
-            fsdp.shard_alone(root, setting if self._cuts else replicate.beside_tp(setting))
+            fsdp.shard_alone(root, context if self._cuts else replicate.beside_tp(context))
         elif self._plan.degree("pp") > 1:
-            self._stages[id(root)] = Stages(root, replace(setting, plan=self._plan), self.log)
+            self._stages[id(root)] = Stages(root, replace(context, plan=self._plan), self.log)
         else:
-            precision.apply(root, setting)
+            precision.apply(root, context)
         if replaced := optimizers.replaced(before, root):
             for optimizer in self._living():
                 optimizers.remap(optimizer, replaced)
@@ -297,12 +297,12 @@ class Rehearsal:
     @property
     def _cuts(self) -> bool:
         """Whether parameters are cut over the ranks that divide the batch."""
-        return self._setting.plan.degree("dp_shard") > 1
+        return self._context.plan.degree("dp_shard") > 1
 
     @property
     def _shards(self) -> bool:
         """Whether FSDP2 averages the gradients, of copies too."""
-        return self._cuts or (self._setting.plan.degree("tp") > 1 and self._ranks > 1)
+        return self._cuts or (self._context.plan.degree("tp") > 1 and self._ranks > 1)
 
     # ------------------------------------------------------------------------------------------------ the step's parts
 
@@ -453,7 +453,7 @@ class Rehearsal:
         """A rank's shards on the real mesh, by those of the rehearsal."""
         if not self._cuts:
             return 1.0
-        here, there = self._setting.plan.degree("dp_shard"), self._plan.degree("dp_shard")
+        here, there = self._context.plan.degree("dp_shard"), self._plan.degree("dp_shard")
         shapes = [_split_shape(one)[0] for one in parameters]
         return sum(elements(shape, there) for shape in shapes) / sum(elements(shape, here) for shape in shapes)
 

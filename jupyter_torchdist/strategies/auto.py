@@ -53,26 +53,26 @@ class AutomaticTraining(Training):
     SAVING = "--checkpoint DIR saves while a cell trains, --resume goes on from there"
 
     def __init__(
-        self, setting: ParallelContext, namespace: dict[str, Any] | None = None, patience: float = 2.5
+        self, context: ParallelContext, namespace: dict[str, Any] | None = None, patience: float = 2.5
     ) -> None:
         """``namespace``: of the cell; ``patience``: seconds that an interrupt waits for the end of a step."""
-        optimized, options = Optimized(setting.device), setting.plan.options
+        optimized, options = Optimized(context.device), context.plan.options
         namespace = {} if namespace is None else namespace
         made = TrainingObjects(namespace, optimized, optimized.copies)
-        saves = setting.plan.checkpoint is not None
-        steps = Resuming(setting, made, namespace, patience) if saves else Steps(setting.say, patience)
-        super().__init__(setting, optimized, steps)
+        saves = context.plan.checkpoint is not None
+        steps = Resuming(context, made, namespace, patience) if saves else Steps(context.say, patience)
+        super().__init__(context, optimized, steps)
         self._loops = Loops(
             self._group,
-            setting.say,
-            setting.device,
+            context.say,
+            context.device,
             steps,
             batch=str(options.get("batch", "auto")),
             loss="mean" if options.get("trust_loss") else str(options.get("loss", "auto")),
         )
-        self._work = Distributor(setting, optimized, self._models, engine.of(setting, optimized, self._loops))
+        self._work = Distributor(context, optimized, self._models, engine.of(context, optimized, self._loops))
         self._backwards = Backwards(self._work, self._loops, lambda: self._is_within)
-        self._is_cut = any(setting.plan.degree(one) > 1 for one in ("tp", "pp"))
+        self._is_cut = any(context.plan.degree(one) > 1 for one in ("tp", "pp"))
         self._functional = 0
 
     # ------------------------------------------------------------------------------------------- around the user's code
@@ -80,11 +80,11 @@ class AutomaticTraining(Training):
     def install(self) -> None:
         """From here on optimizers are noted, and what they train becomes distributed when it is called."""
         self._steps.began_with(begin_alike(self._steps.seed))
-        whole = chosen(self._setting.plan, "state_dict_type") == "FULL_STATE_DICT"
+        whole = chosen(self._context.plan, "state_dict_type") == "FULL_STATE_DICT"
         self._wrap(self._call, self._backwards.backward, self._loops.iterate, whole_states=whole)
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._optimized.add_param_group)
-        stages.install(self._patches, self._setting.plan)
+        stages.install(self._patches, self._context.plan)
         around(torch.autograd, "grad", self._backwards.grad)
         around(torch.Tensor, "register_hook", self._register_hook)
         around(torch.func, "functional_call", self._functional_call)
@@ -105,7 +105,7 @@ class AutomaticTraining(Training):
                 "call td.prepare before the first training step",
             )
         self.abandon()
-        self._setting.say(why)
+        self._context.say(why)
 
     def weight(self) -> float | None:
         """What this rank's mean over its rows counts with, while a loop has its part of a batch."""
@@ -145,7 +145,7 @@ class AutomaticTraining(Training):
             restore.restore(staged.root)
             statedicts.whole_values(names, staged.originals)
         if work.pipelines and (lost := remote_parameters.without_values(names)):
-            self._setting.say(
+            self._context.say(
                 f"{', '.join(lost)}: computed from parameters of pipeline stages on other ranks, so the values do not "
                 "come back to the notebook (to get them, use --strategy ddp or fsdp)"
             )
@@ -158,9 +158,9 @@ class AutomaticTraining(Training):
             self._restore_optimizers(originals)
         self._whole = True
         if self._optimized.pending and not work.roots:
-            self._setting.say("nothing was distributed: no module with optimized parameters was called to be trained")
+            self._context.say("nothing was distributed: no module with optimized parameters was called to be trained")
         elif self._backwards.seen and not work.roots:
-            self._setting.say(
+            self._context.say(
                 "nothing was distributed: no optimizer of torch.optim trains a module; every rank did all the work"
             )
 
@@ -211,8 +211,8 @@ class AutomaticTraining(Training):
             return self._whole_call(forward, *args, **kwargs)
         with self._calls.within():
             if new and self._is_cut and compiled is not module:
-                self._setting.say(
-                    f"{self._setting.plan.name}: the model that the cell compiled runs without compilation"
+                self._context.say(
+                    f"{self._context.plan.name}: the model that the cell compiled runs without compilation"
                 )
             return self._root_call(forward, module, args, kwargs, new=new)
 
@@ -236,13 +236,13 @@ class AutomaticTraining(Training):
         if self._sharded and within_checkpoint() and not in_backward():
             raise StrategyError(
                 f"checkpoint is applied to the whole {own_class(module).__name__}, whose parameters "
-                f"{self._setting.plan.name} has sharded: a backward gathers them only once",
+                f"{self._context.plan.name} has sharded: a backward gathers them only once",
                 "use checkpoint within its forward, --activation-checkpointing, or use_reentrant=True",
             )
         if watch is not None:
             watch.forward(tensors_in((args, kwargs)))
         self._work.divider.samples, self._work.divider.replicated = self._loops.samples, self._loops.sliced is None
-        args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._setting.device)
+        args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._context.device)
         with self._loops.aside():
             if new:
                 agreement.check_not_scripted([module])
@@ -258,18 +258,18 @@ class AutomaticTraining(Training):
                 if not self._sharded:
                     meta.fill(module)
                 self._steps.trains()
-                loading.move(module, self._setting.device)
+                loading.move(module, self._context.device)
                 lacking = meta.lacks_values(module)  # it is tried when it is sharded
                 ways = None if lacking else self._work.divider.ready(forward, module, args, kwargs)
                 part, samples = self._work.divider.part(args, kwargs), self._work.divider.samples_of_part(args, kwargs)
-                hold = functools.partial(Equivalence, forward, module, part, samples, self._setting)
+                hold = functools.partial(Equivalence, forward, module, part, samples, self._context)
                 try:
                     cut = functools.partial(self._work.cut, module, (args, kwargs), ways, self._within)
                     self._work.distribute(module, cut, hold)
                 except StrategyError as error:
                     if not self._work.is_divided_inside:
                         raise
-                    said = submodules.explain(error, module, self._setting.plan.name, self._optimized.pending)
+                    said = submodules.explain(error, module, self._context.plan.name, self._optimized.pending)
                     raise said or error from None
             if self._work.engine is not None:
                 forward = self._work.engine.forward(module, forward)
@@ -306,7 +306,7 @@ class AutomaticTraining(Training):
         return super()._clip(original, listed, *args, **kwargs)
 
     def _unscale(self, *args: Any) -> Any:
-        return precision.unscale(*args, device=self._setting.device, staged=bool(self._work.pipelines))
+        return precision.unscale(*args, device=self._context.device, staged=bool(self._work.pipelines))
 
     def _optimizer_state(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
         """``Optimizer.state_dict`` with the state of all stages; all ranks call it."""

@@ -28,13 +28,13 @@ class Distributor:
     """Distributes root modules, and knows what became of them."""
 
     def __init__(
-        self, setting: ParallelContext, optimized: Optimized, models: list[nn.Module], engine: Engine | None
+        self, context: ParallelContext, optimized: Optimized, models: list[nn.Module], engine: Engine | None
     ) -> None:
         """``models``: takes those that are sharded, or divided inside."""
-        self.setting, self.group, self.optimized, self.engine = setting, setting.data_group, optimized, engine
-        self.is_divided_inside = any(setting.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
-        self.sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
-        options, self.accumulation = setting.plan.options, accumulating.of(setting.plan)
+        self.context, self.group, self.optimized, self.engine = context, context.data_group, optimized, engine
+        self.is_divided_inside = any(context.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
+        self.sharded = context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1
+        options, self.accumulation = context.plan.options, accumulating.of(context.plan)
         self.divider = Divider(
             self.group,
             self.accumulation,
@@ -42,7 +42,7 @@ class Distributor:
             trusted=bool(options.get("trust_model")),
             anywhere=not self.is_divided_inside,
         )
-        self.averaging = Averaging(self.group, How.of(setting.plan))
+        self.averaging = Averaging(self.group, How.of(context.plan))
         self.roots: dict[int, nn.Module] = {}
         self.models, self.gathered = models, Unsharded(models)
         self.inside: list[dist.ProcessGroup] = []
@@ -51,8 +51,8 @@ class Distributor:
 
     def distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Equivalence]) -> None:
         """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
-        setting = self.setting
-        agreement.same_on_all_ranks(root, setting)
+        context = self.context
+        agreement.same_on_all_ranks(root, context)
         before, name = optimizers.by_name(root), type(root).__name__
         count = sum(parameter.numel() for parameter in root.parameters())
         self._check(root)
@@ -60,39 +60,39 @@ class Distributor:
             self.averaging.end()  # else shards would take the places of the parameters that it knows
         names = [(model, optimizers.by_name(model)) for model in (root, *self.optimized.copies_of(root))]
         self._divide_inside([model for model, _ in names], hold)
-        self.divider.shares(root, batchnorm.convert(root, setting))
-        if setting.plan.activation_checkpointing:
-            activations.apply(root, setting)
-        if setting.plan.compile:
-            compiling.apply(root, setting)
+        self.divider.shares(root, batchnorm.convert(root, context))
+        if context.plan.activation_checkpointing:
+            activations.apply(root, context)
+        if context.plan.compile:
+            compiling.apply(root, context)
         if self.sharded:
             for model, known in names:
                 self._shard(model, known)
         elif self.engine is not None:
-            loading.broadcast_states(root, self.group, setting.device)
+            loading.broadcast_states(root, self.group, context.device)
             self.engine.make(root)
         else:
-            loading.broadcast_states(root, self.group, setting.device)
-            if setting.plan.degree("pp") > 1:
+            loading.broadcast_states(root, self.group, context.device)
+            if context.plan.degree("pp") > 1:
                 cut()
             else:
-                precision.apply(root, setting)
-            for optimizer in self.optimized if chosen(setting.plan, "zero1") else ():
+                precision.apply(root, context)
+            for optimizer in self.optimized if chosen(context.plan, "zero1") else ():
                 zero1.apply(optimizer, self.group)
         self.optimized.distributed(before.values())
         self.roots[id(root)] = root
         if self.pipelines:  # it has said more
             return
-        part = f"; each computes {self._computed()}" if setting.data_ranks > 1 else ""
-        part += accumulating.said(setting.plan)
-        setting.say(
-            f"{name} ({_much(count)} parameters) is trained by {setting.plan.name} on "
+        part = f"; each computes {self._computed()}" if context.data_ranks > 1 else ""
+        part += accumulating.said(context.plan)
+        context.say(
+            f"{name} ({_much(count)} parameters) is trained by {context.plan.name} on "
             f"{dist.get_world_size()} ranks{part}"
         )
 
     def _computed(self) -> str:
         """What a rank computes of a batch, in words."""
-        return "the whole batch" if self.setting.plan.options.get("model") == "whole" else "its part of every batch"
+        return "the whole batch" if self.context.plan.options.get("model") == "whole" else "its part of every batch"
 
     def cut(
         self,
@@ -102,7 +102,7 @@ class Distributor:
         within: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Stages of a pipeline; forwards and backwards are done ``within`` that."""
-        staged = stages.Pipeline(root, self.setting, lambda: self.divider.samples, within)
+        staged = stages.Pipeline(root, self.context, lambda: self.divider.samples, within)
         staged.cut(*inputs, ways)
         self.optimized.follow(staged.replaced, (), shown=False)
         for optimizer in self.optimized:
@@ -111,44 +111,44 @@ class Distributor:
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Equivalence]) -> None:
         """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
-        setting = self.setting
-        for dimension, parallelism in transforms.divisions(setting):
+        context = self.context
+        for dimension, parallelism in transforms.divisions(context):
             held = hold()
             for model in models:
-                parallelism.apply(model, setting)
+                parallelism.apply(model, context)
             held.compare(dimension, parallelism.explain)
-            if (group := setting.mesh[dimension].get_group()) not in self.inside:
+            if (group := context.mesh[dimension].get_group()) not in self.inside:
                 self.inside.append(group)
             if not self.sharded:
                 self.models += models
 
     def _shard(self, model: nn.Module, before: dict[str, nn.Parameter]) -> None:
-        setting = self.setting
-        if setting.plan.degree("dp_shard") > 1:
-            fsdp.apply(model, setting)
-        elif setting.data_ranks > 1:
-            replicate.apply(model, setting)
+        context = self.context
+        if context.plan.degree("dp_shard") > 1:
+            fsdp.apply(model, context)
+        elif context.data_ranks > 1:
+            replicate.apply(model, context)
         else:
-            precision.apply(model, setting)
+            precision.apply(model, context)
         self.optimized.follow(optimizers.replaced(before, model), (before,))
         self.models.append(model)
         self.gathered.begin_forward()
 
     def _check(self, root: nn.Module) -> None:
         """Raise ``StrategyError`` before anything is changed."""
-        setting = self.setting
+        context = self.context
         agreement.check_grown(root, self.models, self.optimized.pending)
         averaging.check(root)
-        tokens = setting.plan.degree("cp") > 1
+        tokens = context.plan.degree("cp") > 1
         if self.divider.dividing or tokens:
             hooks.check_modules(root, tokens=tokens)
-        accumulating.check(root, setting)
+        accumulating.check(root, context)
         if self.engine is not None:
             self.engine.check(root)
             hooks.check_parameters(root)
-        if setting.plan.degree("pp") > 1:
-            checks.check(root, setting, list(self.optimized))
-        transforms.check(root, setting)
+        if context.plan.degree("pp") > 1:
+            checks.check(root, context, list(self.optimized))
+        transforms.check(root, context)
         for optimizer in self.optimized:
             optimizers.check(optimizer, self.sharded)
 

@@ -46,4 +46,4 @@ def _begun(mine: rank_context.RankContext) -> ExplicitWay:
     if mine.automatic is not None:
         mine.automatic.stand_aside("td.prepare is called, and --strategy acts through it")
         mine.automatic = None
-    return ExplicitWay(mine.setting, mine.patience)
+    return ExplicitWay(mine.context, mine.patience)

@@ -45,15 +45,15 @@ class ExplicitWay(Training):
 
     SAVING = "td.save saves while a cell trains, td.load goes on from there"
 
-    def __init__(self, setting: ParallelContext, patience: float) -> None:
+    def __init__(self, context: ParallelContext, patience: float) -> None:
         """``patience``: seconds that an interrupt waits for the end of a step."""
-        preparing.check_plan(setting.plan)
-        super().__init__(setting, Optimized(setting.device), Steps(setting.say, patience))
-        self._losses = AddedParts(mean=setting.plan.options.get("loss") != "sum")
+        preparing.check_plan(context.plan)
+        super().__init__(context, Optimized(context.device), Steps(context.say, patience))
+        self._losses = AddedParts(mean=context.plan.options.get("loss") != "sum")
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self._parts: dict[int, tuple[str, str]] = {}
         self._schedulers: list[Any] = []
-        self.loaders = prepared_loader.Loaders(setting)
+        self.loaders = prepared_loader.Loaders(context)
         self._wrap(self._call, self._backward, self._iterate)
         self._patches.around(ReduceLROnPlateau, "step", self._plateau)
 
@@ -61,8 +61,8 @@ class ExplicitWay(Training):
 
     def take(self, things: Sequence[Any]) -> None:
         """Prepare them in place; all ranks. Raises ``StrategyError`` before anything is changed."""
-        preparing.check(things, self._setting, self._models, self.loaders)
-        described = preparing.described(things, self._setting)
+        preparing.check(things, self._context, self._models, self.loaders)
+        described = preparing.described(things, self._context)
         for model in (thing for thing in things if isinstance(thing, nn.Module)):
             self._distribute(model)
         for thing in things:
@@ -75,29 +75,29 @@ class ExplicitWay(Training):
         if self._models:
             self._steps.begin()
         for line in described:
-            self._setting.say(line)
+            self._context.say(line)
 
     def _distribute(self, model: nn.Module) -> None:
-        setting, before = self._setting, optimizers.by_name(model)
+        context, before = self._context, optimizers.by_name(model)
         self._note_optimizers([model])
         self._note_parts(model)
-        if setting.plan.degree("dp_shard") == setting.plan.degree("tp") == 1:
+        if context.plan.degree("dp_shard") == context.plan.degree("tp") == 1:
             meta.fill(model)  # what is sharded gets its values one parameter at a time
-        loading.move(model, setting.device)
-        for _, parallelism in transforms.divisions(setting):
-            parallelism.apply(model, setting)
-        self._sharing[id(model)] = batchnorm.convert(model, setting)
-        if setting.plan.activation_checkpointing:
-            activations.apply(model, setting)
-        if setting.plan.compile:
-            compiling.apply(model, setting)
-        if setting.plan.degree("dp_shard") > 1:
-            fsdp.apply(model, setting)
+        loading.move(model, context.device)
+        for _, parallelism in transforms.divisions(context):
+            parallelism.apply(model, context)
+        self._sharing[id(model)] = batchnorm.convert(model, context)
+        if context.plan.activation_checkpointing:
+            activations.apply(model, context)
+        if context.plan.compile:
+            compiling.apply(model, context)
+        if context.plan.degree("dp_shard") > 1:
+            fsdp.apply(model, context)
         else:
-            if setting.data_ranks == 1 or setting.plan.degree("tp") == 1:
-                precision.apply(model, setting)
-            if setting.data_ranks > 1:
-                replicate.apply(model, setting)
+            if context.data_ranks == 1 or context.plan.degree("tp") == 1:
+                precision.apply(model, context)
+            if context.data_ranks > 1:
+                replicate.apply(model, context)
         self._optimized.follow(optimizers.replaced(before, model), (before,))
         self._models.append(model)
 
@@ -110,15 +110,15 @@ class ExplicitWay(Training):
 
     def _note_parts(self, model: nn.Module) -> None:
         """What must not be called by itself: DDP averages gradients of forwards of the whole model."""
-        plan = self._setting.plan
-        if self._setting.data_ranks > 1 and plan.degree("dp_shard") == plan.degree("tp") == 1:
+        plan = self._context.plan
+        if self._context.data_ranks > 1 and plan.degree("dp_shard") == plan.degree("tp") == 1:
             for name, module in model.named_modules():
                 if name and any(parameter.requires_grad for parameter in module.parameters()):
                     self._parts[id(module)] = (type(model).__name__, name)
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimized.note(optimizer)
-        if chosen(self._setting.plan, "zero1"):
+        if chosen(self._context.plan, "zero1"):
             zero1.apply(optimizer, self._group)
 
     # ------------------------------------------------------------------------------------------ around the user's code
@@ -139,7 +139,7 @@ class ExplicitWay(Training):
                     f"call the {model}, prepare {name} instead of it, or use --strategy none and your own DDP",
                 )
             return original(module, *args, **kwargs)
-        args, kwargs = to_device((args, kwargs), self._setting.device)
+        args, kwargs = to_device((args, kwargs), self._context.device)
         with self._calls.within():
             if self._has_whole_batch():
                 with batchnorm.whole_batch(self._sharing[id(module)]):

@@ -50,7 +50,7 @@ def check_plan(plan: StrategyPlan) -> None:
 
 
 def check(
-    things: Sequence[Any], setting: ParallelContext, prepared: Sequence[nn.Module], loaders: prepared_loader.Loaders
+    things: Sequence[Any], context: ParallelContext, prepared: Sequence[nn.Module], loaders: prepared_loader.Loaders
 ) -> None:
     """Raise ``StrategyError`` for what cannot be prepared beside what is ``prepared`` already; all ranks."""
     kinds = of_every_rank([type(thing).__name__ for thing in things])
@@ -63,7 +63,7 @@ def check(
     models = [*prepared]
     for thing in things:
         if isinstance(thing, nn.Module):
-            _check_model(thing, models, setting)
+            _check_model(thing, models, context)
             models.append(thing)
         elif isinstance(thing, DataLoader):
             if thing in loaders or sum(thing is other for other in things) > 1:
@@ -78,10 +78,10 @@ def check(
     for thing in things:
         optimizer = getattr(thing, "optimizer", thing)
         if isinstance(optimizer, torch.optim.Optimizer):
-            _check_optimizer(optimizer, models, setting)
+            _check_optimizer(optimizer, models, context)
 
 
-def _check_model(model: nn.Module, before: Sequence[nn.Module], setting: ParallelContext) -> None:
+def _check_model(model: nn.Module, before: Sequence[nn.Module], context: ParallelContext) -> None:
     name = type(model).__name__
     parameters = list(model.parameters())
     if not parameters:
@@ -99,13 +99,13 @@ def _check_model(model: nn.Module, before: Sequence[nn.Module], setting: Paralle
                 "prepare one module that holds both, or the outer one alone",
             )
     agreement.check_untouched(model)
-    agreement.same_on_all_ranks(model, setting)
-    transforms.check(model, setting)
-    if setting.plan.degree("dp_shard") == 1 and setting.data_ranks > 1:
-        replicate.check(model, setting)
+    agreement.same_on_all_ranks(model, context)
+    transforms.check(model, context)
+    if context.plan.degree("dp_shard") == 1 and context.data_ranks > 1:
+        replicate.check(model, context)
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], setting: ParallelContext) -> None:
+def _check_optimizer(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], context: ParallelContext) -> None:
     known = {id(parameter) for model in models for parameter in model.parameters()}
     strange = [parameter for parameter in loading.trained_by(optimizer) if id(parameter) not in known]
     if strange:
@@ -115,21 +115,21 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, models: Sequence[nn.Modul
             "prepare the model that holds them, in the same call or before; make a parameter without a model a "
             "parameter of the prepared one",
         )
-    optimizers.check(optimizer, setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1)
-    if chosen(setting.plan, "zero1"):
+    optimizers.check(optimizer, context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1)
+    if chosen(context.plan, "zero1"):
         zero1.check(optimizer)
 
 
-def described(things: Sequence[Any], setting: ParallelContext) -> list[str]:
+def described(things: Sequence[Any], context: ParallelContext) -> list[str]:
     """What is done, in two lines at the most."""
-    data, lines = setting.data_ranks, []
+    data, lines = context.data_ranks, []
     models = [
         f"{type(thing).__name__} ({sum(one.numel() for one in thing.parameters()):,} parameters)"
         for thing in things
         if isinstance(thing, nn.Module)
     ]
     if models:
-        name, ranks = setting.plan.name, dist.get_world_size()
+        name, ranks = context.plan.name, dist.get_world_size()
         lines.append(f"prepared for {name} on {ranks} ranks: {', '.join(models)}")
     if any(isinstance(thing, DataLoader) for thing in things):
         lines.append(

@@ -42,5 +42,5 @@ def _weights(mine: rank_context.RankContext) -> tuple[float | None, Any]:
     if not mine.has_mesh:
         return None, None
     if mine.prepared is not None:
-        return mine.prepared.weight(), mine.setting.data_group
-    return (None if mine.automatic is None else mine.automatic.weight()), mine.setting.data_group
+        return mine.prepared.weight(), mine.context.data_group
+    return (None if mine.automatic is None else mine.automatic.weight()), mine.context.data_group

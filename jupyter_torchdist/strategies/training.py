@@ -25,11 +25,11 @@ from .step import batchnorm
 class Training:
     """One job's training on this rank, until its end."""
 
-    def __init__(self, setting: ParallelContext, optimized: Optimized, steps: Steps) -> None:
-        self._setting, self._group = setting, setting.data_group
-        self._sharded = setting.plan.degree("dp_shard") > 1 or setting.plan.degree("tp") > 1
+    def __init__(self, context: ParallelContext, optimized: Optimized, steps: Steps) -> None:
+        self._context, self._group = context, context.data_group
+        self._sharded = context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1
         self._optimized, self._steps, self._patches = optimized, steps, Patches()
-        self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(setting.say), ByHand(setting.plan)
+        self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(context.say), ByHand(context.plan)
         self._models: list[nn.Module] = []
         """Those whose parameters or insides are not as they were."""
         self._whole = False
@@ -60,7 +60,7 @@ class Training:
         around(*UNSCALING, self._unscale)
 
     def _unscale(self, *args: Any) -> Any:
-        return precision.unscale(*args, device=self._setting.device)
+        return precision.unscale(*args, device=self._context.device)
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
         """``clip_grad_norm_``: a norm over sharded gradients is one number; every rank calls it."""
@@ -116,4 +116,4 @@ class Training:
 
     def _explain(self, error: BaseException) -> BaseException | None:
         said = fsdp.explain(error) if self._sharded and self._models else None
-        return said or precision.explain(error, self._setting)
+        return said or precision.explain(error, self._context)

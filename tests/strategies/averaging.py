@@ -21,7 +21,7 @@ from jupyter_torchdist.strategies.step.early import REGULAR
 from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO, Bucket
 
 from .models import Mlp
-from .ranks import CLOSE, SAID, assert_close, everybody, everyone, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, context, everybody, everyone, refusal
 from .unchanged import under
 
 SHAPES = ((3, 2), (4,), (), (5,), (2, 3))
@@ -139,7 +139,7 @@ def check_a_backward_costs_one_all_reduce_that_also_tells_what_came() -> None:
 def check_bucket_cap_mb_is_the_size_of_the_buckets() -> None:
     parameters = [nn.Parameter(torch.zeros(128)) for _ in range(8)]
     for megabytes, buckets in ((0.0005, 8), (0.001, 4), (25.0, 1)):
-        average = averaging(How.of(setting({"dp_replicate": dist.get_world_size()}, bucket_cap_mb=megabytes).plan))
+        average = averaging(How.of(context({"dp_replicate": dist.get_world_size()}, bucket_cap_mb=megabytes).plan))
         for _ in range(2):
             fill(parameters)
             with sent() as noted:
@@ -522,7 +522,7 @@ def check_steps_within_the_backward_are_refused() -> None:
         model(torch.ones(4, 6)).sum().backward()
         return model, optimizer, []
 
-    message = refusal(lambda: under(setting({"dp_replicate": dist.get_world_size()}), within))
+    message = refusal(lambda: under(context({"dp_replicate": dist.get_world_size()}), within))
     assert "0.weight.register_post_accumulate_grad_hook" in message and "after backward()" in message
 
 
@@ -536,7 +536,7 @@ def check_cells_train_as_on_one_device_under_every_option() -> None:
     for options in several:
         SAID.clear()
         within = 1e-2 if options.get("comm_hook") == "fp16" else CLOSE
-        model, _, losses = under(setting({"dp_replicate": dist.get_world_size()}, **options), cell)
+        model, _, losses = under(context({"dp_replicate": dist.get_world_size()}, **options), cell)
         assert "each rank loads its part of every batch" in SAID, SAID  # though the loop stands in a function
         assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < within, options
         assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())

@@ -15,7 +15,7 @@ from jupyter_torchdist.strategies.core.patches import Patches
 from jupyter_torchdist.strategies.sharded.dtensor_dispatch import ByHand
 from jupyter_torchdist.torch_private.dtensors import dtensor_dispatches_subclasses
 
-from .ranks import refusal, setting
+from .ranks import context, refusal
 
 NAMES = {"torch": torch, "nn": nn, "F": F}
 SHAPES = ((11, 8), (8, 8), (1, 3), (11,), (1,))
@@ -56,7 +56,7 @@ def listed(text: str) -> list[str]:
 @contextmanager
 def by_hand() -> Iterator[Any]:
     """Handlers are installed; gives the mesh."""
-    how, patches = setting(), Patches()
+    how, patches = context(), Patches()
     ByHand(how.plan).install(patches)
     try:
         yield how.mesh["dp_shard"]

@@ -18,7 +18,7 @@ from jupyter_torchdist.strategies.step.layout import ALARMS, CARGO
 
 from .averaging import sent
 from .models import Gpt, Mixture, Mlp, loss_of
-from .ranks import CLOSE, everyone, local_bytes, refusal, setting, spied
+from .ranks import CLOSE, context, everyone, local_bytes, refusal, spied
 from .unchanged import WORLD, Cell, under
 
 Look = Callable[[nn.Module, torch.optim.Optimizer], None]
@@ -28,7 +28,7 @@ STEPS = 4
 
 
 def ddp(**options: Any) -> ParallelContext:
-    return setting({"dp_replicate": WORLD()}, **options)
+    return context({"dp_replicate": WORLD()}, **options)
 
 
 def cell(
@@ -207,7 +207,7 @@ def check_a_rank_reads_a_loss_alone_and_waits_for_nobody() -> None:
     _, _, expected = run()
     assert len(expected) == (8 if dist.get_rank() == 0 else 0)
     for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
-        _, _, losses = under(setting(degrees), run)
+        _, _, losses = under(context(degrees), run)
         for ours, theirs in zip(losses, expected, strict=True):
             assert abs(ours - theirs) < CLOSE, (degrees, losses, expected)
 
@@ -223,5 +223,5 @@ def check_layers_compute_in_the_precision_that_is_asked_for() -> None:
 
     for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
         kinds = spied()
-        assert seen(setting(degrees, precision="bf16"), build, gradients) == [{torch.float32}] * STEPS
+        assert seen(context(degrees, precision="bf16"), build, gradients) == [{torch.float32}] * STEPS
         assert kinds[-STEPS:] == [torch.bfloat16] * STEPS, (degrees, kinds)

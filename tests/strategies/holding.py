@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .languages import LENGTH, WORDS, Language
-from .ranks import SAID, everyone, setting
+from .ranks import SAID, context, everyone
 from .unchanged import equal, language
 
 DIVISIONS = ("tp", "cp")
@@ -26,7 +26,7 @@ def check_two_samples_are_enough() -> None:
 
     for one in DIVISIONS:
         seen.clear()
-        equal(setting({one: dist.get_world_size()}), language(Watched))
+        equal(context({one: dist.get_world_size()}), language(Watched))
         tried = [rows for training, rows in seen if not training]
         assert tried == [2, 2], (one, seen)  # before it was divided, and after
 
@@ -42,7 +42,7 @@ def check_a_model_that_takes_its_batches_alone_is_held_by_a_whole_one() -> None:
 
     for one in DIVISIONS:
         seen.clear()
-        equal(setting({one: dist.get_world_size()}), language(OfFour))
+        equal(context({one: dist.get_world_size()}), language(OfFour))
         assert seen == [2, 4, 4], (one, seen)
 
 
@@ -58,5 +58,5 @@ def check_one_rank_without_the_memory_for_it_is_enough_to_go_on_without() -> Non
 
     for one in DIVISIONS:
         SAID.clear()
-        equal(setting({one: dist.get_world_size()}), language(Large))
+        equal(context({one: dist.get_world_size()}), language(Large))
         assert all(any("Large is divided unchecked" in line for line in said) for said in everyone(SAID)), one

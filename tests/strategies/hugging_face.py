@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from jupyter_torchdist.strategies.parallel import tensor
 
-from .ranks import SAID, refusal, setting
+from .ranks import SAID, context, refusal
 from .unchanged import WORLD, equal
 
 SIZES: dict[str, Any] = {
@@ -51,10 +51,10 @@ def cell(build: Callable[[], nn.Module] = llama) -> tuple[nn.Module, torch.optim
 
 
 def check_a_model_with_a_plan_of_its_own() -> None:
-    equal(setting({"tp": WORLD()}, tp_plan="auto"), cell)
-    equal(setting({"tp": WORLD()}), lambda: cell(qwen))
+    equal(context({"tp": WORLD()}, tp_plan="auto"), cell)
+    equal(context({"tp": WORLD()}), lambda: cell(qwen))
     model = llama()
-    tensor.apply(model, setting({"tp": WORLD()}))
+    tensor.apply(model, context({"tp": WORLD()}))
     weight = model.get_parameter("model.layers.1.self_attn.k_proj.weight")
     assert isinstance(weight, DTensor) and weight.to_local().shape == (8 // WORLD(), 16)
 
@@ -62,16 +62,16 @@ def check_a_model_with_a_plan_of_its_own() -> None:
 def check_its_batches_are_divided() -> None:
     for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
         SAID.clear()
-        equal(setting(degrees), cell)
+        equal(context(degrees), cell)
         assert "each computes its part of every batch" in SAID[0], SAID
 
 
 def check_its_sequences_are_divided() -> None:
-    equal(setting({"cp": WORLD()}), cell)
+    equal(context({"cp": WORLD()}), cell)
 
 
 def check_what_cannot_be_split_is_refused() -> None:
-    how = setting({"tp": WORLD()})
+    how = context({"tp": WORLD()})
     assert "num_key_value_heads=1" in refusal(lambda: tensor.check(llama(num_key_value_heads=1), how))
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=12, n_positions=8))
     assert "finds nothing to split in GPT2LMHeadModel" in refusal(lambda: tensor.check(gpt2, how))

@@ -12,7 +12,7 @@ import jupyter_torchdist as td
 
 from .models import CASES, Gpt
 from .prepared import data, equal, job, sgd, train
-from .ranks import local_bytes, mine, setting
+from .ranks import context, local_bytes, mine
 from .sharding import sharded, trained
 from .sharding_options import gathered
 
@@ -21,7 +21,7 @@ HYBRID = {"dp_replicate": 2, "dp_shard": 2}
 
 def check_two_copies_of_two_shards_each() -> None:
     for strategy, whole in (("HYBRID_SHARD", False), ("HYBRID_SHARD_ZERO2", True)):
-        how = setting(HYBRID, sharding_strategy=strategy)
+        how = context(HYBRID, sharding_strategy=strategy)
         model = trained("tied", how)
         full = local_bytes(list(Gpt().parameters()))
         assert abs(local_bytes(list(model.parameters())) - full / 2) < 0.05 * full
@@ -34,9 +34,9 @@ def check_two_copies_of_two_shards_each() -> None:
 
 
 def check_prepared_it_trains_as_one_device() -> None:
-    equal(setting(HYBRID), lambda prepare: train(prepare, "tied", optimizer_with=sgd))
+    equal(context(HYBRID), lambda prepare: train(prepare, "tied", optimizer_with=sgd))
     model = CASES["tied"].model()
-    with job(setting(HYBRID)):
+    with job(context(HYBRID)):
         td.prepare(model, sgd(list(model.parameters())), loader := DataLoader(data("tied", 8), 8))
         assert all(p.placements == (Replicate(), Shard(0)) for p in model.parameters() if isinstance(p, DTensor))
         assert all(isinstance(p, DTensor) for p in model.parameters())
@@ -45,7 +45,7 @@ def check_prepared_it_trains_as_one_device() -> None:
 
 def check_parameters_are_kept_among_two_between_forward_and_backward() -> None:
     model: Any = Gpt(tied=False)
-    sharded(model, setting(reshard_after_forward=2))
+    sharded(model, context(reshard_after_forward=2))
     with torch.enable_grad():
         model(mine(CASES["untied"].batches(1)[0][0]))
     group = model.layers[0]._get_fsdp_state()._fsdp_param_group
@@ -54,4 +54,4 @@ def check_parameters_are_kept_among_two_between_forward_and_backward() -> None:
 
 
 def check_four_shards_train_as_one_device() -> None:
-    trained("mixture", setting())
+    trained("mixture", context())

@@ -23,12 +23,12 @@ from .languages import LENGTH, WORDS, Language
 from .models import CASES, Block, Gpt, Mlp, sgd, step
 from .prepared import alone
 from .prepared import equal as equal_prepared
-from .ranks import CLOSE, SAID, assert_close, compiled_graphs, counted_calls, everyone, hooks_of, mine, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, compiled_graphs, context, counted_calls, everyone, hooks_of, mine, refusal
 from .unchanged import equal, language, under
 
 
 def ddp(**options: Any) -> Any:
-    return setting({"dp_replicate": dist.get_world_size()}, **options)
+    return context({"dp_replicate": dist.get_world_size()}, **options)
 
 
 def uneven_slice(x: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def check_checkpointed_blocks_keep_their_inputs_alone() -> None:
 
 def check_checkpointing_compiling_and_sharding_go_together() -> None:
     _, weights = models.alone(CASES["tied"], 3, sgd)
-    model, how = CASES["tied"].model(), setting()
+    model, how = CASES["tied"].model(), context()
     with compiled_graphs() as graphs:
         activations.apply(model, how)
         compiling.apply(model, how)
@@ -216,8 +216,8 @@ def scaled(build: Any, fused: bool = False, overflow: str | None = None) -> Any:
 
 def check_whole_blocks_are_compiled_and_whole_forwards_where_there_are_none() -> None:
     """Whatever hooks there are around them; in a container of torch's own too, and in units of their own."""
-    ddp_, fsdp_ = ddp(compile=True), setting(compile=True)
-    units = setting(compile=True, auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=50)
+    ddp_, fsdp_ = ddp(compile=True), context(compile=True)
+    units = context(compile=True, auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=50)
     linears, cut = ["linear", "tanh", "linear"], [["linear"], ["tanh"], ["linear"], ["mul", "add"]]
 
     def plain_layers() -> nn.Module:
@@ -246,7 +246,7 @@ def check_blocks_that_tp_or_cp_divides_are_compiled_in_parts() -> None:
         ("cp", "with cp, a block is compiled in parts"),
     ):
         with compiled_graphs() as graphs:
-            equal(setting({one: dist.get_world_size()}, compile=True), language(Language))
+            equal(context({one: dist.get_world_size()}, compile=True), language(Language))
         assert len(graphs) > 1 and any(said in line for line in SAID), (one, graphs)
 
 
@@ -273,10 +273,10 @@ def check_autocast_computes_in_half_precision_and_gives_fp32() -> None:
 
 
 def check_all_ranks_skip_the_step_in_which_one_shard_overflowed() -> None:
-    tp, torchs_own = setting({"tp": dist.get_world_size()}), torch.amp.GradScaler._unscale_grads_
+    tp, torchs_own = context({"tp": dist.get_world_size()}), torch.amp.GradScaler._unscale_grads_
     for fused in (False, True):
-        equal(setting(), scaled(Tempered, fused, "outer.weight"))
-        equal_prepared(setting(), scaled(Tempered, fused, "outer.weight"))
+        equal(context(), scaled(Tempered, fused, "outer.weight"))
+        equal_prepared(context(), scaled(Tempered, fused, "outer.weight"))
         equal(tp, scaled(Language, fused, "layers.0.attention.q.weight"))
         equal_prepared(tp, scaled(Language, fused, "layers.0.attention.q.weight"))
     assert torch.amp.GradScaler._unscale_grads_ is torchs_own
@@ -304,7 +304,7 @@ def clipped_by_value(build: Any) -> Any:
 
 
 def check_values_of_gradients_are_clipped_where_some_are_sharded() -> None:
-    for how, build in ((setting(), Tempered), (setting({"tp": dist.get_world_size()}), Language)):
+    for how, build in ((context(), Tempered), (context({"tp": dist.get_world_size()}), Language)):
         for same in (equal, equal_prepared):
             same(how, clipped_by_value(build))
 
@@ -324,7 +324,7 @@ def check_fp16_trains_a_sharded_mixture_with_a_scaler() -> None:
             scaler.update()
         return model, optimizer, []
 
-    model, *_ = under(setting(precision="fp16"), cell)
+    model, *_ = under(context(precision="fp16"), cell)
     if dist.get_rank() == 0:
         assert_close(model.state_dict(), weights, within=0.02)
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import jupyter_torchdist as td
 
 from .languages import LENGTH, WORDS, Language
-from .ranks import CLOSE, SAID, assert_close, everyone, setting
+from .ranks import CLOSE, SAID, assert_close, context, everyone
 from .unchanged import Cell, language, under
 
 
@@ -105,7 +105,7 @@ def check_what_is_written_to_a_state_dict_is_the_models() -> None:
 
     alone, _, losses = changed(shrink)()
     for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
-        model, _, ours = under(setting({one: dist.get_world_size()}), changed(shrink))
+        model, _, ours = under(context({one: dist.get_world_size()}), changed(shrink))
         assert max(abs(a - b) for a, b in zip(losses, ours, strict=True)) < CLOSE, one
         if dist.get_rank() == 0:
             assert_close(model.state_dict(), alone.state_dict())
@@ -129,7 +129,7 @@ def check_a_state_of_the_modules_own_goes_along() -> None:
             model.load_state_dict(model.state_dict())
             return model, optimizer, losses
 
-        model, _, _ = under(setting({one: dist.get_world_size()}), cell)
+        model, _, _ = under(context({one: dist.get_world_size()}), cell)
         assert model.get_extra_state() == {"version": 3}, one
 
 
@@ -139,7 +139,7 @@ def check_a_state_dict_that_is_kept_is_said() -> None:
 
     def said(degree: str, look: Callable[[nn.Module], object]) -> bool:
         SAID.clear()
-        under(setting({degree: dist.get_world_size()}), changed(look))
+        under(context({degree: dist.get_world_size()}), changed(look))
         return any("Language.state_dict() returns a copy of the sharded weights" in line for line in SAID)
 
     def keep(model: nn.Module) -> None:
@@ -158,7 +158,7 @@ def check_what_a_cell_keeps_is_one_device_s_and_written_once() -> None:
     for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
         with directory() as place:
             with writes() as written:
-                model, optimizer, _ = under(setting({one: dist.get_world_size()}), keeping(place))
+                model, optimizer, _ = under(context({one: dist.get_world_size()}), keeping(place))
             assert everyone(written) == [["whole.pt.part"], []], one
             assert sorted(os.listdir(place)) == ["model.safetensors", "steps", "whole.pt"], one
             read = torch.load(place / "whole.pt")

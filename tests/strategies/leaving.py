@@ -14,7 +14,7 @@ from . import models
 from .languages import LENGTH, WORDS, Language
 from .models import adamw, sgd
 from .pipelines import STEPS, Deep, Trained, refused, same_as, staged
-from .ranks import SAID, refusal, setting
+from .ranks import SAID, context, refusal
 from .unchanged import equal, language, under
 
 BLOCK = "layers.0"
@@ -63,13 +63,13 @@ def check_what_a_rank_has_of_the_tokens_is_not_left() -> None:
     ranks = {"cp": dist.get_world_size()}
 
     def said(build: Callable[[], nn.Module]) -> str:
-        return refusal(lambda: under(setting(ranks), language(build)))
+        return refusal(lambda: under(context(ranks), language(build)))
 
     assert "stores something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.std().item())))
     assert "stores something in a hook of layers.0" in said(hooked(lambda notes, it: notes.append(it.detach())))
     assert "a backward hook of layers.0 would see only the gradients of this rank's tokens" in said(Backwards)
     assert "left out the last of its blocks" in said(Early)
-    equal(setting(ranks), language(hooked(lambda notes, _: notes.append(1))))
+    equal(context(ranks), language(hooked(lambda notes, _: notes.append(1))))
 
 
 def check_what_is_kept_while_nothing_is_learned_is_not_a_ranks_part() -> None:
@@ -81,7 +81,7 @@ def check_what_is_kept_while_nothing_is_learned_is_not_a_ranks_part() -> None:
             model(torch.zeros(2, LENGTH, dtype=torch.long))
         return model, optimizer, losses
 
-    assert "keeps something in" in refusal(lambda: under(setting({"cp": dist.get_world_size()}), cell))
+    assert "keeps something in" in refusal(lambda: under(context({"cp": dist.get_world_size()}), cell))
 
 
 def check_hooks_of_layers_that_tp_splits_are_called_once_a_step() -> None:
@@ -92,7 +92,7 @@ def check_hooks_of_layers_that_tp_splits_are_called_once_a_step() -> None:
         return hooked(lambda _, __: calls[name].append(1))
 
     language(build("alone"))()
-    under(setting({"tp": dist.get_world_size()}), language(build("tp")))
+    under(context({"tp": dist.get_world_size()}), language(build("tp")))
     assert calls["tp"] == calls["alone"]
 
 
@@ -213,7 +213,7 @@ def check_objects_that_a_model_returns_are_whole() -> None:
         return model, optimizer, losses
 
     for dimension in ("tp", "cp", "pp"):
-        equal(setting({dimension: dist.get_world_size()}), cell)
+        equal(context({dimension: dist.get_world_size()}), cell)
 
 
 class Keeping(Language):
@@ -238,7 +238,7 @@ def check_attributes_and_copies_of_a_split_model_come_back_whole() -> None:
         return model, optimizer, losses
 
     alone, _, _ = cell()
-    model, _, _ = under(setting({"tp": dist.get_world_size()}), cell)
+    model, _, _ = under(context({"tp": dist.get_world_size()}), cell)
     for before, now in zip(vars(alone)["best"], vars(model)["best"], strict=True):
         assert type(now) is nn.Parameter
         torch.testing.assert_close(now, before, atol=1e-4, rtol=1e-4)
@@ -262,7 +262,7 @@ def check_norms_of_split_and_whole_parameters_are_one_devices() -> None:
         return run
 
     cell("alone")()
-    under(setting({"tp": dist.get_world_size()}), cell("tp"))
+    under(context({"tp": dist.get_world_size()}), cell("tp"))
     torch.testing.assert_close(torch.tensor(seen["tp"]), torch.tensor(seen["alone"]), atol=1e-4, rtol=1e-4)
 
 
@@ -273,7 +273,7 @@ def check_a_cell_without_an_optimizer_is_told_that_nothing_was_distributed() -> 
         return model, None, []  # type: ignore[return-value]
 
     SAID.clear()
-    under(setting(), run)
+    under(context(), run)
     assert any("nothing was distributed: no optimizer of torch.optim" in said for said in SAID), SAID
 
 
@@ -285,7 +285,7 @@ def check_hooks_that_change_gradients_are_no_difference_of_the_models() -> None:
         return model
 
     for dimension in ("tp", "cp"):
-        equal(setting({dimension: dist.get_world_size()}), language(clamped))
+        equal(context({dimension: dist.get_world_size()}), language(clamped))
 
 
 def check_a_cells_autocast_rounds() -> None:
@@ -299,7 +299,7 @@ def check_a_cells_autocast_rounds() -> None:
 
     _, _, expected = cell()
     for dimension in ("tp", "cp"):
-        _, _, losses = under(setting({dimension: dist.get_world_size()}), cell)
+        _, _, losses = under(context({dimension: dist.get_world_size()}), cell)
         loss_and_norm = torch.tensor(losses[:2]), torch.tensor(expected[:2])  # Adam makes more of roundings later
         torch.testing.assert_close(*loss_and_norm, atol=0.0, rtol=0.01)
 
@@ -316,5 +316,5 @@ def check_state_dicts_of_optimizers_say_the_kernels_that_the_cell_chose() -> Non
         optimizer.step()
         return found
 
-    _, optimizer, _ = under(setting({"tp": dist.get_world_size()}), cell)
+    _, optimizer, _ = under(context({"tp": dist.get_world_size()}), cell)
     assert [*said, optimizer.param_groups[0]["foreach"]] == [None, None]

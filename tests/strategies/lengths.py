@@ -18,7 +18,7 @@ from jupyter_torchdist.strategies.parallel.sequences import Tokens
 from . import models
 from .languages import LENGTH, WIDTH, WORDS, Apart, Language
 from .models import adamw, step
-from .ranks import CLOSE, SAID, assert_close, counted_calls, hooks_of, mean, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, context, counted_calls, hooks_of, mean, refusal
 from .splitting import LANGUAGES
 from .unchanged import equal, language, under
 
@@ -26,7 +26,7 @@ STEPS = 3
 
 
 def cp(**options: Any) -> ParallelContext:
-    return setting({"cp": dist.get_world_size()}, **options)
+    return context({"cp": dist.get_world_size()}, **options)
 
 
 def check_languages_train_as_on_one_device() -> None:

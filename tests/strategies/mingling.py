@@ -14,7 +14,7 @@ from jupyter_torchdist.strategies.sharded import mixing
 
 from .effects import STEPS, cell
 from .models import Mlp
-from .ranks import setting
+from .ranks import context
 from .unchanged import equal, under
 
 
@@ -46,7 +46,7 @@ def check_a_step_of_pytorchs_own_optimizers_pays_nothing() -> None:
                     assert isinstance(parameter, DTensor)
                     assert isinstance(parameter * torch.ones(parameter.shape), DTensor)
 
-        under(setting(), cell(Mlp, look))
+        under(context(), cell(Mlp, look))
     parameters = len(list(Mlp().parameters()))
     # Each look makes so many, at least (mul on shards is asked for again where it was not found): steps none.
     assert looked == [number * parameters for number in range(STEPS)], looked
@@ -74,8 +74,8 @@ def masking(attach: Callable[[torch.optim.Optimizer, Callable[..., None]], Any])
 
 
 def check_hooks_of_an_optimizers_step_may_mix() -> None:
-    equal(setting(), cell(Mlp, masking(lambda optimizer, mask: optimizer.register_step_post_hook(mask))))
-    equal(setting(), cell(Mlp, masking(lambda optimizer, mask: optimizer.register_step_pre_hook(mask))))
+    equal(context(), cell(Mlp, masking(lambda optimizer, mask: optimizer.register_step_post_hook(mask))))
+    equal(context(), cell(Mlp, masking(lambda optimizer, mask: optimizer.register_step_pre_hook(mask))))
 
 
 class Slow(torch.optim.AdamW):
@@ -94,7 +94,7 @@ class Slow(torch.optim.AdamW):
 
 
 def check_an_optimizer_of_the_cells_own_may_mix() -> None:
-    equal(setting(), cell(Mlp, lambda *_: None, optimizer=Slow))
+    equal(context(), cell(Mlp, lambda *_: None, optimizer=Slow))
 
 
 def check_a_closure_may_mix() -> None:
@@ -121,4 +121,4 @@ def check_a_closure_may_mix() -> None:
             losses.append(optimizer.step(closure))
         return model, optimizer, losses
 
-    equal(setting(), run)
+    equal(context(), run)

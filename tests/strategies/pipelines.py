@@ -25,7 +25,7 @@ from jupyter_torchdist.strategies.pipeline.wires import Arriving, Wires
 
 from . import models
 from .models import CASES, Case, adamw, sgd
-from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, context, everyone, refusal
 
 STEPS = 3
 Trained = tuple[list[float], nn.Module, torch.optim.Optimizer]
@@ -35,7 +35,7 @@ Trained = tuple[list[float], nn.Module, torch.optim.Optimizer]
 def staged(**options: Any) -> AutomaticTraining:
     """All ranks in one pipeline."""
     degrees = options.pop("degrees", {"pp": dist.get_world_size()})
-    how = setting(degrees, SAID.append, **options)
+    how = context(degrees, SAID.append, **options)
     automatic = AutomaticTraining(replace(how, plan=replace(how.plan, name="pp")))
     automatic.install()
     return automatic

@@ -22,18 +22,18 @@ from jupyter_torchdist.strategies.core.context import ParallelContext
 
 from .languages import LENGTH, WORDS, Language
 from .models import CASES, loss_of
-from .ranks import CLOSE, assert_close, setting
+from .ranks import CLOSE, assert_close, context
 
 Prepare = Callable[..., Any]
 Result = tuple[nn.Module, torch.optim.Optimizer, list[float]]
 
 
 def ddp(**options: Any) -> ParallelContext:
-    return setting({"dp_replicate": dist.get_world_size()}, **options)
+    return context({"dp_replicate": dist.get_world_size()}, **options)
 
 
 def fsdp(**options: Any) -> ParallelContext:
-    return setting({"dp_shard": dist.get_world_size()}, **options)
+    return context({"dp_shard": dist.get_world_size()}, **options)
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def job(how: ParallelContext) -> Iterator[rank_context.RankContext]:
     words = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
     name = "+".join(words.get(one, one) for one in how.plan.degrees)
     mine, outer = rank_context.RankContext(replace(how.plan, name=name), how.device, how.say), rank_context.current
-    vars(mine)["setting"] = replace(how, plan=replace(how.plan, name=name))
+    vars(mine)["context"] = replace(how, plan=replace(how.plan, name=name))
     rank_context.take(mine)
     try:
         yield mine

@@ -21,7 +21,7 @@ from jupyter_torchdist.strategies.core.context import ParallelContext
 
 from .models import CASES, Gpt, loss_of
 from .prepared import Noted, Prepare, Result, alone, data, ddp, equal, fsdp, job, joined, sgd, train
-from .ranks import CLOSE, SAID, assert_close, compiled_graphs, everyone, local_bytes, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, compiled_graphs, context, everyone, local_bytes, refusal
 from .unchanged import Determined, under
 
 
@@ -250,7 +250,7 @@ def check_refusals() -> None:
     assert "shares parameters" in prepare(model, nn.Sequential(model[0], nn.Linear(16, 2)))
     assert "LBFGS cannot train" in prepare(model, torch.optim.LBFGS(model.parameters()), how=fsdp())
     uneven = ddp(uneven_inputs=True)
-    for word, how in (("stages", setting({"pp": 2})), ("-O batch", ddp(batch="whole")), ("Join around", uneven)):
+    for word, how in (("stages", context({"pp": 2})), ("-O batch", ddp(batch="whole")), ("Join around", uneven)):
         with job(how):
             assert word in refusal(lambda: td.prepare(model))
     assert [id(p) for p in model.parameters()] == [id(p) for p in before]  # nothing was changed

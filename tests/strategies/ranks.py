@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.strategy import StrategyPlan
-from jupyter_torchdist.strategies.core.context import ParallelContext, make_setting
+from jupyter_torchdist.strategies.core.context import ParallelContext, make_context
 
 CLOSE = 1e-5
 SAID: list[str] = []
@@ -38,7 +38,7 @@ def run_checks(*modules: ModuleType) -> dict[str, str]:
     return failed
 
 
-def setting(
+def context(
     degrees: dict[str, int] | None = None, say: Callable[[str], None] = SAID.append, **plan: Any
 ) -> ParallelContext:
     """All ranks along ``dp_shard``, where nothing else is said; words that are no field of a plan are options."""
@@ -48,7 +48,7 @@ def setting(
     degrees = {"dp_shard": dist.get_world_size()} if degrees is None else degrees
     assert math.prod(degrees.values()) == dist.get_world_size()
     name = rest.pop("name", "+".join({"dp_shard": "fsdp", "dp_replicate": "ddp"}.get(one, one) for one in degrees))
-    return make_setting(StrategyPlan(name, degrees, options, **rest), torch.device("cpu"), say)
+    return make_context(StrategyPlan(name, degrees, options, **rest), torch.device("cpu"), say)
 
 
 def spied() -> Any:

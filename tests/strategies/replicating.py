@@ -22,6 +22,7 @@ from .models import CASES, Gpt, Mixture, Mlp, adamw, sgd, step
 from .ranks import (
     CLOSE,
     assert_close,
+    context,
     counted_calls,
     everybody,
     everyone,
@@ -30,14 +31,13 @@ from .ranks import (
     mean,
     mine,
     refusal,
-    setting,
 )
 
 STEPS = 4
 
 
 def ddp(**options: Any) -> ParallelContext:
-    return setting({"dp_replicate": dist.get_world_size()}, **options)
+    return context({"dp_replicate": dist.get_world_size()}, **options)
 
 
 def replicated(model: nn.Module, how: ParallelContext) -> nn.Module:

@@ -15,15 +15,15 @@ from jupyter_torchdist.strategies.parallel import fsdp, restore
 
 from . import models
 from .models import CASES, Gpt, adamw, sgd, step
-from .ranks import CLOSE, assert_close, hooks_of, local_bytes, mean, mine, setting
+from .ranks import CLOSE, assert_close, context, hooks_of, local_bytes, mean, mine
 
 STEPS = 4
 
 
-def sharded(model: nn.Module, setting: ParallelContext) -> dict[nn.Parameter, nn.Parameter]:
+def sharded(model: nn.Module, context: ParallelContext) -> dict[nn.Parameter, nn.Parameter]:
     before = optimizers.by_name(model)
-    fsdp.check(model, setting)
-    fsdp.apply(model, setting)
+    fsdp.check(model, context)
+    fsdp.apply(model, context)
     return optimizers.replaced(before, model)
 
 
@@ -48,18 +48,18 @@ def trained(
 def check_models_train_as_on_one_device() -> None:
     for name in ("mlp", "tied", "untied", "mixture"):
         for make in (adamw, sgd):
-            trained(name, setting(), make)
+            trained(name, context(), make)
 
 
 def check_conversion_in_mid_training_takes_the_optimizers_state_along() -> None:
-    trained("tied", setting(), adamw, switch=2)
-    trained("mixture", setting(), sgd, switch=2)
+    trained("tied", context(), adamw, switch=2)
+    trained("mixture", context(), sgd, switch=2)
 
 
 def check_a_rank_holds_its_share_and_classes_and_names_stay() -> None:
     model = Gpt(tied=False, width=16)
     names, full = list(model.state_dict()), local_bytes(list(model.parameters()))
-    sharded(model, setting())
+    sharded(model, context())
     assert isinstance(model, Gpt)
     assert list(model.state_dict()) == names
     assert abs(local_bytes(list(model.parameters())) - full / dist.get_world_size()) < 0.1 * full
@@ -72,7 +72,7 @@ def check_restored_models_are_plain_whole_and_tied() -> None:
     model.layers[1].register_forward_hook(lambda *_: handle_ran.append(1))
     hooks, originals = hooks_of(model), dict(model.named_parameters())
     optimizer = adamw(list(model.parameters()))
-    before = sharded(model, setting())
+    before = sharded(model, context())
     optimizers.remap(optimizer, before)
     optimizers.release(before)
     for inputs, targets in CASES["tied"].batches(STEPS):
@@ -101,7 +101,7 @@ def check_restored_models_are_plain_whole_and_tied() -> None:
 def check_a_model_comes_back_one_parameter_at_a_time() -> None:
     """Rank 0 collects one full copy; no other rank ever has more than the parameter that is being gathered."""
     model = Gpt(tied=False, width=16)
-    sharded(model, setting())
+    sharded(model, context())
     gathered: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
     original = dtensors.whole

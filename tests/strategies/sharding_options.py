@@ -18,7 +18,7 @@ from jupyter_torchdist.strategies.sharded import norms
 
 from . import models
 from .models import CASES, Block, Gpt, Mixture, Mlp, adamw, sgd, step
-from .ranks import CLOSE, SAID, assert_close, everyone, local_bytes, mine, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, context, everyone, local_bytes, mine, refusal
 from .sharding import STEPS, sharded, trained
 
 
@@ -39,7 +39,7 @@ def check_what_is_whole_between_forward_and_backward() -> None:
         ({"sharding_strategy": "SHARD_GRAD_OP"}, True),
     ):
         model = Gpt(tied=False)
-        sharded(model, setting(**options))
+        sharded(model, context(**options))
         output = model(mine(inputs))
         assert gathered(model.layers[0]) is whole, options
         output.sum().backward()
@@ -51,7 +51,7 @@ def check_what_is_whole_between_forward_and_backward() -> None:
 
 def check_no_shard_keeps_a_copy_on_every_rank() -> None:
     for degrees in ({"dp_shard": 2}, {"dp_replicate": 2}):
-        model = trained("untied", setting(degrees, sharding_strategy="NO_SHARD"))
+        model = trained("untied", context(degrees, sharding_strategy="NO_SHARD"))
         full = local_bytes(list(Gpt(tied=False).parameters()))
         assert local_bytes(list(model.parameters())) == full
         assert all(isinstance(p, DTensor) and p.placements == (Replicate(),) for p in model.parameters())
@@ -71,30 +71,30 @@ def check_units_are_what_the_policy_says() -> None:
         ({"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 10**6}, []),
     ):
         model = Gpt(tied=False)
-        sharded(model, setting(**options))
+        sharded(model, context(**options))
         assert units_of(model) == ["", *expected], (options, units_of(model))
     model = Gpt(tied=False)
-    sharded(model, setting(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=512))
+    sharded(model, context(auto_wrap_policy="SIZE_BASED_WRAP", min_num_params=512))
     assert set(inner) < set(units_of(model))
-    message = refusal(lambda: fsdp.check(Gpt(), setting(transformer_layer_cls_to_wrap=("LlamaLayer",))))
+    message = refusal(lambda: fsdp.check(Gpt(), context(transformer_layer_cls_to_wrap=("LlamaLayer",))))
     assert "LlamaLayer" in message and "Block" in message and "Embedding" in message
     model = Gpt(tied=False)
     model._no_split_modules = ["Block"]  # type: ignore[assignment]
-    sharded(model, setting(auto_wrap_policy="TRANSFORMER_BASED_WRAP"))
+    sharded(model, context(auto_wrap_policy="TRANSFORMER_BASED_WRAP"))
     assert units_of(model) == ["", *layers]
 
 
 def check_the_repeated_block_is_found() -> None:
     translator = nn.Transformer(8, 2, 2, 3, 16)
     names = {module: name for name, module in translator.named_modules()}
-    found = [names[unit[0]] for unit in fsdp.units(translator, setting(auto_wrap_policy="AUTO").plan)]
+    found = [names[unit[0]] for unit in fsdp.units(translator, context(auto_wrap_policy="AUTO").plan)]
     assert found == [f"encoder.layers.{n}" for n in range(2)] + [f"decoder.layers.{n}" for n in range(3)]
-    assert fsdp.units(Mlp(), setting().plan) == []
-    assert len(fsdp.units(nn.Sequential(*[nn.Linear(1100, 1100) for _ in range(3)]), setting().plan)) == 3
+    assert fsdp.units(Mlp(), context().plan) == []
+    assert len(fsdp.units(nn.Sequential(*[nn.Linear(1100, 1100) for _ in range(3)]), context().plan)) == 3
 
 
 def check_modules_that_share_a_parameter_are_one_unit() -> None:
-    how = setting(transformer_layer_cls_to_wrap=("Embedding", "Block", "Linear"))
+    how = context(transformer_layer_cls_to_wrap=("Embedding", "Block", "Linear"))
     model = Gpt()
     groups = [len(group) for group in fsdp.units(model, how.plan)]
     assert sorted(groups)[-2:] == [1, 2]
@@ -103,14 +103,14 @@ def check_modules_that_share_a_parameter_are_one_unit() -> None:
     outer.add_module("inner", inner)
     inner.weight = outer.weight
     nested = nn.Sequential(outer, nn.Linear(4, 4))
-    assert fsdp.units(nested, setting(transformer_layer_cls_to_wrap=("Linear",)).plan) == [[nested[0]], [nested[1]]]
+    assert fsdp.units(nested, context(transformer_layer_cls_to_wrap=("Linear",)).plan) == [[nested[0]], [nested[1]]]
 
 
 def check_the_next_unit_is_gathered_ahead_when_asked_for() -> None:
     inputs, _ = CASES["untied"].batches(1)[0]
     for wanted in (False, True):
         model = Gpt(tied=False)
-        sharded(model, setting(forward_prefetch=wanted))
+        sharded(model, context(forward_prefetch=wanted))
         following: Any = model.layers[1]
         seen: list[bool] = []
 
@@ -128,7 +128,7 @@ def check_backward_gathers_ahead_unless_told_not_to() -> None:
     inputs, _ = CASES["untied"].batches(1)[0]
     for how, ahead in (("BACKWARD_PRE", True), ("NO_PREFETCH", False), ("BACKWARD_POST", False)):
         model = Gpt(tied=False)
-        sharded(model, setting(backward_prefetch=how))
+        sharded(model, context(backward_prefetch=how))
         before: Any = model.layers[0]
         seen: list[bool] = []
 
@@ -149,7 +149,7 @@ def check_weights_of_rank_0_hold_unless_told_otherwise() -> None:
         model = CASES["conv"].model(seed=dist.get_rank())
         model.get_buffer("norm.running_mean").fill_(dist.get_rank())
         own = model.get_parameter("conv.weight").detach().clone()
-        sharded(model, setting(sync_module_states=wanted))
+        sharded(model, context(sync_module_states=wanted))
         assert everyone(model.get_buffer("norm.running_mean")[0].item()) == ([0, 0] if wanted else [0, 1])
         weight: Any = model.get_parameter("conv.weight")
         wished, (part,) = everyone(own), [own.chunk(2)[dist.get_rank()]]
@@ -162,7 +162,7 @@ def check_rank_0_alone_needs_weights_before_sharding() -> None:
         with torch.device("cpu" if dist.get_rank() == 0 else "meta"):
             model = CASES[name].model()
         optimizer = adamw([p for p in model.parameters() if p.requires_grad])
-        before = sharded(model, setting())
+        before = sharded(model, context())
         assert not any(parameter.is_meta for parameter in model.parameters())
         optimizers.remap(optimizer, before)
         for inputs, targets in CASES[name].batches(STEPS):
@@ -170,7 +170,7 @@ def check_rank_0_alone_needs_weights_before_sharding() -> None:
         assert_close(model.state_dict(), weights)
     with torch.device("meta"):
         nowhere = Mlp()
-    assert "no values on rank 0" in refusal(lambda: fsdp.apply(nowhere, setting()))
+    assert "no values on rank 0" in refusal(lambda: fsdp.apply(nowhere, context()))
     for wanted in (False, True):
         model = CASES["conv"].model(seed=dist.get_rank())
         model.get_buffer("norm.running_mean").fill_(dist.get_rank() + 3)
@@ -179,13 +179,13 @@ def check_rank_0_alone_needs_weights_before_sharding() -> None:
         held: list[int] = []
         original = fsdp._shard
 
-        def noting(model: nn.Module, setting: Any, original: Any = original, see: Any = (held, optimizer)) -> Any:
+        def noting(model: nn.Module, context: Any, original: Any = original, see: Any = (held, optimizer)) -> Any:
             see[0].append(local_bytes(see[1].param_groups[0]["params"]))
-            return original(model, setting)
+            return original(model, context)
 
         fsdp._shard = noting
         try:
-            sharded(model, setting(cpu_ram_efficient_loading=wanted))
+            sharded(model, context(cpu_ram_efficient_loading=wanted))
         finally:
             fsdp._shard = original
         assert everyone(held) == [[whole], [0 if wanted else whole]]
@@ -195,7 +195,7 @@ def check_rank_0_alone_needs_weights_before_sharding() -> None:
 
 
 def check_offloaded_parameters_need_no_pinned_memory_here() -> None:
-    model: Any = trained("mlp", setting(cpu_offload=True))
+    model: Any = trained("mlp", context(cpu_offload=True))
     (parameter, *_) = model._get_fsdp_state()._fsdp_param_group.fsdp_params
     assert parameter.offload_to_cpu and not parameter.pin_memory
 
@@ -203,7 +203,7 @@ def check_offloaded_parameters_need_no_pinned_memory_here() -> None:
 def check_half_precision_computes_low_sums_high_and_gives_fp32() -> None:
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         model: Any = CASES["untied"].model()
-        sharded(model, setting(precision=name))
+        sharded(model, context(precision=name))
         seen: list[torch.dtype] = []
         model.layers[0].norm.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out.dtype))
         inputs, targets = CASES["untied"].batches(1)[0]
@@ -215,7 +215,7 @@ def check_half_precision_computes_low_sums_high_and_gives_fp32() -> None:
 
 
 def check_evaluation_between_backward_and_step_leaves_nothing_stale() -> None:
-    for how in (setting(), setting(sharding_strategy="SHARD_GRAD_OP")):
+    for how in (context(), context(sharding_strategy="SHARD_GRAD_OP")):
         _, weights = models.alone(CASES["tied"], STEPS, sgd)
         model = CASES["tied"].model()
         optimizer = sgd(list(model.parameters()))
@@ -240,12 +240,12 @@ def check_a_method_beside_forward() -> None:
     inputs, _ = CASES["mlp"].batches(1)[0]
     model: Any = Judge()
     expected = model.shortcut(inputs).detach()
-    fsdp.apply(model, setting(), forward_methods=["shortcut"])
+    fsdp.apply(model, context(), forward_methods=["shortcut"])
     torch.testing.assert_close(model.shortcut(inputs), expected)
     restore.restore(model)
     assert "shortcut" not in vars(model)
     model = Judge()
-    fsdp.apply(model, setting())
+    fsdp.apply(model, context())
     model.judge(inputs)
     model.reshard()
     try:
@@ -259,7 +259,7 @@ def check_a_method_beside_forward() -> None:
 
 
 def check_a_parameter_without_dimensions_stays_whole_and_alike() -> None:
-    model = trained("mixture", setting())
+    model = trained("mixture", context())
     assert isinstance(model, Mixture) and not isinstance(model.temperature, DTensor)
     values = everyone(model.temperature.item())
     assert len(set(values)) == 1
@@ -274,22 +274,22 @@ def check_channels_last_weights_can_be_sharded() -> None:
     dist.broadcast(x, 0)
     expected = model(x)
     dist.broadcast(expected, 0)
-    sharded(model, setting())
+    sharded(model, context())
     torch.testing.assert_close(model(x), expected, atol=CLOSE, rtol=CLOSE)
 
 
 def check_what_cannot_be_is_refused_in_words() -> None:
     model = Mlp()
-    sharded(model, setting())
-    assert "distributed already" in refusal(lambda: fsdp.check(model, setting()))
+    sharded(model, context())
+    assert "distributed already" in refusal(lambda: fsdp.check(model, context()))
     assert "deepcopy of Mlp" in refusal(lambda: copy.deepcopy(model))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    assert "1.weight (torch.float64)" in refusal(lambda: fsdp.check(mixed, setting()))
-    assert "hsdp" in refusal(lambda: fsdp.check(Mlp(), setting(sharding_strategy="HYBRID_SHARD")))
+    assert "1.weight (torch.float64)" in refusal(lambda: fsdp.check(mixed, context()))
+    assert "hsdp" in refusal(lambda: fsdp.check(Mlp(), context(sharding_strategy="HYBRID_SHARD")))
     assert "leave one" in refusal(
-        lambda: fsdp.check(Mlp(), setting(sharding_strategy="SHARD_GRAD_OP", reshard_after_forward=True))
+        lambda: fsdp.check(Mlp(), context(sharding_strategy="SHARD_GRAD_OP", reshard_after_forward=True))
     )
-    assert "reshard_after_forward=2" in refusal(lambda: fsdp.check(Mlp(), setting(reshard_after_forward=2)))
+    assert "reshard_after_forward=2" in refusal(lambda: fsdp.check(Mlp(), context(reshard_after_forward=2)))
     for kind in (torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.Adafactor):
         optimizer: Any = kind(Mlp().parameters())
         optimizers.check(optimizer, sharded=False)
@@ -304,8 +304,8 @@ def check_other_optimizers_train_shards() -> None:
         return torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5)
 
     for make, within in ((rmsprop, CLOSE), (muon, 0.02)):  # Muon multiplies in bf16
-        trained("mlp", setting(), make, within=within)
-        trained("mlp", setting(), make, switch=2, within=within)
+        trained("mlp", context(), make, within=within)
+        trained("mlp", context(), make, switch=2, within=within)
 
 
 class Choice(nn.Module):
@@ -326,7 +326,7 @@ def check_ranks_may_use_different_experts() -> None:
     model.load_state_dict(whole.state_dict())
     one = torch.optim.AdamW(whole.parameters(), lr=0.05, weight_decay=0.5)
     two = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.5)
-    optimizers.remap(two, sharded(model, setting()))
+    optimizers.remap(two, sharded(model, context()))
     world = dist.get_world_size()
     for number, (inputs, _) in enumerate(CASES["mlp"].batches(3)):
         experts = [(rank + number) % 2 for rank in range(world)]  # the third is never used
@@ -348,7 +348,7 @@ def check_what_was_used_in_a_microbatch_without_sums_counts() -> None:
     for parameter in whole.parameters():
         dist.broadcast(parameter.data, 0)
     model.load_state_dict(whole.state_dict())
-    sharded(model, setting())
+    sharded(model, context())
     it: Any = model
     x = torch.ones(2, 6)
     for expert in (0, 1):
@@ -367,7 +367,7 @@ def check_gradients_are_clipped_by_the_norm_of_all() -> None:
     case = CASES["mixture"]
     for kind in (2.0, float("inf")):
         whole, model = case.model(), case.model()
-        sharded(model, setting())
+        sharded(model, context())
         inputs, targets = case.batches(1)[0]
         models.loss_of(whole(inputs), targets).backward()
         models.loss_of(model(mine(inputs)), mine(targets)).backward()

@@ -19,7 +19,7 @@ from jupyter_torchdist.strategies.parallel import fsdp, replicate, tensor
 from . import models
 from .languages import LENGTH, WORDS, Apart, Fused, Language
 from .models import Case, adamw, sgd, step
-from .ranks import CLOSE, SAID, assert_close, local_bytes, mean, mine, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, context, local_bytes, mean, mine, refusal
 
 STEPS = 3
 
@@ -41,7 +41,7 @@ LANGUAGES = {
 
 
 def tp(**options: Any) -> ParallelContext:
-    return setting({"tp": dist.get_world_size()}, **options)
+    return context({"tp": dist.get_world_size()}, **options)
 
 
 def split(model: nn.Module, how: ParallelContext) -> dict[nn.Parameter, nn.Parameter]:

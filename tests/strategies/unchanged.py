@@ -20,7 +20,7 @@ from jupyter_torchdist.strategies.core.dtensors import local
 from jupyter_torchdist.torch_private.settings import release
 
 from .languages import LENGTH, WIDTH, WORDS, Apart, Fused, Language
-from .ranks import CLOSE, SAID, assert_close, everyone, refusal, setting, spied
+from .ranks import CLOSE, SAID, assert_close, context, everyone, refusal, spied
 
 Cell = Callable[[], tuple[nn.Module, torch.optim.Optimizer, list[float]]]
 
@@ -75,7 +75,7 @@ WORLD = dist.get_world_size
 
 
 def check_tensor_parallelism() -> None:
-    model = equal(setting({"tp": WORLD()}), language(lambda: Language(tied=True)))
+    model = equal(context({"tp": WORLD()}), language(lambda: Language(tied=True)))
     assert model.head.weight is model.words.weight
     shapes = spied()
 
@@ -86,16 +86,16 @@ def check_tensor_parallelism() -> None:
         built.register_forward_hook(lambda _m, _a, output: shapes.append(local(output).shape))
         return built
 
-    equal(setting({"tp": 2}, sequence_parallel=True), language(watched))
+    equal(context({"tp": 2}, sequence_parallel=True), language(watched))
     assert shapes[:2] == [(4, LENGTH, WIDTH), (4, LENGTH, WORDS)]  # on one device
     assert shapes[-2:] == [(4, LENGTH // 2, WIDTH), (4, LENGTH, WORDS)], shapes
-    equal(setting({"tp": 2}, loss_parallel=True), in_parts(spied(), spied(), watched))
+    equal(context({"tp": 2}, loss_parallel=True), in_parts(spied(), spied(), watched))
     assert shapes[-2:] == [(6, LENGTH, WIDTH), (6, LENGTH, WORDS // 2)], shapes
-    equal(setting({"tp": 2}, loss_parallel=True), language(Language))  # it counts right answers
+    equal(context({"tp": 2}, loss_parallel=True), language(Language))  # it counts right answers
 
 
 def check_context_parallelism() -> None:
-    equal(setting({"cp": WORLD()}), language(Language))
+    equal(context({"cp": WORLD()}), language(Language))
 
 
 class InChunks(Language):
@@ -126,7 +126,7 @@ def check_a_loss_in_chunks_of_the_sequence_where_blocks_have_a_part_of_it() -> N
             losses.append(loss.item())
         return model, optimizer, losses
 
-    equal(setting({"cp": WORLD()}), cell)
+    equal(context({"cp": WORLD()}), cell)
 
 
 def asking(inputs: Callable[[nn.Module], Iterable[Tensor]], penalty: bool = False) -> Cell:
@@ -168,15 +168,15 @@ def asking_by_name() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
 
 
 def check_gradients_that_the_cell_asks_for_itself() -> None:
-    divided = setting({"cp": WORLD()})
+    divided = context({"cp": WORLD()})
     equal(divided, asking(nn.Module.parameters))
     equal(divided, asking(nn.Module.parameters, penalty=True))
     if release() >= (2, 13):  # which can be asked by name
         equal(divided, asking_by_name)
     norms = asking(lambda model: [one for one in model.parameters() if one.ndim == 1][:2])
-    equal(setting({"tp": 2}, sequence_parallel=True), norms)
+    equal(context({"tp": 2}, sequence_parallel=True), norms)
     for degrees, words in (({"tp": 2}, "has sharded"), ({"pp": 2}, "of a pipeline")):
-        said = refusal(lambda degrees=degrees: under(setting(degrees), asking(nn.Module.parameters)))  # type: ignore[misc]
+        said = refusal(lambda degrees=degrees: under(context(degrees), asking(nn.Module.parameters)))  # type: ignore[misc]
         assert words in said and "or backward()" in said, said
 
 
@@ -209,7 +209,7 @@ def check_a_model_that_the_cell_compiles_is_one_model_by_both_names() -> None:
     for one in ("dp_replicate", "dp_shard", "tp", "cp", "pp"):
         for order in ((True, True, True), (False, True, False)):
             SAID.clear()
-            equal(setting({one: WORLD()}), cell(order))
+            equal(context({one: WORLD()}), cell(order))
             assert any("the model that the cell compiled runs without compilation" in line for line in SAID) == (
                 order[0] and one in "tp pp"
             )
@@ -228,13 +228,13 @@ def check_flags_act_where_layers_and_sequences_are_divided() -> None:
 
     for degrees in ({"tp": WORLD()}, {"cp": WORLD()}):
         begun.clear()
-        equal(setting(degrees, activation_checkpointing=True), language(watched))
+        equal(context(degrees, activation_checkpointing=True), language(watched))
         assert len(begun) >= 6 + 2 * 6, (degrees, begun)  # alone; forward, and again for each backward
         kinds.clear()
-        under(setting(degrees, precision="bf16"), language(watched))
+        under(context(degrees, precision="bf16"), language(watched))
         assert kinds[-6:] == [torch.bfloat16] * 6, (degrees, kinds)
         rows = spied()
-        equal(setting(degrees, grad_accumulation=2, activation_checkpointing=True), in_parts(rows, spied()))
+        equal(context(degrees, grad_accumulation=2, activation_checkpointing=True), in_parts(rows, spied()))
         assert rows.count(4) >= 2 * 2 * 2, (degrees, rows)
 
 
@@ -264,7 +264,7 @@ def check_dropout_differs_by_rank_and_what_the_cell_draws_does_not() -> None:
                 drawn.append(torch.rand(()).item())
             return model, optimizer, []
 
-        under(setting(degrees), cell)
+        under(context(degrees), cell)
         assert len({str(one) for one in everyone(drawn)}) == 1
         for mask in masks:  # of all ranks' samples: none is another's
             assert len({str(row) for row in mask}) == 2 * WORLD(), mask
@@ -278,7 +278,7 @@ def check_batch_normalisation_over_all_ranks_is_said() -> None:
         model(torch.randn(8, 4)).square().sum().backward()
         return model, optimizer, []
 
-    under(setting({"dp_replicate": WORLD()}), cell)
+    under(context({"dp_replicate": WORLD()}), cell)
     assert "batch normalisation uses the samples of all ranks, as on a single device" in SAID
 
 
@@ -299,7 +299,7 @@ class Reversed(nn.Module):
 
 def check_what_would_compute_something_else_is_refused_before_the_first_step() -> None:
     before = torch.nn.functional.cross_entropy
-    message = refusal(lambda: under(setting({"tp": WORLD()}), language(Crossed)))
+    message = refusal(lambda: under(context({"tp": WORLD()}), language(Crossed)))
     assert "tp would change what Crossed computes: output 0 is" in message and "tp_plan" in message
     assert before is torch.nn.functional.cross_entropy
 
@@ -314,9 +314,9 @@ def hooked() -> tuple[nn.Module, torch.optim.Optimizer, list[float]]:
 
 def check_hooks_of_modules_on_gradients_are_refused_where_a_rank_has_its_rows_alone() -> None:
     assert "a backward hook of Linear would see only the gradients of this rank's samples" in refusal(
-        lambda: under(setting({"dp_replicate": WORLD()}), hooked)
+        lambda: under(context({"dp_replicate": WORLD()}), hooked)
     )
-    under(setting({"dp_replicate": WORLD()}, model="whole"), hooked)
+    under(context({"dp_replicate": WORLD()}, model="whole"), hooked)
 
 
 class Sums(nn.Module):
@@ -332,7 +332,7 @@ class Sums(nn.Module):
 
 def check_sequences_that_cannot_be_divided_are_refused_before_the_first_step() -> None:
     def of(build: Callable[[], nn.Module]) -> str:
-        return refusal(lambda: under(setting({"cp": WORLD()}), language(build)))
+        return refusal(lambda: under(context({"cp": WORLD()}), language(build)))
 
     assert "Layer computes no F.scaled_dot_product_attention" in of(lambda: Language(Sums))
     assert "1 heads over 2 ranks" in of(lambda: Language(lambda: Apart(heads=1)))  # type: ignore[arg-type]
@@ -357,7 +357,7 @@ def check_a_model_that_is_called_by_another_method_is_named_where_it_cannot_be_d
 
     models = lambda: nn.ModuleDict({"a": nn.Embedding(WORDS, 3), "b": Language()})  # noqa: E731
     for one in ("pp", "tp", "cp"):
-        how = setting({one: WORLD()})
+        how = context({one: WORLD()})
         for call, words, remedy in (
             (
                 lambda model, x: model.logits(x),
@@ -417,7 +417,7 @@ def check_a_batch_in_parts() -> None:
     for degrees in ({"dp_shard": WORLD()}, {"tp": WORLD()}):
         rows = spied()
         kept = spied()
-        equal(setting(degrees, grad_accumulation=2), in_parts(rows, kept))
+        equal(context(degrees, grad_accumulation=2), in_parts(rows, kept))
         part = 4 if "tp" in degrees else 2
         assert rows.count(part) >= 2 * 2 * 2, rows  # of two steps, two parts, forward and again
         alone, ours = kept[:3], kept[3:]
@@ -426,13 +426,13 @@ def check_a_batch_in_parts() -> None:
 
 def check_what_cannot_be_taken_in_parts_is_refused() -> None:
     def of(cell: Cell, **more: Any) -> str:
-        return refusal(lambda: under(setting({"dp_replicate": WORLD()}, grad_accumulation=2, **more), cell))
+        return refusal(lambda: under(context({"dp_replicate": WORLD()}, grad_accumulation=2, **more), cell))
 
     assert "gradients of gradients" in of(in_parts(spied(), spied(), norm=True))
     assert "-O model=whole" in of(in_parts(spied(), spied()), model="whole")
     assert "normalises over the batch" in of(in_parts(spied(), spied(), Normalised))
     assert "changes calls" in of(in_parts(spied(), spied(), Counting))
-    stages = setting({"pp": WORLD()}, grad_accumulation=2)
+    stages = context({"pp": WORLD()}, grad_accumulation=2)
     assert "use -O microbatches=4" in refusal(lambda: under(stages, in_parts(spied(), spied())))
 
 
@@ -507,7 +507,7 @@ def check_what_a_rank_loads_is_as_proved_or_said() -> None:
         (unproved, {}, 25),
     ):
         loaded = spied()
-        equal(setting({"dp_replicate": WORLD()}, **options), counted(loss, loaded))
+        equal(context({"dp_replicate": WORLD()}, **options), counted(loss, loaded))
         assert loaded == [25, expected], (options, loaded, expected)
 
 
@@ -529,7 +529,7 @@ def check_targets_that_are_ignored_count_nowhere() -> None:
 
     for degrees in ({"dp_replicate": WORLD()}, {"dp_shard": WORLD()}):
         SAID.clear()
-        equal(setting(degrees), cell)
+        equal(context(degrees), cell)
         assert "each rank loads its part of every batch" in SAID
 
 
@@ -543,7 +543,7 @@ def check_gradients_that_are_there_on_some_ranks_alone_are_refused() -> None:
                 optimizer.zero_grad()
         return model, optimizer, []
 
-    message = refusal(lambda: under(setting({"dp_replicate": WORLD()}), cell))
+    message = refusal(lambda: under(context({"dp_replicate": WORLD()}), cell))
     assert (
         "some ranks had gradients and others had none" in message
         and "zero_grad() in the same steps on every" in message
@@ -570,7 +570,7 @@ def check_workers_of_a_divided_loader_draw_numbers_of_their_ranks() -> None:
             noise.extend(x[:, 0].tolist())
         return model, optimizer, []
 
-    under(setting({"dp_replicate": WORLD()}, batch="slices"), cell)
+    under(context({"dp_replicate": WORLD()}, batch="slices"), cell)
     of_all = [one for several in everyone(noise) for one in several]
     assert len(of_all) == len(set(of_all)) == 25
 
@@ -591,10 +591,10 @@ def check_a_model_that_mixes_samples_is_divided_on_the_users_word_alone() -> Non
         return model, optimizer, []
 
     how = {"dp_replicate": WORLD()}
-    assert "-O trust_model=1" in refusal(lambda: under(setting(how), cell))
-    under(setting(how, model="whole"), cell)
+    assert "-O trust_model=1" in refusal(lambda: under(context(how), cell))
+    under(context(how, model="whole"), cell)
     assert rows[-1] == 8
-    under(setting(how, trust_model=True), cell)
+    under(context(how, trust_model=True), cell)
     assert rows[-1] == 4
 
 
@@ -615,7 +615,7 @@ def check_state_dicts_are_whole_or_sharded_as_asked_for() -> None:
                 refused.append(refusal(lambda: torch.save(model.state_dict(), "never written")))
             return model, optimizer, []
 
-        under(setting({"dp_shard": WORLD()}, state_dict_type=kind), cell)
+        under(context({"dp_shard": WORLD()}, state_dict_type=kind), cell)
         assert kinds == [sharded] * 3
         assert [words for words in refused if "td.save" not in words] == []
         assert len(refused) == sharded
@@ -629,7 +629,7 @@ class Determined(nn.Linear):
 
 
 def check_an_operation_without_fp16_is_named() -> None:
-    how = setting({"dp_replicate": WORLD()}, precision="fp16", model="whole")
+    how = context({"dp_replicate": WORLD()}, precision="fp16", model="whole")
     automatic = AutomaticTraining(how)
     automatic.install()
     try:

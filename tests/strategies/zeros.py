@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from . import unchanged
 from .models import Gpt, Mlp, adamw
-from .ranks import CLOSE, SAID, assert_close, refusal, setting
+from .ranks import CLOSE, SAID, assert_close, context, refusal
 
 Trained = tuple[nn.Module, torch.optim.Optimizer, list[float]]
 Cell = Callable[[], Trained]
@@ -25,7 +25,7 @@ Config = dict[str, Any]
 
 def under(cell: Cell, config: Config, **plan: Any) -> Trained:
     return unchanged.under(
-        setting({"dp_replicate": dist.get_world_size()}, name="deepspeed", config=config, **plan), cell
+        context({"dp_replicate": dist.get_world_size()}, name="deepspeed", config=config, **plan), cell
     )
 
 

@@ -52,7 +52,7 @@ ranks, notebook = crossing.ranks, crossing.notebook
             "x = c.m"
         ), "x.__self__.l", "_thread.lock"),
         ("class R:\n    def __reduce__(self): raise OSError('no disk')\nx = [R()]", "x[0]", "raised OSError: no disk"),
-        ("class R:\n    def __reduce__(self): return (R, (R(),))\nx = {'r': R()}", "x['r']", "its __reduce__ never ends"),
+        ("class R:\n    def __reduce__(self): return (R, (R(),))\nx = {'r': R()}", "x['r']", "__reduce__ never ends"),
         ("x = []\nfor _ in range(100_000): x = [x]", "x", "nested too deeply"),
         ("import torch\nx = torch.utils.data.DataLoader([1, 2])\nx = [iter(x)]", "x[0]", "a DataLoader's iterator"),
         ("import numpy as np, threading\nx = np.array([None, threading.Lock()], dtype=object)", "x", "_thread.lock"),

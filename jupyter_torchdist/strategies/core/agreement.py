@@ -77,7 +77,7 @@ def check_not_reused(model: nn.Module, divided: Collection[nn.Module]) -> None:
         )
 
 
-def same_on_all_ranks(model: nn.Module, setting: ParallelContext, group: dist.ProcessGroup | None = None) -> None:
+def same_on_all_ranks(model: nn.Module, context: ParallelContext, group: dist.ProcessGroup | None = None) -> None:
     """Compare names, shapes, types, ties and ``requires_grad`` across ranks; all ranks call it before sharding.
 
     Raises ``StrategyError`` on every rank, with the first difference from the first rank. Costs one collective of
@@ -85,7 +85,7 @@ def same_on_all_ranks(model: nn.Module, setting: ParallelContext, group: dist.Pr
     """
     lines = _lines(model)
     digest = hashlib.sha256(repr(lines).encode()).digest()
-    mine = torch.tensor([*digest], dtype=torch.uint8, device=setting.device)
+    mine = torch.tensor([*digest], dtype=torch.uint8, device=context.device)
     others = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(others, mine, group=group)
     if all(torch.equal(others[0], other) for other in others):

@@ -51,7 +51,7 @@ class ParallelContext:
         return self.plan.degree("dp_replicate") * self.plan.degree("dp_shard")
 
 
-def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> ParallelContext:
+def make_context(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> ParallelContext:
     """The mesh over all ranks of the process group; every rank calls this.
 
     A dimension of one rank would cost a group for each rank of the job, and with Gloo a thread that wakes 100 times a
@@ -65,10 +65,10 @@ def make_setting(plan: StrategyPlan, device: torch.device, say: Callable[[str], 
 class Parallelism(Protocol):
     """A way to divide a model over ranks."""
 
-    def check(self, model: nn.Module, setting: ParallelContext) -> None:
+    def check(self, model: nn.Module, context: ParallelContext) -> None:
         """Raise ``StrategyError`` for what ``apply`` could not do correctly. It sends and changes nothing."""
 
-    def apply(self, model: nn.Module, setting: ParallelContext) -> None:
+    def apply(self, model: nn.Module, context: ParallelContext) -> None:
         """Divide the model in place, so that every name that the user bound stays bound to the same object.
 
         All ranks call it at the same moment.

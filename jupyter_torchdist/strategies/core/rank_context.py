@@ -78,26 +78,26 @@ class RankContext:
         return self._plan.name != "none"
 
     @cached_property
-    def setting(self) -> ParallelContext:
+    def context(self) -> ParallelContext:
         """The strategy asked for, or ``ddp`` where none is; all ranks ask for it at the same moment."""
-        from . import context
+        from .context import make_context
 
         plan = self._plan
         if not self.has_mesh:
             ranks = int(os.environ["WORLD_SIZE"])
             plan = StrategyPlan("ddp", {"dp_replicate": ranks} if ranks > 1 else {})
-        setting = context.make_setting(plan, self.device, self._say)
+        context = make_context(plan, self.device, self._say)
         self._plan = plan
-        return setting
+        return context
 
     def place(self, dimension: str) -> int | None:
         """This rank's number along a dimension of the mesh, ``dp`` for both data dimensions; None without a mesh."""
         if not self.has_mesh:
             return None
-        setting = self.setting
-        if (setting.data_ranks if dimension == "dp" else setting.plan.degree(dimension)) == 1:
+        context = self.context
+        if (context.data_ranks if dimension == "dp" else context.plan.degree(dimension)) == 1:
             return 0
-        mesh = setting.data_mesh if dimension == "dp" else setting.mesh[dimension]
+        mesh = context.data_mesh if dimension == "dp" else context.mesh[dimension]
         return int(mesh.get_local_rank())
 
 

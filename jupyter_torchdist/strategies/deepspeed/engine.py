@@ -51,24 +51,24 @@ def check_installed() -> None:
         )
 
 
-def of(setting: ParallelContext, optimized: Optimized, loops: Loops) -> Engine | None:
+def of(context: ParallelContext, optimized: Optimized, loops: Loops) -> Engine | None:
     """What ``--strategy deepspeed`` needs; None for any other. Raises ``StrategyError`` for what it cannot have."""
-    if setting.plan.name != "deepspeed":
+    if context.plan.name != "deepspeed":
         return None
     check_installed()
-    if setting.plan.checkpoint is not None:
+    if context.plan.checkpoint is not None:
         raise StrategyError(
             "--checkpoint cannot save the state of --strategy deepspeed, which is divided among the ranks",
             "leave --checkpoint out, or use --strategy fsdp",
         )
-    return Engine(setting, optimized, loops)
+    return Engine(context, optimized, loops)
 
 
 class Engine:
     """The one model and the one optimizer of a cell, in DeepSpeed's hands once ``make`` was called."""
 
-    def __init__(self, setting: ParallelContext, optimized: Optimized, loops: Loops) -> None:
-        self._setting, self._optimized, self._loops = setting, optimized, loops
+    def __init__(self, context: ParallelContext, optimized: Optimized, loops: Loops) -> None:
+        self._context, self._optimized, self._loops = context, optimized, loops
         self.root: nn.Module | None = None
         self._engine: Any = None
         self._filled: Filled
@@ -104,7 +104,7 @@ class Engine:
             )
         if any(parameter.is_meta for parameter in own):
             raise StrategyError("DeepSpeed is given models with weights; this one is on the meta device", INSTEAD)
-        allowed = self._setting.plan.options["config"].get("zero_allow_untested_optimizer")
+        allowed = self._context.plan.options["config"].get("zero_allow_untested_optimizer")
         if not isinstance(optimizer, ELEMENTWISE) and not allowed:
             raise StrategyError(
                 f"{type(optimizer).__name__} may look at a parameter as a whole, and ZeRO gives it flat pieces",
@@ -115,16 +115,16 @@ class Engine:
                 f"this {type(optimizer).__name__} has trained already, and DeepSpeed begins with an empty state",
                 f"build the optimizer in this cell, or {INSTEAD}",
             )
-        if self._setting.plan.compile:
+        if self._context.plan.compile:
             raise StrategyError("--compile and DeepSpeed do not go together here", "leave one of them out")
 
     def make(self, root: nn.Module) -> None:
         """``deepspeed.initialize`` for ``root``; all ranks call it, with the same weights."""
         (optimizer,) = self._optimized
-        self._filled = filled(self._setting.plan, dist.get_world_size(), root, optimizer, self._loops.samples)
+        self._filled = filled(self._context.plan, dist.get_world_size(), root, optimizer, self._loops.samples)
         if root.training is False:
             raise StrategyError("the first training forward of the model is in eval mode", "call model.train() before")
-        deepspeed = imported(self._setting.device)
+        deepspeed = imported(self._context.device)
         self._states = States(root, optimizer)
         self._trained = [one for one in loading.trained_by(optimizer) if one.requires_grad]
         self.root, self._optimizer = root, optimizer
@@ -137,13 +137,13 @@ class Engine:
         for parameter in self._trained:
             parameter.register_post_accumulate_grad_hook(self._note_used)
         self._states.made()
-        dtype = DTYPES.get(self._setting.plan.precision)
+        dtype = DTYPES.get(self._context.plan.precision)
         if dtype is not None:
             in_halves(root, dtype)
         if self.keeps_gradients:
             guard(root.parameters(), lambda: self.within)
         for remark in self._filled.remarks:
-            self._setting.say(remark)
+            self._context.say(remark)
 
     @property
     def made(self) -> bool:
@@ -354,7 +354,7 @@ class Engine:
         else:
             groups = zero._get_norm_groups()
             scaled = torch.stack([torch.as_tensor(one).float() for one in groups]).norm()
-        return torch.as_tensor(scaled / zero.loss_scale).float().to(self._setting.device)
+        return torch.as_tensor(scaled / zero.loss_scale).float().to(self._context.device)
 
     def _note_used(self, parameter: Tensor) -> None:
         self._used.add(id(parameter))
@@ -364,9 +364,9 @@ class Engine:
         if not self.keeps_gradients or not self._engine.is_gradient_accumulation_boundary():
             return
         used = torch.tensor(
-            [id(one) in self._used for one in self._trained], dtype=torch.int32, device=self._setting.device
+            [id(one) in self._used for one in self._trained], dtype=torch.int32, device=self._context.device
         )
-        dist.all_reduce(used, dist.ReduceOp.MAX, self._setting.data_group)
+        dist.all_reduce(used, dist.ReduceOp.MAX, self._context.data_group)
         self._used.clear()
         decays = any(group.get("weight_decay") for group in self._optimizer.param_groups)
         names = loading.names_of(self.root) if self.root is not None else {}

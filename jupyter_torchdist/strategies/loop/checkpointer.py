@@ -39,11 +39,11 @@ class Checkpointer:
     ``while`` over an iterator made before) cannot be led anywhere; its models are restored all the same.
     """
 
-    def __init__(self, setting: ParallelContext) -> None:
-        assert setting.plan.checkpoint is not None
-        options = setting.plan.options
-        self.directory = Path(setting.plan.checkpoint).absolute()
-        self._say = setting.say
+    def __init__(self, context: ParallelContext) -> None:
+        assert context.plan.checkpoint is not None
+        options = context.plan.options
+        self.directory = Path(context.plan.checkpoint).absolute()
+        self._say = context.say
         self._ranks = all_ranks()
         self._keep = int(options.get("checkpoint_keep", _KEEP))
         self._cadence = Cadence(self._ranks, options.get("checkpoint_steps"), options.get("checkpoint_minutes"))
@@ -55,7 +55,7 @@ class Checkpointer:
         """Whether the state was restored, and whether the training has changed it since."""
         self.last: int | None = None
         """The step of the newest checkpoint, that this run saved or began with."""
-        self._opened = self._open() if setting.plan.resume else None
+        self._opened = self._open() if context.plan.resume else None
 
     def _open(self) -> Opened | None:
         opened = open_latest(self.directory, "")

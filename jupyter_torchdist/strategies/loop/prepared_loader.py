@@ -47,8 +47,8 @@ class Batch:
 class Loaders:
     """The prepared loaders of a job."""
 
-    def __init__(self, setting: ParallelContext) -> None:
-        self._group, self._device = setting.data_group, setting.device
+    def __init__(self, context: ParallelContext) -> None:
+        self._group, self._device = context.data_group, context.device
         self._own = OwnNumbers(int(self._group.rank()))
         self._known: weakref.WeakKeyDictionary[Loader, Indices] = weakref.WeakKeyDictionary()
         self._in_flight: dict[int, Batch] = {}

@@ -27,11 +27,11 @@ class Resuming(Steps):
     _signals = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(
-        self, setting: ParallelContext, made: TrainingObjects, namespace: dict[str, Any], patience: float
+        self, context: ParallelContext, made: TrainingObjects, namespace: dict[str, Any], patience: float
     ) -> None:
-        super().__init__(setting.say, patience)
+        super().__init__(context.say, patience)
         self._made, self._namespace = made, namespace
-        self._checkpointer = Checkpointer(setting)
+        self._checkpointer = Checkpointer(context)
         self.step = self._checkpointer.step
         self.seed = self._checkpointer.seed
 

@@ -15,22 +15,22 @@ from ..core import blocks
 from ..core.context import ParallelContext
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model without blocks to checkpoint."""
-    if not of(model, setting):
+    if not of(model, context):
         raise StrategyError(
             f"{type(model).__name__} has no repeated block whose activations could be computed again",
             "leave --activation-checkpointing out, or call torch.utils.checkpoint.checkpoint in the model's forward",
         )
 
 
-def apply(model: nn.Module, setting: ParallelContext) -> None:
+def apply(model: nn.Module, context: ParallelContext) -> None:
     """Checkpoint every repeated block; dropout draws the same numbers again."""
-    for block in of(model, setting):
+    for block in of(model, context):
         checkpoint_in_place(block)
 
 
-def of(model: nn.Module, setting: ParallelContext) -> list[nn.Module]:
+def of(model: nn.Module, context: ParallelContext) -> list[nn.Module]:
     """The repeated blocks, or the modules of the classes that ``transformer_layer_cls_to_wrap`` names."""
-    names = chosen(setting.plan, "transformer_layer_cls_to_wrap")
+    names = chosen(context.plan, "transformer_layer_cls_to_wrap")
     return blocks.of_classes(model, names) if names else blocks.repeated(model)

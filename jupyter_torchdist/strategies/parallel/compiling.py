@@ -20,25 +20,25 @@ from . import activations, fsdp
 _MARK = "_torchdist_compiled"
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Whatever cannot be compiled runs as it is: nothing to refuse."""
 
 
-def apply(model: nn.Module, setting: ParallelContext) -> None:
+def apply(model: nn.Module, context: ParallelContext) -> None:
     """Compile the repeated blocks, or the model and what is sharded by itself in it."""
-    split = setting.plan.degree("tp") > 1
+    split = context.plan.degree("tp") > 1
     dynamic = False if split else None  # torch.compile cannot follow DTensors whose shapes change: once for each shape
-    blocks = activations.of(model, setting)
+    blocks = activations.of(model, context)
     for block in blocks:
         block.compile(dynamic=dynamic)
     if not blocks:
-        units = fsdp.units(model, setting.plan) if setting.plan.degree("dp_shard") > 1 else []
+        units = fsdp.units(model, context.plan) if context.plan.degree("dp_shard") > 1 else []
         for module in (model, *(module for group in units for module in group)):
             _compile_forward(module, dynamic)
     if split:
-        setting.say("--compile: with tp, only the code between the split layers is compiled, not the layers")
-    if setting.plan.degree("cp") > 1:
-        setting.say(
+        context.say("--compile: with tp, only the code between the split layers is compiled, not the layers")
+    if context.plan.degree("cp") > 1:
+        context.say(
             "--compile: with cp, a block is compiled in parts, because the ranks exchange data around its attention"
         )
 

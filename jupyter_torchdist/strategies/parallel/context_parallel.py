@@ -33,7 +33,7 @@ from .sequences import Tokens, around_forward, average_after_backward, hidden_in
 _OWN_ATTENTION = "use F.scaled_dot_product_attention in the blocks, or --strategy fsdp"
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model without one stack of repeated blocks, or with ``nn.MultiheadAttention``."""
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
@@ -56,19 +56,19 @@ def check(model: nn.Module, setting: ParallelContext) -> None:
         )
 
 
-def apply(model: nn.Module, setting: ParallelContext) -> None:
+def apply(model: nn.Module, context: ParallelContext) -> None:
     """Divide the sequence within the blocks of ``model``; all ranks. They begin with rank 0's weights."""
-    group, everybody = setting.mesh["cp"].get_group(), dist.group.WORLD
+    group, everybody = context.mesh["cp"].get_group(), dist.group.WORLD
     assert everybody is not None
-    if not loading.someone_lacks_weights(model, everybody, setting.device):
-        loading.broadcast_states(model, everybody, setting.device)
+    if not loading.someone_lacks_weights(model, everybody, context.device):
+        loading.broadcast_states(model, everybody, context.device)
     stack = blocks.repeated(model)
     tokens = Tokens(group, "cp")
     _divide(stack, tokens, _Ulysses(group, tokens))
     _watch(model, tokens)
     average_after_backward(model, group, set())
     refuse_copies(model, "cp")
-    setting.say(
+    context.say(
         f"cp: {len(stack)} blocks ({type(stack[0]).__name__}) compute 1/{group.size()} of every sequence a rank"
     )
 

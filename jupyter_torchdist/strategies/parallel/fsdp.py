@@ -48,42 +48,42 @@ SMALL = 64
 """Elements of a vector of the model itself that is left whole."""
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
     check_untouched(model)
-    _check_plan(setting.plan)
-    units(model, setting.plan)
-    _check_dtypes(model, setting.plan)
+    _check_plan(context.plan)
+    units(model, context.plan)
+    _check_dtypes(model, context.plan)
 
 
-def apply(model: nn.Module, setting: ParallelContext, forward_methods: Collection[str] = ()) -> None:
+def apply(model: nn.Module, context: ParallelContext, forward_methods: Collection[str] = ()) -> None:
     """Shard ``model`` in place; all ranks.
 
     ``forward_methods`` names methods beside ``forward`` that will be called on the model itself.
     """
-    plan, group, device = setting.plan, setting.data_group, setting.device
+    plan, group, device = context.plan, context.data_group, context.device
     weights: dict[str, Tensor] | None = None
     if loading.someone_lacks_weights(model, group, device) or chosen(plan, "cpu_ram_efficient_loading"):
         weights = loading.set_aside(model, group)
     elif chosen(plan, "sync_module_states"):
         loading.broadcast_states(model, group, device)
-    sharded = _shard(model, setting)
+    sharded = _shard(model, context)
     if weights is not None:
         home = torch.device("cpu") if chosen(plan, "cpu_offload") else device
         loading.hand_out(model, weights, group, device, home)
-    _leave_whole(model, setting)
+    _leave_whole(model, context)
     _settle(model)
-    agree_on_use(model, setting)
-    _prefetch(sharded, setting)
+    agree_on_use(model, context)
+    _prefetch(sharded, context)
     for method in forward_methods:
         register_fsdp_forward_method(model, method)
 
 
-def shard_alone(model: nn.Module, setting: ParallelContext) -> None:
+def shard_alone(model: nn.Module, context: ParallelContext) -> None:
     """Shard a model without values, whose gradients nobody will use: nothing is sent, no number is read."""
-    sharded = _shard(model, setting)
+    sharded = _shard(model, context)
     _settle(model)
-    _prefetch(sharded, setting)
+    _prefetch(sharded, context)
 
 
 def units(model: nn.Module, plan: StrategyPlan) -> list[list[nn.Module]]:
@@ -142,29 +142,29 @@ def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Mod
     return home
 
 
-def _shard(model: nn.Module, setting: ParallelContext) -> list[list[nn.Module]]:
+def _shard(model: nn.Module, context: ParallelContext) -> list[list[nn.Module]]:
     """Apply ``fully_shard`` bottom up: inner units first, the root last."""
-    inner, last = _precision(setting.plan)
+    inner, last = _precision(context.plan)
     shared: dict[str, Any] = {
-        "offload_policy": _offload(setting),
-        "ignored_params": set(_left_whole(model, setting.plan)),
+        "offload_policy": _offload(context),
+        "ignored_params": set(_left_whole(model, context.plan)),
     }
-    _make_contiguous(model, setting)
-    found = units(model, setting.plan)
-    reshard = _reshard(setting.plan)
+    _make_contiguous(model, context)
+    found = units(model, context.plan)
+    reshard = _reshard(context.plan)
     for group in reversed(found):
-        _wrap(group[0] if len(group) == 1 else group, setting, reshard, {**shared, "mp_policy": inner})
-    _wrap(model, setting, None if reshard is True else reshard, {**shared, "mp_policy": last})
+        _wrap(group[0] if len(group) == 1 else group, context, reshard, {**shared, "mp_policy": inner})
+    _wrap(model, context, None if reshard is True else reshard, {**shared, "mp_policy": last})
     for module in units_in([model]):
         type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
     return found
 
 
-def _wrap(target: Any, setting: ParallelContext, reshard: bool | int | None, options: dict[str, Any]) -> None:
-    if chosen(setting.plan, "sharding_strategy") == "NO_SHARD":
-        replicate_with_fsdp(target, mesh=_one_dimension(setting), **options)
+def _wrap(target: Any, context: ParallelContext, reshard: bool | int | None, options: dict[str, Any]) -> None:
+    if chosen(context.plan, "sharding_strategy") == "NO_SHARD":
+        replicate_with_fsdp(target, mesh=_one_dimension(context), **options)
     else:
-        fully_shard(target, mesh=_mesh(setting), reshard_after_forward=reshard, **options)
+        fully_shard(target, mesh=_mesh(context), reshard_after_forward=reshard, **options)
     unit = target[0] if isinstance(target, list) else target
     fsdp_around_outputs(unit, partial(_hook_what_is_its_own, fsdp_output_dtype(unit)))
 
@@ -188,17 +188,17 @@ def _cast(dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _mesh(setting: ParallelContext) -> DeviceMesh:
-    if setting.plan.degree("dp_replicate") > 1:
-        return setting.mesh["dp_replicate", "dp_shard"]
-    return setting.mesh["dp_shard"]
+def _mesh(context: ParallelContext) -> DeviceMesh:
+    if context.plan.degree("dp_replicate") > 1:
+        return context.mesh["dp_replicate", "dp_shard"]
+    return context.mesh["dp_shard"]
 
 
-def _one_dimension(setting: ParallelContext) -> DeviceMesh:
+def _one_dimension(context: ParallelContext) -> DeviceMesh:
     for name, other in (("dp_shard", "dp_replicate"), ("dp_replicate", "dp_shard")):
-        if setting.plan.degree(other) == 1:
-            return setting.mesh[name]
-    return setting.data_mesh
+        if context.plan.degree(other) == 1:
+            return context.mesh[name]
+    return context.data_mesh
 
 
 def _reshard(plan: StrategyPlan) -> bool | int:
@@ -218,20 +218,20 @@ def _precision(plan: StrategyPlan) -> tuple[MixedPrecisionPolicy, MixedPrecision
     )
 
 
-def _offload(setting: ParallelContext) -> OffloadPolicy:
-    if not chosen(setting.plan, "cpu_offload"):
+def _offload(context: ParallelContext) -> OffloadPolicy:
+    if not chosen(context.plan, "cpu_offload"):
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=setting.device.type != "cpu")  # without an accelerator nothing can be pinned
+    return CPUOffloadPolicy(pin_memory=context.device.type != "cpu")  # without an accelerator nothing can be pinned
 
 
-def _make_contiguous(model: nn.Module, setting: ParallelContext) -> None:
+def _make_contiguous(model: nn.Module, context: ParallelContext) -> None:
     """``fully_shard`` takes no other layout (channels-last weights): the values are the same in this one."""
     odd = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
     for parameter in model.parameters():
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
     if odd:
-        setting.say(f"fsdp: {odd[0]} and {len(odd) - 1} other parameters are stored contiguously when sharded")
+        context.say(f"fsdp: {odd[0]} and {len(odd) - 1} other parameters are stored contiguously when sharded")
 
 
 def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
@@ -248,13 +248,13 @@ def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
     return scalars + [one for one in own if one.numel() <= SMALL]
 
 
-def _leave_whole(model: nn.Module, setting: ParallelContext) -> None:
+def _leave_whole(model: nn.Module, context: ParallelContext) -> None:
     """Their gradients are averaged."""
-    whole = _left_whole(model, setting.plan)
+    whole = _left_whole(model, context.plan)
     for parameter in whole:
-        parameter.data = parameter.data.to(setting.device)
+        parameter.data = parameter.data.to(context.device)
     if whole:
-        average_after_backward(model, whole, setting.data_group)
+        average_after_backward(model, whole, context.data_group)
 
 
 def _settle(model: nn.Module) -> None:
@@ -279,15 +279,15 @@ def _settle(model: nn.Module) -> None:
     model.register_forward_hook(forget_after_evaluation)
 
 
-def _prefetch(sharded: list[list[nn.Module]], setting: ParallelContext) -> None:
+def _prefetch(sharded: list[list[nn.Module]], context: ParallelContext) -> None:
     """FSDP2 gathers ahead by itself on a GPU, one unit in backward; the options ask for it earlier, or not at all."""
     order = [group[0] for group in sharded]
-    if chosen(setting.plan, "forward_prefetch"):
+    if chosen(context.plan, "forward_prefetch"):
         for module, following in itertools.pairwise(order):
             module.set_modules_to_forward_prefetch([following])  # type: ignore[operator]
-    how = chosen(setting.plan, "backward_prefetch")
+    how = chosen(context.plan, "backward_prefetch")
     if how == "BACKWARD_POST":
-        setting.say("fsdp: backward_prefetch=BACKWARD_POST has no counterpart in FSDP2; runs as NO_PREFETCH")
+        context.say("fsdp: backward_prefetch=BACKWARD_POST has no counterpart in FSDP2; runs as NO_PREFETCH")
     if how in ("BACKWARD_POST", "NO_PREFETCH"):
         for module in order:
             module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # itself: nothing ahead

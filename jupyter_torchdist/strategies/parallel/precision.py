@@ -26,12 +26,12 @@ _BEFORE = "_torchdist_forward"
 """What was set on a model itself as its forward, as torch.compile does; None for its class's."""
 
 
-def apply(model: nn.Module, setting: ParallelContext) -> None:
+def apply(model: nn.Module, context: ParallelContext) -> None:
     """Run the forward of ``model`` under autocast; its outputs are fp32, as a loss expects them."""
-    dtype = DTYPES.get(setting.plan.precision)
+    dtype = DTYPES.get(context.plan.precision)
     if dtype is None:
         return
-    kind = setting.device.type
+    kind = context.device.type
     vars(model)[_BEFORE] = vars(model).get("forward")
 
     @wraps(type(model).forward)
@@ -54,14 +54,14 @@ def revert(model: nn.Module) -> None:
         vars(model)["forward"] = before
 
 
-def explain(error: BaseException, setting: ParallelContext) -> StrategyError | None:
+def explain(error: BaseException, context: ParallelContext) -> StrategyError | None:
     """What an operation's refusal of half precision has to do with ``--precision``; None for any other error."""
-    asked, kinds = setting.plan.precision, {"fp16": "Half", "bf16": "BFloat16"}
+    asked, kinds = context.plan.precision, {"fp16": "Half", "bf16": "BFloat16"}
     if not isinstance(error, RuntimeError) or f"not implemented for '{kinds.get(asked)}'" not in str(error):
         return None
     return StrategyError(
-        f"an operation of the model has no {asked} on the {setting.device.type.upper()}: {error}",
-        f"compute it on .float() within torch.autocast({setting.device.type!r}, enabled=False), or in fp32 all",
+        f"an operation of the model has no {asked} on the {context.device.type.upper()}: {error}",
+        f"compute it on .float() within torch.autocast({context.device.type!r}, enabled=False), or in fp32 all",
     )
 
 

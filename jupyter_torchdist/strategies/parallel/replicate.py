@@ -23,51 +23,51 @@ from ..step.compression import powersgd_state
 from . import fsdp
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for what DDP cannot do here."""
     check_untouched(model)
-    if chosen(setting.plan, "comm_hook") == "bf16" and dist.get_backend(setting.data_group) == "gloo":
+    if chosen(context.plan, "comm_hook") == "bf16" and dist.get_backend(context.data_group) == "gloo":
         raise StrategyError(
             "comm_hook=bf16: DDP's own reducer takes it with NCCL alone, and these ranks talk through Gloo",
             "use -O comm_hook=fp16, or run on GPUs",
         )
 
 
-def apply(model: nn.Module, setting: ParallelContext) -> None:
+def apply(model: nn.Module, context: ParallelContext) -> None:
     """Replicate ``model`` in place; all ranks. Parameters stay the same objects.
 
     They begin as rank 0's. A model without trained parameters needs nothing. Beside tensor parallelism, whose
     parameters are DTensors, FSDP2's own way to replicate does it (then they are replaced, as with fsdp).
     """
-    if setting.plan.degree("tp") > 1:
-        fsdp.apply(model, beside_tp(setting))
+    if context.plan.degree("tp") > 1:
+        fsdp.apply(model, beside_tp(context))
         return
-    loading.move(model, setting.device)
-    loading.broadcast_states(model, setting.data_group, setting.device)
+    loading.move(model, context.device)
+    loading.broadcast_states(model, context.data_group, context.device)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return
     replicate_in_place(
         model,
-        process_group=setting.data_group,
-        device_id=setting.device,
+        process_group=context.data_group,
+        device_id=context.device,
         init_sync=False,  # done above, without writing what is equal
-        static_graph=chosen(setting.plan, "static_graph"),
-        find_unused_parameters=chosen(setting.plan, "find_unused_parameters"),
-        bucket_cap_mb=chosen(setting.plan, "bucket_cap_mb"),
-        gradient_as_bucket_view=chosen(setting.plan, "gradient_as_bucket_view"),
+        static_graph=chosen(context.plan, "static_graph"),
+        find_unused_parameters=chosen(context.plan, "find_unused_parameters"),
+        bucket_cap_mb=chosen(context.plan, "bucket_cap_mb"),
+        gradient_as_bucket_view=chosen(context.plan, "gradient_as_bucket_view"),
     )
     type(model).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
-    _compress(model, setting)
+    _compress(model, context)
 
 
-def beside_tp(setting: ParallelContext) -> ParallelContext:
+def beside_tp(context: ParallelContext) -> ParallelContext:
     """FSDP2's own way to replicate."""
-    options = {**setting.plan.options, "sharding_strategy": "NO_SHARD"}
-    return replace(setting, plan=replace(setting.plan, options=options))
+    options = {**context.plan.options, "sharding_strategy": "NO_SHARD"}
+    return replace(context, plan=replace(context.plan, options=options))
 
 
-def _compress(model: Any, setting: ParallelContext) -> None:
-    kind, group = chosen(setting.plan, "comm_hook"), setting.data_group
+def _compress(model: Any, context: ParallelContext) -> None:
+    kind, group = chosen(context.plan, "comm_hook"), context.data_group
     if kind == "fp16":
         model.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif kind == "bf16":

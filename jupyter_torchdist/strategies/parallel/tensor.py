@@ -32,7 +32,7 @@ from .tensor_plan import Styles, styles_of, written_for_parts
 _OF_DDP = ("static_graph", "find_unused_parameters", "bucket_cap_mb", "gradient_as_bucket_view", "comm_hook", "zero1")
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model that cannot be split as the plan says."""
     check_untouched(model)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
@@ -40,40 +40,40 @@ def check(model: nn.Module, setting: ParallelContext) -> None:
             f"{type(model).__name__} is distributed already: some of its parameters are DTensors",
             "leave it to --strategy, or run your own distributed code with --strategy none",
         )
-    if setting.plan.degree("cp") > 1:
+    if context.plan.degree("cp") > 1:
         raise StrategyError(
             "tp and cp divide the same attention, and are not built together", "use one of them, with fsdp or ddp"
         )
-    if setting.plan.degree("dp_replicate") > 1 and setting.plan.degree("dp_shard") == 1:
-        given = [name for name in _OF_DDP if setting.plan.options.get(name)]
+    if context.plan.degree("dp_replicate") > 1 and context.plan.degree("dp_shard") == 1:
+        given = [name for name in _OF_DDP if context.plan.options.get(name)]
         if given:
             raise StrategyError(
                 f"-O {given[0]} is of DDP's reducer; beside tp, FSDP2's replicate averages the gradients",
                 "leave it out",
             )
-    styles = styles_of(model, setting)
-    if chosen(setting.plan, "sequence_parallel"):
-        tensor_sequence.check(model, styles, setting)
-    if chosen(setting.plan, "loss_parallel"):
-        _check_loss(model, styles, setting)
+    styles = styles_of(model, context)
+    if chosen(context.plan, "sequence_parallel"):
+        tensor_sequence.check(model, styles, context)
+    if chosen(context.plan, "loss_parallel"):
+        _check_loss(model, styles, context)
 
 
-def apply(model: nn.Module, setting: ParallelContext) -> None:
-    """Split ``model`` in place over ``setting.mesh["tp"]``; all ranks. They begin with rank 0's weights."""
-    mesh, everybody = setting.mesh["tp"], _everybody()
-    styles = styles_of(model, setting)
+def apply(model: nn.Module, context: ParallelContext) -> None:
+    """Split ``model`` in place over ``context.mesh["tp"]``; all ranks. They begin with rank 0's weights."""
+    mesh, everybody = context.mesh["tp"], _everybody()
+    styles = styles_of(model, context)
     weights = None
-    if loading.someone_lacks_weights(model, everybody, setting.device):
+    if loading.someone_lacks_weights(model, everybody, context.device):
         weights = loading.set_aside(model, everybody)
     else:
-        loading.broadcast_states(model, everybody, setting.device)
+        loading.broadcast_states(model, everybody, context.device)
     places = loading.slots(model)
     for parameter in places:
         if weights is None:
-            parameter.data = parameter.data.to(setting.device)
-    split_loss = bool(chosen(setting.plan, "loss_parallel"))
+            parameter.data = parameter.data.to(context.device)
+    split_loss = bool(chosen(context.plan, "loss_parallel"))
     head = head_of(model, styles) if split_loss else None
-    local = written_for_parts(model, setting)
+    local = written_for_parts(model, context)
     containers = {} if local else containers_of(model, styles)
     for name, style in styles.items():
         module = model.get_submodule(name)
@@ -90,18 +90,18 @@ def apply(model: nn.Module, setting: ParallelContext) -> None:
     _tie_again(places, model)
     for name in dict.fromkeys([container for container in containers.values() if container is not None]):
         split_inside(model.get_submodule(name), mesh)
-    tensor_sequence.apply(model, styles, setting)
+    tensor_sequence.apply(model, styles, context)
     if split_loss:
         _enable_split_loss()
     if weights is not None:
-        loading.hand_out(model, weights, everybody, setting.device, setting.device)
+        loading.hand_out(model, weights, everybody, context.device, context.device)
     _settle_gradients(model)
     refuse_copies(model, "tp")
     split = sum(p.numel() for p in model.parameters() if isinstance(p, DTensor) and not p.placements[0].is_replicate())
     whole = sum(p.numel() for p in model.parameters())
     # gathering what dp and tp have sharded takes two steps, of which torch warns each time, and which is as it must be
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    setting.say(f"tp: {len(styles)} layers ({split / whole:.0%} of the parameters) are split over {mesh.size()} ranks")
+    context.say(f"tp: {len(styles)} layers ({split / whole:.0%} of the parameters) are split over {mesh.size()} ranks")
 
 
 def containers_of(model: nn.Module, styles: Styles) -> dict[str, str | None]:
@@ -195,8 +195,8 @@ def _settle_gradients(model: nn.Module) -> None:
             parameter.register_post_accumulate_grad_hook(settle)  # type: ignore[no-untyped-call]
 
 
-def _check_loss(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
-    if setting.data_ranks > 1:
+def _check_loss(model: nn.Module, styles: Styles, context: ParallelContext) -> None:
+    if context.data_ranks > 1:
         raise StrategyError(
             "loss_parallel returns logits that stay split over tp, and logits of several data ranks cannot be joined",
             "use --strategy tp alone, or leave loss_parallel out",
@@ -208,9 +208,9 @@ def _check_loss(model: nn.Module, styles: Styles, setting: ParallelContext) -> N
             "a head is a linear layer with as many outputs as the embedding has rows",
         )
     head: Any = model.get_submodule(name)
-    if head.out_features % setting.plan.degree("tp"):
+    if head.out_features % context.plan.degree("tp"):
         raise StrategyError(
-            f"loss_parallel: {setting.plan.degree('tp')} ranks of tp do not divide the {head.out_features} outputs of "
+            f"loss_parallel: {context.plan.degree('tp')} ranks of tp do not divide the {head.out_features} outputs of "
             f"{name}",
             "choose -O tp=N that divides them, or leave loss_parallel out",
         )

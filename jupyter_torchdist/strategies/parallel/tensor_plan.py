@@ -41,9 +41,9 @@ _HUGGING_FACE = {
 }
 
 
-def styles_of(model: nn.Module, setting: ParallelContext) -> Styles:
+def styles_of(model: nn.Module, context: ParallelContext) -> Styles:
     """The style of every layer that is split. Raises ``StrategyError`` where there is none, or cannot be."""
-    asked = chosen(setting.plan, "tp_plan")
+    asked = chosen(context.plan, "tp_plan")
     if asked != "auto":
         found = matched(model, asked)
     else:
@@ -55,7 +55,7 @@ def styles_of(model: nn.Module, setting: ParallelContext) -> Styles:
             f"of linear layers is recognised in {_classes(model)}",
             "name the layers: -O tp_plan=layers.*.up:colwise,layers.*.down:rowwise",
         )
-    _check_layers(model, found, setting.plan.degree("tp"))
+    _check_layers(model, found, context.plan.degree("tp"))
     return found
 
 
@@ -76,9 +76,9 @@ def matched(model: nn.Module, patterns: Mapping[str, str]) -> Styles:
     return found
 
 
-def written_for_parts(model: nn.Module, setting: ParallelContext) -> bool:
+def written_for_parts(model: nn.Module, context: ParallelContext) -> bool:
     """Whether the model's code takes what a rank has of its heads: one with a plan of its own (Transformers) does."""
-    return chosen(setting.plan, "tp_plan") == "auto" and bool(_own_plan(model))
+    return chosen(context.plan, "tp_plan") == "auto" and bool(_own_plan(model))
 
 
 def _near(pattern: str, names: Iterable[str]) -> list[str]:

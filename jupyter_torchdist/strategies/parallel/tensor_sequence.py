@@ -18,7 +18,7 @@ from .sequences import Tokens, around_forward, average_after_backward, hidden_in
 from .tensor_plan import Styles
 
 
-def check(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
+def check(model: nn.Module, styles: Styles, context: ParallelContext) -> None:
     """Raise ``StrategyError`` where the split layers are no modules of their own within repeated blocks."""
     found = blocks.repeated(model)
     if not found:
@@ -37,15 +37,15 @@ def check(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
             )
 
 
-def apply(model: nn.Module, styles: Styles, setting: ParallelContext) -> None:
+def apply(model: nn.Module, styles: Styles, context: ParallelContext) -> None:
     """Divide the sequence between the split layers of ``model``, and within layers of style ``sequence``."""
-    group = setting.mesh["tp"].get_group()
+    group = context.mesh["tp"].get_group()
     alone = [model.get_submodule(name) for name, style in styles.items() if style == "sequence"]
-    if not alone and not chosen(setting.plan, "sequence_parallel"):
+    if not alone and not chosen(context.plan, "sequence_parallel"):
         return
     for module in alone:
         divide_around([module], Tokens(group, "sequence"))
-    if chosen(setting.plan, "sequence_parallel"):
+    if chosen(context.plan, "sequence_parallel"):
         names = {module: name for name, module in model.named_modules()}
         found = blocks.repeated(model)
         tokens = Tokens(group, "sequence_parallel")

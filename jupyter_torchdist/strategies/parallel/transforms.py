@@ -9,18 +9,18 @@ from ..step import batchnorm
 from . import activations, context_parallel, fsdp, tensor
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model that cannot be changed as the plan says, before anything is."""
     batchnorm.check(model)
-    if setting.plan.activation_checkpointing:
-        activations.check(model, setting)
-    for _, parallelism in divisions(setting):
-        parallelism.check(model, setting)
-    if setting.plan.degree("dp_shard") > 1:
-        fsdp.check(model, setting)
+    if context.plan.activation_checkpointing:
+        activations.check(model, context)
+    for _, parallelism in divisions(context):
+        parallelism.check(model, context)
+    if context.plan.degree("dp_shard") > 1:
+        fsdp.check(model, context)
 
 
-def divisions(setting: ParallelContext) -> list[tuple[str, Division]]:
+def divisions(context: ParallelContext) -> list[tuple[str, Division]]:
     """What divides layers or sequences over ranks here, with its dimension of the mesh."""
     every: tuple[tuple[str, Division], ...] = (("cp", context_parallel), ("tp", tensor))
-    return [(dimension, division) for dimension, division in every if setting.plan.degree(dimension) > 1]
+    return [(dimension, division) for dimension, division in every if context.plan.degree(dimension) > 1]

@@ -26,7 +26,7 @@ from ...torch_private.fully_shard import (
 from ..core.context import ParallelContext
 
 
-def agree_on_use(model: nn.Module, setting: ParallelContext) -> None:
+def agree_on_use(model: nn.Module, context: ParallelContext) -> None:
     """Make gradients of a sharded ``model`` those of one device, whichever ranks use which parameter.
 
     Costs one all-reduce of a byte a parameter at the end of each backward, for which only ranks wait that have left a
@@ -34,7 +34,7 @@ def agree_on_use(model: nn.Module, setting: ParallelContext) -> None:
     """
     fill = None if fsdp_reduce_unused(model) else fsdp_fill_unused
     states = fsdp_states(model)
-    use = Use([group for state in states for group in fsdp_groups(state)], setting, fill)
+    use = Use([group for state in states for group in fsdp_groups(state)], context, fill)
     for group in use.groups:
         group.post_backward = partial(use.sum, group, group.post_backward)
     for state in states:
@@ -44,9 +44,9 @@ def agree_on_use(model: nn.Module, setting: ParallelContext) -> None:
 class Use:
     """Which parameters this rank has used since gradients were last summed."""
 
-    def __init__(self, groups: list[Any], setting: ParallelContext, fill: Callable[[Any], None] | None) -> None:
+    def __init__(self, groups: list[Any], context: ParallelContext, fill: Callable[[Any], None] | None) -> None:
         """``fill``: gives what a rank has left out of a group the zeros that are reduced for it."""
-        self.groups, self.setting, self._fill = groups, setting, fill
+        self.groups, self.context, self._fill = groups, context, fill
         self.parameters = [p for group in groups for p in group.fsdp_params if p.sharded_param.requires_grad]
         self.used: set[Any] = set()
         self.had: list[bool] = []
@@ -73,10 +73,10 @@ class Use:
             return  # accumulates without sums; what was used counts for the one that sums
         mine = [parameter in self.used for parameter in self.parameters]
         self.used.clear()
-        used = torch.tensor(mine, dtype=torch.uint8).to(self.setting.device, non_blocking=True)
+        used = torch.tensor(mine, dtype=torch.uint8).to(self.context.device, non_blocking=True)
         if self.sent is not None:
             self.sent.wait()  # long over; what has gone wrong with it is raised here
-        self.sent = dist.all_reduce(used, dist.ReduceOp.MAX, self.setting.data_group, async_op=True)
+        self.sent = dist.all_reduce(used, dist.ReduceOp.MAX, self.context.data_group, async_op=True)
         if all(mine):
             return
         self.sent.wait()

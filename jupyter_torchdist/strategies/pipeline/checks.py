@@ -21,27 +21,27 @@ from .schedules import WHOLE_FORWARD
 _WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
 
 
-def check(model: nn.Module, setting: ParallelContext, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+def check(model: nn.Module, context: ParallelContext, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
     """Raise ``StrategyError`` for a model, plan or optimizer that a pipeline cannot do right."""
     check_untouched(model)
     for dimension in ("dp_shard", "tp", "cp"):
-        if setting.plan.degree(dimension) > 1:
+        if context.plan.degree(dimension) > 1:
             raise StrategyError(
-                f"a pipeline whose stages are divided further ({dimension}={setting.plan.degree(dimension)}) "
+                f"a pipeline whose stages are divided further ({dimension}={context.plan.degree(dimension)}) "
                 "is not supported",
                 "use pp with ddp (--strategy ddp+pp -O pp=2), which adds whole pipelines",
             )
-    if chosen(setting.plan, "zero1"):
+    if chosen(context.plan, "zero1"):
         raise StrategyError("zero1 and a pipeline do not go together", "leave one of them out")
-    if setting.plan.activation_checkpointing:
+    if context.plan.activation_checkpointing:
         raise StrategyError(
             "--activation-checkpointing and a pipeline do not go together",
             "leave it out, or call torch.utils.checkpoint.checkpoint within the blocks",
         )
-    if setting.plan.compile:
+    if context.plan.compile:
         raise StrategyError("--compile and a pipeline do not go together", "leave one of them out")
-    schedule = chosen(setting.plan, "schedule")
-    if schedule not in WHOLE_FORWARD and setting.data_ranks > 1:
+    schedule = chosen(context.plan, "schedule")
+    if schedule not in WHOLE_FORWARD and context.data_ranks > 1:
         raise StrategyError(
             f"schedule={schedule} needs the loss of each microbatch, but with several pipelines beside each other "
             "the loss is computed over all of them",
@@ -49,7 +49,7 @@ def check(model: nn.Module, setting: ParallelContext, optimizers: Sequence[torch
         )
     check_not_scripted(model.modules())
     normalising = next((name for name, part in model.named_modules() if isinstance(part, BatchNorm)), None)
-    if normalising is not None and microbatches(setting) > 1:
+    if normalising is not None and microbatches(context) > 1:
         raise StrategyError(
             f"{normalising} normalises over the batch, and a microbatch is only a part of the batch",
             "use -O microbatches=1, or layers that normalise each sample (LayerNorm, GroupNorm)",
@@ -82,6 +82,6 @@ def no_reentrant_checkpoints() -> Iterator[None]:
         patches.undo()
 
 
-def microbatches(setting: ParallelContext) -> int:
+def microbatches(context: ParallelContext) -> int:
     """Parts of a batch: what is said, or as many as stages."""
-    return int(chosen(setting.plan, "microbatches") or setting.plan.degree("pp"))
+    return int(chosen(context.plan, "microbatches") or context.plan.degree("pp"))

@@ -37,8 +37,8 @@ _BY_SCHEDULE, _TO_BE_PROVED, _AT_ONCE = range(3)
 class Inside:
     """Of one pipeline."""
 
-    def __init__(self, pipeline: StagedModel, setting: ParallelContext) -> None:
-        self.pipeline, self._say = pipeline, setting.say
+    def __init__(self, pipeline: StagedModel, context: ParallelContext) -> None:
+        self.pipeline, self._say = pipeline, context.say
         self._name = pipeline.layout.schedule
         self._known: dict[Hashable, Parts] = {}
         self._has_run = self._has_said = False

@@ -72,21 +72,21 @@ class Pipeline:
     def __init__(
         self,
         root: nn.Module,
-        setting: ParallelContext,
+        context: ParallelContext,
         samples: Callable[[], int | None] = lambda: None,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """``samples``: of the batch at hand, where it is known. Forwards and backwards are done ``within`` that."""
-        self.root, self._setting, self._samples, self.within = root, setting, samples, within
-        self.group = setting.mesh["pp"].get_group()
+        self.root, self._context, self._samples, self.within = root, context, samples, within
+        self.group = context.mesh["pp"].get_group()
         self.rank, ranks = self.group.rank(), self.group.size()
-        schedule, balance = chosen(setting.plan, "schedule"), chosen(setting.plan, "balance")
+        schedule, balance = chosen(context.plan, "schedule"), chosen(context.plan, "balance")
         self.layout = StageLayout(schedule, ranks, ranks * stages_a_rank(schedule, ranks, balance, marked(root)))
-        self.wires = Wires(setting)
+        self.wires = Wires(context)
         self._original = root.forward
         self._units = Units(root, self.layout.stages)
-        self._fakes = Fakes(setting.device)
-        self._inside = None if schedule in WHOLE_FORWARD else Inside(self, setting)
+        self._fakes = Fakes(context.device)
+        self._inside = None if schedule in WHOLE_FORWARD else Inside(self, context)
         self._calls: list[tuple[int, int]] = []
         self._flows: dict[Hashable, Flow] = {}
         self._ways: dict[Hashable, tuple[Way, ...]] = {}
@@ -97,7 +97,7 @@ class Pipeline:
         self._ranks_of_buffers: dict[nn.Module, list[int]] = {}
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
         self._keepers: dict[str, int] = {}  # ranks, by the attributes and buffers that forwards change
-        remote_parameters.Away.home = setting.device
+        remote_parameters.Away.home = context.device
 
     # ---------------------------------------------------------------------------------------------------- partition
 
@@ -106,21 +106,21 @@ class Pipeline:
 
         ``ways``: how the parts of a batch make the whole outputs, as ``Divider`` found it for this kind of call.
         """
-        loading.broadcast_states(self.root, self.group, self._setting.device)
+        loading.broadcast_states(self.root, self.group, self._context.device)
         if ways is None:
-            ways = ways_of_microbatches(self._original, self.root, self._setting, args, kwargs, self._samples())
+            ways = ways_of_microbatches(self._original, self.root, self._context, args, kwargs, self._samples())
         if ways is not None:
             self._ways[self._kind(args, kwargs)] = ways
         part_args, part_kwargs = self._cut((args, kwargs), self._rows(args, kwargs, len(ways or ()) > 0)[0])
         self._calls, changes = self._decided(part_args, part_kwargs)
         if changes and ways is not None:
-            in_one_piece(self.root, self._setting, f"its forward changes {changes[0]}, once for each microbatch")
+            in_one_piece(self.root, self._context, f"its forward changes {changes[0]}, once for each microbatch")
             self._ways.clear()
             part_args, part_kwargs = args, kwargs
         flow = self._flow(part_args, part_kwargs)
         if flow.left_out:
             left_out = ", ".join(flow.left_out)
-            self._setting.say(
+            self._context.say(
                 f"the model's outputs have None for {left_out}: its tensors stay on the ranks of their stages"
             )
         names = loading.names_of(self.root)
@@ -132,7 +132,7 @@ class Pipeline:
         }
         self._keepers = {name: self._keeper(name) for name in changes}
         self._flows.clear()  # they know parameters that are replaced now
-        self._fakes = Fakes(self._setting.device)
+        self._fakes = Fakes(self._context.device)
         for parameter, places in loading.slots(self.root).items():
             if self.rank not in self._holders[names[parameter]]:
                 empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
@@ -158,7 +158,7 @@ class Pipeline:
 
         for part in self.root.modules():
             part.register_state_dict_post_hook(whole)
-        self._setting.say(self._described())
+        self._context.say(self._described())
 
     def _ranks(self, stages: Iterable[int]) -> list[int]:
         return sorted({self.layout.rank_of(stage) for stage in stages})
@@ -172,10 +172,10 @@ class Pipeline:
         if dist.get_rank() == 0:
             try:
                 with no_trace(self.root) as belongings, undone(), self.precision(), no_reentrant_checkpoints():
-                    now = functools.partial(clock, self._setting.device)
+                    now = functools.partial(clock, self._context.device)
                     costs = measured(self._units, now, lambda: self._original(*args, **kwargs))
                     keeps = kept(belongings)
-                stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._setting.plan, "balance"))
+                stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._context.plan, "balance"))
                 found = [([(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)], keeps)]
             except Exception as error:  # noqa: BLE001  # all ranks raise it
                 found = [error if isinstance(error, StrategyError) else StrategyError(f"the trial failed: {error!r}")]
@@ -191,7 +191,7 @@ class Pipeline:
         calls = [sum(1 for _, own in self._calls if self.layout.rank_of(own) == one) for one in self._all_ranks()]
         parts = ", ".join(f"{count} layers ({size:,} parameters)" for count, size in zip(calls, each, strict=True))
         where = "" if self.layout.stages == self.layout.ranks else f" on {self.layout.ranks} ranks"
-        parted = microbatches(self._setting) if self._ways else 1
+        parted = microbatches(self._context) if self._ways else 1
         return (
             f"{type(self.root).__name__} in {self.layout.stages} stages{where}: {parts}; {parted} microbatches, "
             f"schedule {self.layout.schedule}"
@@ -288,7 +288,7 @@ class Pipeline:
         return [(parameter, held) for parameter, held in found if parameter.requires_grad]
 
     def _flow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
-        key = (_specification((args, kwargs)), self.root.training, torch.is_grad_enabled(), *_autocast(self._setting))
+        key = (_specification((args, kwargs)), self.root.training, torch.is_grad_enabled(), *_autocast(self._context))
         if key not in self._flows:
             planner = Planner(self._units, self._fakes, self._calls, self.layout.stages)
             try:
@@ -314,7 +314,7 @@ class Pipeline:
     def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], divided: bool) -> list[slice]:
         """The rows of each microbatch, as evenly as they go; one for all where nothing is proved."""
         total = self._total(args, kwargs)
-        parts = max(1, min(microbatches(self._setting), total)) if divided else 1
+        parts = max(1, min(microbatches(self._context), total)) if divided else 1
         each, more = divmod(total, parts)
         ends = [each * (part + 1) + min(part + 1, more) for part in range(parts)]
         return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
@@ -336,8 +336,8 @@ class Pipeline:
 
     def precision(self) -> AbstractContextManager[Any]:
         """What the plan says of autocast."""
-        dtype = DTYPES.get(self._setting.plan.precision)
-        return nullcontext() if dtype is None else torch.autocast(self._setting.device.type, dtype)
+        dtype = DTYPES.get(self._context.plan.precision)
+        return nullcontext() if dtype is None else torch.autocast(self._context.device.type, dtype)
 
     def as_given(self, output: Tensor) -> Tensor:
         """An output of a microbatch as user code sees it."""
@@ -351,7 +351,7 @@ class Pipeline:
     @property
     def in_fp32(self) -> bool:
         """Whether outputs are given as fp32, as a loss expects them."""
-        return self._setting.plan.precision in DTYPES
+        return self._context.plan.precision in DTYPES
 
     # ------------------------------------------------------------------------------------- after the user's backward
 
@@ -450,6 +450,6 @@ def _specification(values: Any) -> str:
     return repr(map_tensors(values, lambda t: (t.shape, t.dtype, t.requires_grad)))  # type: ignore[arg-type,return-value]
 
 
-def _autocast(setting: ParallelContext) -> tuple[Any, ...]:
-    kind = setting.device.type
+def _autocast(context: ParallelContext) -> tuple[Any, ...]:
+    kind = context.device.type
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

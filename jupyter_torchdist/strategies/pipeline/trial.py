@@ -55,7 +55,7 @@ class _Trial(Divider):
 def ways_of_microbatches(
     forward: Callable[..., Any],
     root: nn.Module,
-    setting: ParallelContext,
+    context: ParallelContext,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     samples: int | None,
@@ -67,23 +67,23 @@ def ways_of_microbatches(
     """
     sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
     total = samples if samples in sizes else next(iter(sizes), None)
-    parts = min(microbatches(setting), total or 1)
+    parts = min(microbatches(context), total or 1)
     if parts == 1:
         return None
-    trial = _Trial(parts, setting.mesh["pp"].get_group(), trusted=bool(setting.plan.options.get("trust_model")))
+    trial = _Trial(parts, context.mesh["pp"].get_group(), trusted=bool(context.plan.options.get("trust_model")))
     trial.samples = total
     found = trial.found(forward, root, args, kwargs)
     if isinstance(found, Refused):
-        in_one_piece(root, setting, found.reason)
+        in_one_piece(root, context, found.reason)
         return None
     return found
 
 
-def in_one_piece(root: nn.Module, setting: ParallelContext, reason: str) -> None:
+def in_one_piece(root: nn.Module, context: ParallelContext, reason: str) -> None:
     """Say why batches are not cut. Raises ``StrategyError`` where ``-O microbatches`` asks for it."""
-    if "microbatches" in setting.plan.options and microbatches(setting) > 1:
+    if "microbatches" in context.plan.options and microbatches(context) > 1:
         raise StrategyError(
             f"{type(root).__name__} cannot be given a batch in microbatches: {reason}",
             "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unchecked",
         )
-    setting.say(f"batches go through the stages in one piece, so the stages wait for each other: {reason}")
+    context.say(f"batches go through the stages in one piece, so the stages wait for each other: {reason}")

@@ -40,10 +40,10 @@ class Wires:
     ranks that both send first would wait for each other.
     """
 
-    def __init__(self, setting: ParallelContext) -> None:
-        self.group, self.device = setting.mesh["pp"].get_group(), setting.device
+    def __init__(self, context: ParallelContext) -> None:
+        self.group, self.device = context.mesh["pp"].get_group(), context.device
         self.rank, self.ranks = self.group.rank(), self.group.size()
-        self._down = _same_ranks(setting)
+        self._down = _same_ranks(context)
         self._sent: dict[Any, Tensor] = {}
         """Works, each with what it sends: memory that must stay as it is until then."""
 
@@ -160,10 +160,10 @@ class Wires:
         return found
 
 
-def _same_ranks(setting: ParallelContext) -> dist.ProcessGroup:
+def _same_ranks(context: ParallelContext) -> dist.ProcessGroup:
     """A second group of this pipeline's ranks. All ranks of the job call it."""
-    names = setting.mesh.mesh_dim_names or ()
-    along = setting.mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, setting.plan.degree("pp"))
+    names = context.mesh.mesh_dim_names or ()
+    along = context.mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, context.plan.degree("pp"))
     groups = [dist.new_group(ranks.tolist()) for ranks in along]
     mine = (along == dist.get_rank()).any(1).tolist().index(True)
     group: dist.ProcessGroup = groups[mine]

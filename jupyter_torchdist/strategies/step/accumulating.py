@@ -33,16 +33,16 @@ Run = Callable[..., Any]
 HINT = "leave --grad-accumulation out; --activation-checkpointing saves memory within each block of the model"
 
 
-def check(model: nn.Module, setting: ParallelContext) -> None:
+def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model whose parts would not give what its whole batch gives."""
-    if _parts(setting.plan) == 1:
+    if _parts(context.plan) == 1:
         return
-    if setting.plan.degree("pp") > 1:
+    if context.plan.degree("pp") > 1:
         raise StrategyError(
             "--grad-accumulation and a pipeline: it takes a batch in microbatches already, and adds their gradients",
-            f"use -O microbatches={setting.plan.grad_accumulation * setting.plan.degree('pp')} instead",
+            f"use -O microbatches={context.plan.grad_accumulation * context.plan.degree('pp')} instead",
         )
-    if setting.plan.options.get("model") == "whole":
+    if context.plan.options.get("model") == "whole":
         raise StrategyError(
             "--grad-accumulation computes a batch in parts, but -O model=whole does not check that this is correct",
             "leave one of them out",

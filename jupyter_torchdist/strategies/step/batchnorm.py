@@ -42,7 +42,7 @@ def check(model: nn.Module) -> None:
             )
 
 
-def convert(model: nn.Module, setting: ParallelContext) -> Sharing | None:
+def convert(model: nn.Module, context: ParallelContext) -> Sharing | None:
     """Let the batch normalisation of ``model`` share statistics among the ranks of a batch; None if it has none.
 
     In evaluation each rank uses the running statistics, or those of what it sees. Where every rank sees the whole
@@ -51,9 +51,9 @@ def convert(model: nn.Module, setting: ParallelContext) -> Sharing | None:
     layers = [module for module in model.modules() if _is_ours(module)]
     if not layers:
         return None
-    sharing = Sharing(setting.data_group)
-    if setting.data_ranks > 1:
-        setting.say("batch normalisation uses the samples of all ranks, as on a single device")
+    sharing = Sharing(context.data_group)
+    if context.data_ranks > 1:
+        context.say("batch normalisation uses the samples of all ranks, as on a single device")
     for layer in layers:
         vars(layer)[_GROUP] = sharing
         vars(layer)["forward"] = MethodType(_forward, layer)

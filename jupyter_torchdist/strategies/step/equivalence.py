@@ -88,16 +88,16 @@ class Equivalence:
         module: nn.Module,
         inputs: Inputs,
         samples: int | None,
-        setting: ParallelContext,
+        context: ParallelContext,
     ) -> None:
         """``samples`` that ``inputs`` have, of which two are enough; None: not known. All ranks call it."""
         self._forward, self._module, self._inputs = forward, module, inputs
         self._before = Measures({}, {})
         self._lacking = any(parameter.is_meta for parameter in module.parameters())
         self._zero = [] if self._lacking else [name for name, one in module.named_parameters() if not one.any()]
-        if not self._lacking and _someone(not self._fits(samples), setting.device):
+        if not self._lacking and _someone(not self._fits(samples), context.device):
             self._lacking = True
-            setting.say(
+            context.say(
                 f"{type(module).__name__} is divided unchecked: the check needs a step of {FEW} samples of the "
                 "undivided model, and there is not enough memory for it"
             )

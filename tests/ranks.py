@@ -90,7 +90,7 @@ class RankJob:
 
     def events(self, rank: int) -> list[Event]:
         path = self.files.rank_events(rank)
-        return parse_lines(path.read_bytes())[0] if path.exists() else []
+        return parse_lines(path.read_bytes()).events if path.exists() else []
 
     def kinds(self, rank: int) -> list[str]:
         return [event.kind for event in self.events(rank)]

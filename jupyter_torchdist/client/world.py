@@ -64,9 +64,9 @@ def umask() -> int:
     return mask
 
 
-def rlimits() -> dict[str, list[int]]:
-    """Resource limits by name, [soft, hard]."""
+def rlimits() -> dict[str, tuple[int, int]]:
+    """Resource limits by name, (soft, hard)."""
     import resource  # Not on Windows, where the kernel's side only says that.
 
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    return {name: list(resource.getrlimit(getattr(resource, name))) for name in names}
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}

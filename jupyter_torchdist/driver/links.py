@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..launchers.base import Submission
+from ..protocol.assignment import Assignment
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.frames import CHUNK
@@ -152,7 +153,7 @@ class Link:
         self._heard = now
         self._down_since = None
         for message, body in messages:
-            self._known |= message["type"] in ("grown", "bytes", "ended")
+            self._known |= message.get("type") in ("grown", "bytes", "ended")
             yield message, body
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
@@ -163,19 +164,21 @@ class Link:
 
     # -- the job
 
-    def start(self, assignment: dict[str, Any], blobs: Path, digests: list[str]) -> None:
+    def start(self, assignment: Assignment, blobs: Path, digests: list[str]) -> None:
         """Start the node's part; a node without this disk first gets the files and blobs it lacks."""
         self.started = True
         self._blob_directory = blobs
         self._order = lambda: self._prepare(assignment, digests)
         self._order()
 
-    def _prepare(self, assignment: dict[str, Any], digests: list[str]) -> None:
+    def _prepare(self, assignment: Assignment, digests: list[str]) -> None:
         def begin() -> None:
-            self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": self._offsets()})
+            self.send(
+                {"type": "start", "assignment": assignment.to_json(), "shared": self.shared, "offsets": self._offsets()}
+            )
 
         if self.shared:
-            self.send({"type": "start", "assignment": assignment, "shared": True, "offsets": {}})
+            self.send({"type": "start", "assignment": assignment.to_json(), "shared": True, "offsets": {}})
             return
         self._after_prepare = begin
         names = [self._paths.spec, self._paths.plan, self._paths.manifest]
@@ -188,7 +191,7 @@ class Link:
             }
         )
 
-    def on_missing(self, digests: list[str]) -> None:
+    def on_missing(self, digests: Sequence[str]) -> None:
         self._blobs_wanted = set(digests)
         for digest in digests:
             self._send_blob(digest)

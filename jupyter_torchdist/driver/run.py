@@ -12,9 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from ..launchers.base import Launcher, Submission
+from ..protocol.assignment import Assignment
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
-from ..protocol.events import Event, parse_lines
+from ..protocol.events import AGENT, LAUNCHER, RANK, Event, Source, parse_lines
+from ..protocol.messages import (
+    AGENT_SAYS,
+    Ended,
+    FileBytes,
+    Grown,
+    Missing,
+    RefusedJob,
+    Stalled,
+    Stored,
+    Whole,
+    understood,
+)
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
@@ -57,6 +70,8 @@ class Driver:
         self._standing = policy.resumed(self._state)
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._offsets: dict[str, int] = {}
+        self._refused: set[str] = set()
+        """Event files with lines that were refused, which was said."""
         self._stalled: set[str] = set()
         self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
         self._links: list[Link] = []
@@ -126,16 +141,16 @@ class Driver:
 
     def _start(self, link: Link) -> None:
         assert self._world is not None
-        assignment = {
-            "job_root": str(self._paths.root),
-            "blobs": self._blobs,
-            "node": link.node.name,
-            "plan": self._plan.to_json(),
-            "world": self._world.to_json(),
-            "attempt": self._attempt,
-            "fresh": self._fresh,
-            "rendezvous": list(self._endpoint) if self._endpoint else None,
-        }
+        assignment = Assignment(
+            job_root=str(self._paths.root),
+            blobs=self._blobs,
+            node=link.node.name,
+            plan=self._plan,
+            world=self._world,
+            attempt=self._attempt,
+            fresh=self._fresh,
+            rendezvous=self._endpoint,
+        )
         digests = [] if link.shared else list(dict.fromkeys(b.digest for b in read_manifest(self._paths).blobs))
         link.start(assignment, Path(self._blobs), digests)
 
@@ -277,32 +292,35 @@ class Driver:
         try:
             for message, body in link.receive(time.monotonic()):
                 self._on_message(link, message, body)
-        except OSError:  # the disk is full: over a new channel the node sends again what is not here
+        except (
+            OSError,
+            ChannelError,
+        ):  # a full disk, nonsense: over a new channel the node sends again what is missing
             link.drop(time.monotonic())
         self._watch(link)  # at once: the number of a closed descriptor may soon be another channel's
 
     def _on_message(self, link: Link, message: dict[str, Any], body: bytes) -> None:
-        kind = message["type"]
-        if kind == "grown":
-            self._read_events(link, message["file"])
-        elif kind == "bytes":
-            link.on_bytes(message["file"], message["offset"], body)
-            if message["file"].endswith(".events"):
-                self._read_events(link, message["file"])
-        elif kind == "whole":
-            link.on_whole(message["file"], body)
-        elif kind == "missing":
-            link.on_missing(message["blobs"])
-        elif kind == "stored":
-            link.on_stored(message["digest"], message["right"])
-        elif kind == "ended" and message["attempt"] == self._attempt:
+        said = understood(AGENT_SAYS, message)
+        if isinstance(said, Grown):
+            self._read_events(link, said.file)
+        elif isinstance(said, FileBytes):
+            link.on_bytes(said.file, said.offset, body)
+            if said.file.endswith(".events"):
+                self._read_events(link, said.file)
+        elif isinstance(said, Whole):
+            link.on_whole(said.file, body)
+        elif isinstance(said, Missing):
+            link.on_missing(said.blobs)
+        elif isinstance(said, Stored):
+            link.on_stored(said.digest, said.right)
+        elif isinstance(said, Ended) and said.attempt == self._attempt:
             link.ended = True
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
-        elif kind == "stalled" and message["attempt"] == self._attempt:
-            self._on_stalled(link, message["ranks"])
-        elif kind == "refused":
+        elif isinstance(said, Stalled) and said.attempt == self._attempt:
+            self._on_stalled(link, said.ranks)
+        elif isinstance(said, RefusedJob):
             raise LaunchError(
-                f"{link.node.called} cannot run the job: {message['reason']}",
+                f"{link.node.called} cannot run the job: {said.reason}",
                 "free the resource and run the cell again",
             )
 
@@ -328,29 +346,41 @@ class Driver:
                 self._read_events(link, str(file.relative_to(self._paths.root)))
 
     def _read_events(self, link: Link, name: str) -> None:
+        source = self._source(link, name)
+        if source is None:
+            return
         offset = self._offsets.get(name, 0)
         with contextlib.suppress(FileNotFoundError):
             with open(self._paths.root / name, "rb") as file:
                 file.seek(offset)
-                events, taken = parse_lines(file.read())
-            self._offsets[name] = offset + taken
-            for event in events:
+                parsed = parse_lines(file.read(), source)
+            self._offsets[name] = offset + parsed.taken
+            for event in parsed.events:
                 self._take(link, replace(event, node=link.node.name))
+            if parsed.refused and name not in self._refused:
+                self._refused.add(name)
+                text = (
+                    f"{Path(name).name} on {link.node.called} has lines that its owner may not write; they are ignored"
+                )
+                self._say("job.note", text=text)
+
+    def _source(self, link: Link, name: str) -> Source | None:
+        """Who owns an event file of the node; None for a file that nobody of ours writes."""
+        files, ranks = self._paths.node(link.node.name), link.node.ranks
+        owners = {files.rank_events(rank).name: Source(RANK, frozenset([rank])) for rank in ranks}
+        owners |= {
+            files.agent_events.name: Source(AGENT, frozenset(ranks)),
+            files.launcher_events.name: Source(LAUNCHER),
+        }
+        return owners.get(Path(name).name)
 
     def _take(self, link: Link, event: Event) -> None:
         """A node's event into the journal, once."""
-        if event.kind == "launcher.rendezvous" and link is self._links[0] and {"address", "port"} <= event.data.keys():
+        if event.kind == "launcher.rendezvous" and link is self._links[0]:
             self._endpoint = (event.data["address"], event.data["port"])
             self._start_others()
-        key = (event.t, event.kind, event.node, event.rank)
-        try:
-            if event.kind in INTERNAL or key in self._seen:
-                return
-            fold([event], self._state)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            return  # user code can write into the job's directory: what is malformed is not ours
-        self._seen.add(key)
-        self._append(event)
+        if event.kind not in INTERNAL and (event.t, event.kind, event.node, event.rank) not in self._seen:
+            self._append(event)
 
     def _start_others(self) -> None:
         for link in self._links[1:]:

@@ -32,8 +32,8 @@ def main(words: list[str]) -> None:
         zygote.main(int(rest[0]), rest[1:])
     elif verb == "launcher":
         from ..protocol import codec
+        from ..protocol.assignment import Assignment
         from . import launcher
-        from .assignment import Assignment
 
         launcher.start(Assignment.from_json(codec.loads(sys.stdin.buffer.readline())))
     elif verb == "worker":

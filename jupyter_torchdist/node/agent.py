@@ -1,7 +1,7 @@
 """One agent a user and node: serves many drivers, starts and watches jobs, ships what they write.
 
 It holds no state that its files do not hold: after its death the next one takes up every job from there.
-What it is sent and answers is in ``AGENT_MESSAGES`` of ``launchers/base.py``.
+What it is sent and answers is in ``protocol/messages.py``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,27 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import inventory
+from ..protocol.assignment import Assignment
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
+from ..protocol.messages import (
+    DRIVER_SAYS,
+    BlobPiece,
+    End,
+    Follow,
+    Hello,
+    Nothing,
+    OfJob,
+    Ping,
+    Prepare,
+    Signal,
+    Start,
+    Warm,
+    understood,
+)
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
 from . import warm
-from .assignment import Assignment
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
@@ -48,11 +63,6 @@ FAST_TICK, SLOW_TICK = 0.004, 0.02
 
 SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
 """When nothing changed for so long, and the system tells of changes, there is no hurry to look."""
-
-MESSAGES = frozenset(
-    ("hello", "warm", "prepare", "blob", "start", "follow", "signal", "stacks", "end", "forget", "ping", "stop_warm")
-)
-"""What a driver may say."""
 
 
 @dataclass
@@ -233,27 +243,25 @@ class Agent:
     # -- messages
 
     def _on_message(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        kind = str(message.get("type"))
-        if kind not in MESSAGES:
-            raise ChannelError(f"an unknown message {kind!r}")
+        said = understood(DRIVER_SAYS, message)
         try:
-            getattr(self, f"_on_{kind}")(peer, message, body)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ChannelError(f"a message {kind!r} that makes no sense: {error!r}") from error
+            getattr(self, f"_on_{message['type']}")(peer, said, body)
+        except ValueError as error:  # a name that is not the name of a file
+            raise ChannelError(f"a message {message['type']!r} with wrong data: {error}") from error
         except OSError as error:
-            self._refuse(peer, message, error)
+            job = said.assignment.job if isinstance(said, Start) else getattr(said, "job", "")
+            self._refuse(peer, job, error)
 
-    def _refuse(self, peer: Peer, message: dict[str, Any], error: OSError) -> None:
+    def _refuse(self, peer: Peer, name: str, error: OSError) -> None:
         """This node cannot do it (a full disk, no process to be had): the driver hears why."""
-        name = message.get("job") or message.get("assignment", {}).get("plan", {}).get("job", "")
         job = self._jobs.get(name)
         if job is not None and job.launcher is None:
             job.expected = False
             job.end(0.0, time.monotonic())
         peer.channel.send({"type": "refused", "job": name, "reason": str(error)})
 
-    def _on_hello(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        peer.process = ProcessId.from_json(message["process"])
+    def _on_hello(self, peer: Peer, said: Hello, body: bytes) -> None:
+        peer.process = said.process
         peer.channel.send(
             {
                 "type": "welcome",
@@ -264,45 +272,44 @@ class Agent:
             }
         )
 
-    def _on_warm(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        self._pool.warm(message["python"], message["environ"])
+    def _on_warm(self, peer: Peer, said: Warm, body: bytes) -> None:
+        self._pool.warm(said.python, said.environ)
 
-    def _on_ping(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        peer.channel.send({"type": "pong", "t": message.get("t")})
+    def _on_ping(self, peer: Peer, said: Ping, body: bytes) -> None:
+        peer.channel.send({"type": "pong", "t": said.t})
 
-    def _on_stop_warm(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+    def _on_stop_warm(self, peer: Peer, said: Nothing, body: bytes) -> None:
         self._pool.close()
         self._stop = True
 
-    def _on_prepare(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+    def _on_prepare(self, peer: Peer, said: Prepare, body: bytes) -> None:
         """A node without the driver's disk: take the job's files, say which blobs are missing."""
-        missing = prepare(message["job"], message["files"], message["blobs"])
-        peer.channel.send({"type": "missing", "job": message["job"], "blobs": missing})
+        missing = prepare(said.job, said.files, said.blobs)
+        peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
-    def _on_blob(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        right = peer.incoming.take(message["digest"], message["offset"], body, message["last"])
+    def _on_blob(self, peer: Peer, said: BlobPiece, body: bytes) -> None:
+        right = peer.incoming.take(said.digest, said.offset, body, said.last)
         if right is not None:
-            peer.channel.send({"type": "stored", "digest": message["digest"], "right": right})
+            peer.channel.send({"type": "stored", "digest": said.digest, "right": right})
 
-    def _on_start(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        shared = bool(message["shared"])
-        name = str(message["assignment"]["plan"]["job"])
+    def _on_start(self, peer: Peer, said: Start, body: bytes) -> None:
+        shared, assignment = said.shared, said.assignment
+        name = assignment.job
         if not shared:
             paths = replica(name)
             trust_replica(paths)
-            message["assignment"].update(job_root=str(paths.root), blobs=str(replica_blobs()))
-        assignment = Assignment.from_json(message["assignment"])
+            assignment = replace(assignment, job_root=str(paths.root), blobs=str(replica_blobs()))
         old = self._jobs.get(name) or self._left_by_another(assignment)
         if old is not None and old.attempt == assignment.attempt:  # the order came twice: its channel broke
             self._jobs[name] = old
-            self._follow(peer, old, shared, message.get("offsets", {}))
+            self._follow(peer, old, shared, said.offsets)
             return
         if old is not None:
             old.close()
         job = NodeJob(assignment.job_paths, assignment.node, assignment.node_plan().ranks, assignment.attempt)
         job.events.write("node.up", agent=ProcessId.mine().to_json())
         self._jobs[name] = job
-        self._follow(peer, job, shared, message.get("offsets", {}))
+        self._follow(peer, job, shared, said.offsets)
         self._changed = time.monotonic()
         if assignment.fresh:
             self._start_fresh(assignment)
@@ -359,24 +366,24 @@ class Agent:
                     "job.note", text="warm processes fail on this machine, so the ranks start in new interpreters"
                 )
                 try:
-                    self._start_fresh(Assignment.from_json({**assignment.to_json(), "fresh": True}))
+                    self._start_fresh(replace(assignment, fresh=True))
                 except OSError as error:
                     job.events.write("job.note", text=f"no new interpreter can be started: {error}")
                     job.end(0.0, now)
 
-    def _on_follow(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+    def _on_follow(self, peer: Peer, said: Follow, body: bytes) -> None:
         """A driver takes up a job: this agent's own, or one that an earlier agent left."""
-        name = safe_name(message["job"])
-        shared = bool(message["shared"])
+        name = safe_name(said.job)
+        shared = said.shared
         job = self._jobs.get(name)
         if job is None:
-            paths = JobPaths(Path(message["job_root"])) if shared else replica(name)
-            job = NodeJob(paths, safe_name(message["node"]), tuple(message["ranks"]), message["attempt"], adopt=True)
+            paths = JobPaths(Path(said.job_root)) if shared else replica(name)
+            job = NodeJob(paths, safe_name(said.node), said.ranks, said.attempt, adopt=True)
             self._jobs[name] = job
             job.poll(time.monotonic())
             if job.launcher is None:
                 job.end(0.0, time.monotonic())
-        self._follow(peer, job, shared, message["offsets"])
+        self._follow(peer, job, shared, said.offsets)
 
     def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:
         peer.job = job.paths.job
@@ -384,28 +391,28 @@ class Agent:
         self._orphans.claimed(job.paths.job)
         peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
 
-    def _on_signal(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        if job := self._jobs.get(message["job"]):
-            job.signal(int(message["signal"]))
+    def _on_signal(self, peer: Peer, said: Signal, body: bytes) -> None:
+        if job := self._jobs.get(said.job):
+            job.signal(said.signal)
             self._changed = time.monotonic()
 
-    def _on_stacks(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        if job := self._jobs.get(message["job"]):
+    def _on_stacks(self, peer: Peer, said: OfJob, body: bytes) -> None:
+        if job := self._jobs.get(said.job):
             job.dump_stacks()
 
-    def _on_end(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        if job := self._jobs.get(message["job"]):
-            if self._pool.withdraw(message["job"]):
+    def _on_end(self, peer: Peer, said: End, body: bytes) -> None:
+        if job := self._jobs.get(said.job):
+            if self._pool.withdraw(said.job):
                 job.expected = False
-            job.end(float(message["grace"]), time.monotonic())
+            job.end(said.grace, time.monotonic())
             self._changed = time.monotonic()
 
-    def _on_forget(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
+    def _on_forget(self, peer: Peer, said: OfJob, body: bytes) -> None:
         """The driver has everything of a job that has ended."""
-        job = self._jobs.get(message["job"])
+        job = self._jobs.get(said.job)
         if job is not None and job.state == "ended":
-            self._remove(message["job"])
-        peer.shipments.pop(message["job"], None)
+            self._remove(said.job)
+        peer.shipments.pop(said.job, None)
         peer.job = None
 
     # -- jobs

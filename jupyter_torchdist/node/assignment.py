@@ -1,4 +1,4 @@
-"""What an agent hands a launcher: one node's part of one job, and the world it runs in. Never on disk."""
+"""A launcher takes on its assignment: environment, working directory, limits, and the mark of the job."""
 
 from __future__ import annotations
 
@@ -6,14 +6,9 @@ import ctypes
 import os
 import resource
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
-from ..protocol.paths import JobPaths, NodePaths
-from ..protocol.plan import NodePlan, Plan
-from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, job_token
-from ..protocol.world import World
+from ..protocol.assignment import Assignment
+from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
 
 IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
 """Variables that act when an interpreter or a library starts: a warm process serves only equal ones."""
@@ -27,69 +22,19 @@ def import_environment(environ: dict[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in sorted(chosen)}
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """One node's part of one attempt of a job."""
-
-    job_root: str
-    blobs: str
-    node: str
-    plan: dict[str, Any]
-    world: World
-    attempt: int = 1
-    fresh: bool = False
-    rendezvous: tuple[str, int] | None = None
-    """(address, port) of the first node's store; None on the first node, which opens it."""
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Assignment:
-        rendezvous = value.get("rendezvous")
-        return Assignment(
-            **{
-                **value,
-                "world": World.from_json(value["world"]),
-                "rendezvous": (str(rendezvous[0]), int(rendezvous[1])) if rendezvous else None,
-            }
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def job_paths(self) -> JobPaths:
-        return JobPaths(Path(self.job_root))
-
-    @property
-    def node_paths(self) -> NodePaths:
-        return self.job_paths.node(self.node)
-
-    @property
-    def job(self) -> str:
-        return str(self.plan["job"])
-
-    @property
-    def token(self) -> str:
-        return job_token(self.job, self.node)
-
-    def the_plan(self) -> Plan:
-        return Plan.from_json(self.plan)
-
-    def node_plan(self) -> NodePlan:
-        return next(node for node in self.the_plan().nodes if node.name == self.node)
-
-    def rank_environment(self) -> dict[str, str]:
-        """The notebook's environment with what the plan adds to it."""
-        plan, node = self.the_plan(), self.node_plan()
-        environ = dict(self.world.environ)
-        environ.setdefault("OMP_NUM_THREADS", str(plan.threads))
-        environ.setdefault("MPLBACKEND", "Agg")
-        environ["MPLBACKEND"] = "Agg" if "inline" in environ["MPLBACKEND"] else environ["MPLBACKEND"]
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus)
-        environ["GLOO_SOCKET_IFNAME"] = node.interface
-        if node.interface != "lo":
-            environ.setdefault("NCCL_SOCKET_IFNAME", node.interface)
-        environ[JOB_TOKEN] = self.token
-        return environ
+def rank_environment(assignment: Assignment) -> dict[str, str]:
+    """The notebook's environment with what the plan adds to it."""
+    plan, node = assignment.plan, assignment.node_plan()
+    environ = dict(assignment.world.environ)
+    environ.setdefault("OMP_NUM_THREADS", str(plan.threads))
+    environ.setdefault("MPLBACKEND", "Agg")
+    environ["MPLBACKEND"] = "Agg" if "inline" in environ["MPLBACKEND"] else environ["MPLBACKEND"]
+    environ["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus)
+    environ["GLOO_SOCKET_IFNAME"] = node.interface
+    if node.interface != "lo":
+        environ.setdefault("NCCL_SOCKET_IFNAME", node.interface)
+    environ[JOB_TOKEN] = assignment.token
+    return environ
 
 
 def stamp_job_token(token: str) -> None:
@@ -112,7 +57,7 @@ def enter(assignment: Assignment) -> None:
     """Make this process's world the notebook's: environment, working directory, path, mask and limits."""
     world = assignment.world
     os.environ.clear()
-    os.environ.update(assignment.rank_environment())
+    os.environ.update(rank_environment(assignment))
     os.umask(world.umask)
     try:
         os.chdir(world.cwd)

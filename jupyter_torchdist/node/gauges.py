@@ -110,7 +110,7 @@ class Board:
         self._path = paths.node(node).gauges
         self._latest: dict[int, Gauges] = {}
         self.gpus: dict[int, str] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(OSError, ValueError):
             self.gpus = Plan.from_json(codec.loads(paths.plan.read_bytes())).gpu_of_rank()
         with contextlib.suppress(OSError, ValueError, AttributeError):  # another agent's, which is gone
             written = codec.loads(self._path.read_bytes())

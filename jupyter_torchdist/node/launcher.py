@@ -23,11 +23,11 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import releases
+from ..protocol.assignment import Assignment
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
 from ..ranks.eventfile import EventFile
 from . import assignment as world
-from .assignment import Assignment
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
@@ -44,7 +44,7 @@ def main(assignment: Assignment) -> int:
     """Run the ranks to their end; the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
     events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
-    watch = RankWatch(events, assignment.the_plan().grace)
+    watch = RankWatch(events, assignment.plan.grace)
     error = ""
     try:
         import torch
@@ -204,7 +204,7 @@ class _Clock:
 def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
     from .rendezvous import StaticRendezvous
 
-    plan = assignment.the_plan()
+    plan = assignment.plan
     names = [node.name for node in plan.nodes]
     return StaticRendezvous(
         run_id=plan.run_id or f"{assignment.job}.{assignment.attempt}",
@@ -229,7 +229,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
     ForkProcess._Popen = staticmethod(watch.process_class())  # type: ignore[method-assign, assignment]
     multiprocessing.MultiprocessContext = watch.context_class(handler.all_forked)  # type: ignore[misc]
     engine.time = _Clock(watch)  # type: ignore[assignment, attr-defined]
-    config = launch_config(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
+    config = launch_config(assignment.plan, assignment.node_plan(), handler.get_run_id())
     launch_agent(config, rank_entry, [assignment.job_root, assignment.blobs, assignment.node, handler])
 
 
@@ -305,7 +305,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
-    words = torchrun_words(assignment.the_plan(), assignment.node_plan(), handler.get_run_id())
+    words = torchrun_words(assignment.plan, assignment.node_plan(), handler.get_run_id())
     worker = ["-m", "jupyter_torchdist.node", "worker", assignment.job_root, assignment.blobs, assignment.node]
     run.run(run.parse_args([*words, *worker]))
 

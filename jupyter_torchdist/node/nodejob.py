@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..protocol.events import Event
+from ..protocol.events import LAUNCHER, RANK, Event, Source
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from ..ranks.eventfile import EventFile
@@ -69,8 +68,10 @@ class NodeJob:
         self.files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.paths.results.mkdir(mode=0o700, exist_ok=True)
         self.events = EventFile(self.files.agent_events)
-        self._launcher_tail = self._tail(self.files.launcher_events)
-        self._rank_tails = {rank: self._tail(self.files.rank_events(rank)) for rank in self.ranks}
+        self._launcher_tail = self._tail(self.files.launcher_events, Source(LAUNCHER))
+        self._rank_tails = {
+            rank: self._tail(self.files.rank_events(rank), Source(RANK, frozenset([rank]))) for rank in self.ranks
+        }
         self._pids: dict[int, int] = {}
         self._unmatched: dict[int, tuple[int, bool | None]] = {}
         self._memory = OutOfMemory()
@@ -87,8 +88,8 @@ class NodeJob:
         """What launcher and ranks write for their agent."""
         return [tail.path for tail in (self._launcher_tail, *self._rank_tails.values())]
 
-    def _tail(self, path: Path) -> EventTail:
-        return EventTail(path, 0 if self.adopt or not path.exists() else path.stat().st_size)
+    def _tail(self, path: Path, source: Source) -> EventTail:
+        return EventTail(path, source, 0 if self.adopt or not path.exists() else path.stat().st_size)
 
     # -- looking
 
@@ -115,9 +116,7 @@ class NodeJob:
     def _read_launcher(self) -> bool:
         events = self._launcher_tail.read()
         for event in events:
-            # User code can write into the job's directory: what is malformed is not ours.
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._take_launcher(event)
+            self._take_launcher(event)
         self._match_codes()
         return bool(events)
 
@@ -128,7 +127,7 @@ class NodeJob:
             if self.state == "starting":
                 self.state = "running"
         elif event.kind == "launcher.child":
-            self._unmatched[int(event.data["pid"])] = int(event.data["code"]), event.data.get("stopped")
+            self._unmatched[event.data["pid"]] = event.data["code"], event.data.get("stopped")
         elif event.kind == "launcher.ended" and event.data.get("error"):
             self._error = str(event.data["error"])
 
@@ -141,8 +140,7 @@ class NodeJob:
     def _read_rank(self, rank: int) -> bool:
         events = self._rank_tails[rank].read()
         for event in events:
-            with contextlib.suppress(KeyError, TypeError, ValueError):
-                self._take_rank(rank, event)
+            self._take_rank(rank, event)
         return bool(events)
 
     def _take_rank(self, rank: int, event: Event) -> None:

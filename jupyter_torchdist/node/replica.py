@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def replica_blobs() -> Path:
     return make_private(scratch_dir() / "blobs")
 
 
-def prepare(job: str, files: dict[str, str], digests: list[str]) -> list[str]:
+def prepare(job: str, files: dict[str, str], digests: Sequence[str]) -> list[str]:
     """Take the job's files; the digests of the blobs that are not here."""
     paths, blobs = replica(job), replica_blobs()
     for name, text in files.items():

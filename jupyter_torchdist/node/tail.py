@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.channel import Channel
-from ..protocol.events import Event, parse_lines
+from ..protocol.events import Event, Source, parse_lines
 from ..protocol.frames import CHUNK
 from ..protocol.paths import JobPaths
 
@@ -29,6 +29,8 @@ class EventTail:
     """New events of one ``*.events`` file, whole lines only."""
 
     path: Path
+    source: Source | None
+    """Who may write into it; None: anybody."""
     offset: int = 0
 
     def read(self) -> list[Event]:
@@ -37,11 +39,11 @@ class EventTail:
                 return []
             with open(self.path, "rb") as file:
                 file.seek(self.offset)
-                events, taken = parse_lines(file.read())
+                parsed = parse_lines(file.read(CHUNK), self.source)
         except OSError:  # not there yet, or no longer
             return []
-        self.offset += taken
-        return events
+        self.offset += parsed.taken
+        return parsed.events
 
 
 @dataclass

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import codec
+from ..protocol.assignment import Assignment
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, processes_of_job
-from .assignment import Assignment, import_environment
+from .assignment import import_environment
 
 IDLE_SECONDS = 15 * 60
 """A zygote that started nothing for so long ends; the next job starts one."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from .typed import Record
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,6 @@ class Blob:
     digest: str
     size: int
     record: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Blob:
-        inode, size, mtime, ctime = value["record"]
-        return Blob(value["digest"], value["size"], (inode, size, mtime, ctime))
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Record):
     """The bundle. ``stream`` is the pickle, ``buffers`` its out-of-band buffers in order."""
 
     job: str
@@ -69,22 +65,3 @@ class Manifest:
     @property
     def blobs(self) -> tuple[Blob, ...]:
         return (self.stream, self.linecache, *self.buffers, *(source.blob for source in self.sources))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Manifest:
-        return Manifest(
-            job=value["job"],
-            python=value["python"],
-            stream=Blob.from_json(value["stream"]),
-            buffers=tuple(Blob.from_json(item) for item in value["buffers"]),
-            names=tuple(value["names"]),
-            receipt=tuple(Captured(**item) for item in value["receipt"]),
-            linecache=Blob.from_json(value["linecache"]),
-            sources=tuple(SourceFile(item["path"], Blob.from_json(item["blob"])) for item in value["sources"]),
-            flags=value["flags"],
-            bound=tuple(value["bound"]),
-            notes=tuple(value["notes"]),
-        )

@@ -1,7 +1,8 @@
 """Changes of a job's state. One JSON line each; kinds a reader does not know pass through it untouched.
 
 A process writes its own ``*.events`` file without ``seq`` and ``node``; the driver gives both when it takes
-the line into the journal.
+the line into the journal. User code can write into these files: an event of a file counts only if its data has the
+types of ``KINDS``, and if the owner of the file may say it (``Source``).
 
 ===================  =====================================================================================
 kind                 data
@@ -42,11 +43,95 @@ rank.exited          code (negative: a signal), why (a sentence's end, as ``was 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from . import codec
+from .process import ProcessId
+from .typed import Malformed, Record, decoder
+
+DRIVER, AGENT, LAUNCHER, RANK = "driver", "agent", "launcher", "rank"
+"""Who says what."""
+
+FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
+
+
+@dataclass(frozen=True)
+class ErrorRecord(Record):
+    """An exception of a rank, in words that need nothing of its class. ``frames`` run from outer to inner."""
+
+    type: str
+    module: str
+    message: str
+    text: str
+    """The whole traceback, causes and notes, as Python prints it (user's frames only)."""
+    frames: tuple[tuple[str, int, str, str], ...] = ()
+    """(file, line as the user counts, function, source line)."""
+    t: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """``ValueError: text``, the last line of a traceback."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Who may say an event of this kind, and the types of its data: ``needed``, and what may be left out."""
+
+    by: tuple[str, ...]
+    needed: Mapping[str, Any] = field(default_factory=dict)
+    may: Mapping[str, Any] = field(default_factory=dict)
+
+    def checked(self, data: dict[str, Any]) -> dict[str, Any]:
+        """``data`` with the declared types; fields of a newer version pass. Raises ``Malformed``."""
+        if missing := [name for name in self.needed if name not in data]:
+            raise Malformed(f"{missing[0]} is missing")
+        for name, kind in (*self.needed.items(), *self.may.items()):
+            if name in data:
+                decoder(kind)(data[name])
+        return data
+
+
+_COUNTS = dict[str, int]
+_FAILURE = int | None
+_WAITING = {"operation": str, "group": str, "number": int, "since": float, "counts": _COUNTS}
+_NAMES, _PAIRS = tuple[str, ...], tuple[tuple[str, str], ...]
+
+KINDS: dict[str, Kind] = {
+    "job.submitted": Kind((DRIVER,), may={"world_size": int, "job": str, "name": str | None, "label": str}),
+    "job.driver": Kind((DRIVER,), {"process": ProcessId}),
+    "job.starting": Kind((DRIVER,), may={"attempt": int}),
+    "job.launched": Kind((DRIVER,), may={"token": dict[str, Any], "attempt": int}),
+    "job.engine": Kind((DRIVER,), {"state": str}, {"position": int | None, "reason": str}),
+    "job.running": Kind((DRIVER,)),
+    "job.stopping": Kind((DRIVER,), may={"reason": str}),
+    "job.note": Kind((DRIVER, AGENT, RANK), may={"text": str}),
+    "job.ended": Kind(
+        (DRIVER,),
+        may={"state": Literal[FINAL_STATES], "reason": str, "first_failure": _FAILURE},
+    ),
+    "node.up": Kind((AGENT,), may={"agent": ProcessId}),
+    "node.lost": Kind((DRIVER,), may={"reason": str}),
+    "node.ended": Kind((AGENT,), may={"attempt": int, "error": str}),
+    "launcher.started": Kind((LAUNCHER,), {"process": ProcessId}, {"attempt": int}),
+    "launcher.rendezvous": Kind((LAUNCHER,), {"address": str, "port": int}),
+    "launcher.child": Kind((LAUNCHER,), {"pid": int, "code": int}, {"why": str, "stopped": bool | None}),
+    "launcher.ended": Kind((LAUNCHER,), may={"codes": dict[str, int], "error": str, "attempt": int}),
+    "rank.started": Kind((RANK,), {"process": ProcessId}, {"local_rank": int}),
+    "rank.ready": Kind((RANK,)),
+    "rank.waiting": Kind((RANK,), _WAITING, {"size": int, "members": tuple[int, ...] | None}),
+    "rank.resumed": Kind((RANK,)),
+    "rank.entered": Kind((RANK,), {"counts": _COUNTS}),
+    "rank.failed": Kind((RANK,), {"error": ErrorRecord}),
+    "rank.interrupted": Kind((RANK,)),
+    "rank.result": Kind((RANK,), may={"names": _NAMES, "left": _PAIRS, "size": int}),
+    "rank.ending": Kind((RANK,)),
+    "rank.done": Kind((RANK,)),
+    "rank.dropped": Kind((RANK,), {"lines": int}),
+    "rank.exited": Kind((AGENT,), {"code": int}, {"why": str, "state": Literal["done", "failed", "killed", "stopped"]}),
+}
 
 
 @dataclass(frozen=True)
@@ -65,62 +150,63 @@ class Event:
         return (codec.dumps({**value, **self.data}) + "\n").encode("ascii")
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> Event:
-        rest = {key: item for key, item in value.items() if key not in ("kind", "t", "node", "rank", "seq")}
-        return Event(
-            kind=str(value["kind"]),
-            t=float(value.get("t") or 0.0),
-            node=value.get("node"),
-            rank=value.get("rank"),
-            seq=int(value.get("seq") or 0),
-            data=rest,
-        )
-
-
-def parse_lines(data: bytes) -> tuple[list[Event], int]:
-    """Events of the whole lines in ``data``, and how many bytes those lines took. Damaged lines are skipped."""
-    end = data.rfind(b"\n") + 1
-    return list(_events(data[:end])), end
-
-
-def _events(data: bytes) -> Iterator[Event]:
-    for line in data.splitlines():
-        try:
-            yield Event.from_json(codec.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
+    def from_json(value: Any) -> Event:
+        """Raises ``Malformed``."""
+        head = decoder(_Head)(value)
+        data = {key: item for key, item in value.items() if key not in _HEAD}
+        kind = KINDS.get(head.kind)
+        return Event(head.kind, head.t, head.node, head.rank, head.seq, kind.checked(data) if kind else data)
 
 
 @dataclass(frozen=True)
-class ErrorRecord:
-    """An exception of a rank, in words that need nothing of its class. ``frames`` run from outer to inner."""
+class _Head:
+    """What every event has."""
 
-    type: str
-    module: str
-    message: str
-    text: str
-    """The whole traceback, causes and notes, as Python prints it (user's frames only)."""
-    frames: tuple[tuple[str, int, str, str], ...] = ()
-    """(file, line as the user counts, function, source line)."""
+    kind: str
     t: float = 0.0
+    node: str | None = None
+    rank: int | None = None
+    seq: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "type": self.type,
-            "module": self.module,
-            "message": self.message,
-            "text": self.text,
-            "frames": [list(frame) for frame in self.frames],
-            "t": self.t,
-        }
 
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> ErrorRecord:
-        frames = tuple((str(f[0]), int(f[1]), str(f[2]), str(f[3])) for f in value.get("frames", ()))
-        kind, module, message, text = (str(value[key]) for key in ("type", "module", "message", "text"))
-        return ErrorRecord(kind, module, message, text, frames, float(value["t"]))
+_HEAD = frozenset(_Head.__dataclass_fields__)
 
-    @property
-    def title(self) -> str:
-        """``ValueError: text``, the last line of a traceback."""
-        return f"{self.type}: {self.message}" if self.message else self.type
+
+@dataclass(frozen=True)
+class Source:
+    """The owner of an ``*.events`` file: ``by`` is AGENT, LAUNCHER or RANK, ``ranks`` those that it speaks of."""
+
+    by: str
+    ranks: frozenset[int] = frozenset()
+
+    def may_say(self, event: Event) -> bool:
+        """A kind that this version does not know is let through: a newer one wrote it."""
+        kind = KINDS.get(event.kind)
+        owned = event.rank in self.ranks if event.rank is not None else self.by != RANK
+        return owned and (kind is None or self.by in kind.by)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Events of whole lines, how many bytes those lines took, and how many of them were refused."""
+
+    events: list[Event]
+    taken: int
+    refused: int = 0
+
+
+def parse_lines(data: bytes, source: Source | None = None) -> Parsed:
+    """The whole lines in ``data``, of a file that ``source`` owns. Damaged lines are passed over, and counted."""
+    end = data.rfind(b"\n") + 1
+    events, refused = [], 0
+    for line in data[:end].split(b"\n")[:-1]:
+        try:
+            event = Event.from_json(codec.loads(line))
+        except ValueError:
+            refused += 1
+            continue
+        if source is None or source.may_say(event):
+            events.append(event)
+        else:
+            refused += 1
+    return Parsed(events, end, refused)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from .typed import Record
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ParameterSize:
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class Rehearsed(Record):
     """One step of the cell as a rank (of a pipeline: the fullest) takes it, under one strategy."""
 
     parameters: tuple[ParameterSize, ...] = ()
@@ -50,14 +51,6 @@ class Rehearsed:
     reason: str = ""
     """Why the step could not be rehearsed, or not to its end."""
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Rehearsed:
-        parameters = tuple(ParameterSize(**{**one, "shape": tuple(one["shape"])}) for one in value["parameters"])
-        return Rehearsed(**{**value, "parameters": parameters, "notes": tuple(value["notes"])})
 
 
 @dataclass(frozen=True)

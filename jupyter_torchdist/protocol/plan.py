@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from .strategy import StrategyPlan
+from .typed import Record
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Inventory:
+class Inventory(Record):
     """What one node has. Memory in bytes."""
 
     host: str
@@ -33,14 +33,6 @@ class Inventory:
     torch: str = ""
     numactl: bool = False
     """Whether that program is there, without which torch binds no rank to a NUMA node."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Inventory:
-        gpus = tuple(Gpu(**{**gpu, "pids": tuple(gpu["pids"])}) for gpu in value.get("gpus", ()))
-        return Inventory(**{**value, "gpus": gpus})
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """One job, decided. The first node hosts the rendezvous store."""
 
     job: str
@@ -96,15 +88,3 @@ class Plan:
     def gpu_of_rank(self) -> dict[int, str]:
         """The GPU of each rank that has one."""
         return {rank: gpu for node in self.nodes for rank, gpu in zip(node.ranks, node.gpus, strict=False)}
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Plan:
-        nodes = tuple(
-            NodePlan(**{**node, "ranks": tuple(node["ranks"]), "gpus": tuple(node["gpus"])}) for node in value["nodes"]
-        )
-        names = {"out": tuple(value["out"]), "env_names": tuple(value["env_names"])}
-        strategy = StrategyPlan.from_json(value.get("strategy", {}))  # a plan of an earlier version has none
-        return Plan(**{**value, **names, "nodes": nodes, "strategy": strategy})

@@ -6,9 +6,10 @@ import os
 import signal
 import socket
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+
+from .typed import Record
 
 JOB_TOKEN = "TORCHDIST_JOB"
 """Environment variable that every process of a job has in its ``/proc/PID/environ``: ``job_token``."""
@@ -88,7 +89,7 @@ def start_ticks(pid: int) -> int:
 
 
 @dataclass(frozen=True)
-class ProcessId:
+class ProcessId(Record):
     """A process, named so that the name can never mean another one."""
 
     host: str
@@ -104,13 +105,6 @@ class ProcessId:
     @staticmethod
     def mine() -> ProcessId:
         return ProcessId.of(os.getpid())
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> ProcessId:
-        return ProcessId(**value)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def here(self) -> bool:

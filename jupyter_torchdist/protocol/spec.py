@@ -7,19 +7,20 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .columns import Layout, beside
 from .errors import OptionError
 from .strategy import ALONE, NAMES, PRECISIONS
+from .typed import Record
 
 LOCAL = "local"
 """The launcher of this machine."""
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Record):
     """One field an option; the defaults are what happens without any."""
 
     gpus: int | None = None
@@ -60,15 +61,7 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """Without the values of ``--env NAME=VALUE``: no value of the environment is ever written down."""
-        return {**asdict(self), "env": [item.split("=", 1)[0] for item in self.env]}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Options:
-        known = {field.name for field in fields(Options)}
-        chosen: dict[str, Any] = {
-            key: tuple(item) if isinstance(item, list) else item for key, item in value.items() if key in known
-        }
-        return Options(**chosen)
+        return {**super().to_json(), "env": [item.split("=", 1)[0] for item in self.env]}
 
 
 def _count(text: str) -> int:
@@ -308,7 +301,7 @@ PROGRAMS = ("script", "module")
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class JobSpec(Record):
     """One job, as asked for. ``source`` is the cell without the magic's line."""
 
     job: str
@@ -330,8 +323,4 @@ class JobSpec:
     """The job that is run again; empty for one that was captured anew."""
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "options": self.options.to_json(), "argv": list(self.argv)}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> JobSpec:
-        return JobSpec(**{**value, "options": Options.from_json(value["options"]), "argv": tuple(value["argv"])})
+        return {**super().to_json(), "options": self.options.to_json()}

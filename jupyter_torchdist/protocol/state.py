@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .events import ErrorRecord, Event
-
-FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
+from .events import FINAL_STATES, ErrorRecord, Event
+from .typed import Record
 
 RANK_ENDS = ("done", "failed", "interrupted", "killed", "stopped", "lost")
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Waiting(Record):
     """The collective that a rank waits in: the ``number``-th of its ``group``."""
 
     operation: str
@@ -27,18 +26,6 @@ class Waiting:
     """Bytes that this rank put in; 0 where that is not known."""
     members: tuple[int, ...] | None = None
     """The ranks of the group: null is all of the job, none at all that they are not known."""
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Waiting:
-        members = value.get("members")
-        return Waiting(
-            str(value["operation"]),
-            str(value["group"]),
-            int(value["number"]),
-            float(value["since"]),
-            int(value.get("size", 0)),
-            None if members is None else tuple(int(rank) for rank in members),
-        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,7 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class JobState:
+class JobState(Record):
     """A job at one point of its journal; ``seq`` is that point."""
 
     job: str = ""
@@ -111,25 +98,6 @@ class JobState:
         ranks = [self.ranks[number] for number in members if number in self.ranks]
         return [rank.rank for rank in ranks if _is_behind(rank, waiting)]
 
-    def to_json(self) -> dict[str, Any]:
-        value = asdict(self)
-        value["ranks"] = {
-            str(number): {**asdict(rank), "error": rank.error.to_json() if rank.error else None}
-            for number, rank in self.ranks.items()
-        }
-        return value
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> JobState:
-        ranks = {}
-        for number, item in value["ranks"].items():
-            error = ErrorRecord.from_json(item["error"]) if item["error"] else None
-            left = tuple((str(name), str(why)) for name, why in item["left"])
-            waiting = Waiting.from_json(item["waiting"]) if item.get("waiting") else None
-            own = {"error": error, "results": tuple(item["results"]), "left": left, "waiting": waiting}
-            ranks[int(number)] = RankState(**{**item, **own})
-        return JobState(**{**value, "ranks": ranks, "notes": tuple(value["notes"])})
-
 
 def _is_behind(rank: RankState, waiting: Waiting) -> bool:
     """What a rank said of itself before the wait began may have changed, unless it has ended."""
@@ -148,18 +116,11 @@ def fold(events: Iterable[Event], state: JobState | None = None) -> JobState:
 def apply(state: JobState, event: Event) -> JobState:
     """The state after one event. What follows an end is kept out, so that a final state is final.
 
-    An event of a known kind whose data is damaged changes nothing: no reader stops at it.
+    Events that were read are checked (``events.KINDS``): a damaged one never comes here.
     """
     state = replace(state, seq=event.seq)
     if state.final:
         return state
-    try:
-        return _applied(state, event)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return state
-
-
-def _applied(state: JobState, event: Event) -> JobState:
     if event.kind.startswith("rank.") and event.rank is not None:
         rank = state.ranks.get(event.rank, RankState(event.rank))
         return replace(state, ranks={**state.ranks, event.rank: _apply_rank(rank, event)})

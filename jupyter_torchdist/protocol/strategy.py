@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from .typed import Record
 
 NAMES = ("none", "ddp", "fsdp", "hsdp", "tp", "cp", "pp", "deepspeed", "auto")
 """What may stand after ``--strategy``; products are joined by ``+``."""
@@ -18,7 +20,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class StrategyPlan:
+class StrategyPlan(Record):
     """One job's strategy, decided. The degrees of all dimensions multiply to the world size."""
 
     name: str = "none"
@@ -37,15 +39,11 @@ class StrategyPlan:
     notes: tuple[str, ...] = ()
     """What was decided and why, for ``--plan`` and the receipt."""
 
+    def __post_init__(self) -> None:
+        for name, value in self.options.items():
+            if isinstance(value, list):  # as JSON gives it
+                self.options[name] = tuple(value)
+
     def degree(self, dimension: str) -> int:
         """Ranks along one of ``DIMENSIONS``."""
         return self.degrees.get(dimension, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> StrategyPlan:
-        options = value.get("options", {})
-        options = {name: tuple(item) if isinstance(item, list) else item for name, item in options.items()}
-        return StrategyPlan(**{**value, "options": options, "notes": tuple(value.get("notes", ()))})

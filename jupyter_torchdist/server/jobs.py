@@ -20,8 +20,8 @@ from ..feed.cancel import cancel
 from ..feed.captured import captured
 from ..feed.rerun import command
 from ..protocol.errors import DamagedJob, StoreError, UserError
+from ..protocol.events import FINAL_STATES
 from ..protocol.paths import Home, JobPaths
-from ..protocol.state import FINAL_STATES
 from ..store import catalog, jobdir, journal, liveness, logs
 from .base import Handler, Refusal, in_thread, permitted
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import codec
+from ..protocol.events import FINAL_STATES
 from ..protocol.paths import Home
-from ..protocol.state import FINAL_STATES
 
 if TYPE_CHECKING:
     from sqlite3 import Connection

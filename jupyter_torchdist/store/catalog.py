@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import JobNotFound, StoreError
+from ..protocol.events import FINAL_STATES
 from ..protocol.paths import Home, JobPaths, is_safe
 from ..protocol.paths import home as default_home
-from ..protocol.state import FINAL_STATES
 from . import cache, journal, liveness
 from .cache import JobSummary
 from .files import writing

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..protocol import codec
 from ..protocol.bundle import Manifest
@@ -16,9 +16,10 @@ from ..protocol.events import Event
 from ..protocol.paths import Home, JobPaths
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
+from ..protocol.typed import Malformed, Record
 from .files import damaged, private, publish, publish_json, read_json, writing
 
-Word = TypeVar("Word")
+Word = TypeVar("Word", bound=Record)
 
 
 @contextlib.contextmanager
@@ -63,27 +64,27 @@ def _submitted(spec: JobSpec, plan: Plan) -> Event:
 
 def read_spec(paths: JobPaths) -> JobSpec:
     """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no specification."""
-    return _read(paths, paths.spec, JobSpec.from_json)
+    return _read(paths, paths.spec, JobSpec)
 
 
 def read_plan(paths: JobPaths) -> Plan:
     """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no plan."""
-    return _read(paths, paths.plan, Plan.from_json)
+    return _read(paths, paths.plan, Plan)
 
 
 def read_manifest(paths: JobPaths) -> Manifest:
     """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no manifest."""
-    return _read(paths, paths.manifest, Manifest.from_json)
+    return _read(paths, paths.manifest, Manifest)
 
 
-def _read(paths: JobPaths, path: Path, from_json: Callable[[dict[str, Any]], Word]) -> Word:
+def _read(paths: JobPaths, path: Path, kind: type[Word]) -> Word:
     if not paths.root.is_dir():
         raise JobNotFound(f"there is no job {paths.job}", "`%dist` lists the jobs")
     value = read_json(path)
     try:
-        return from_json(value)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from error
+        return kind.from_json(value)
+    except Malformed as error:
+        raise damaged(path, str(error)) from error
 
 
 def taken_requests(paths: JobPaths) -> list[str]:

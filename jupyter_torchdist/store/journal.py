@@ -11,6 +11,7 @@ from ..protocol.events import Event, parse_lines
 from ..protocol.paths import JobPaths
 from ..protocol.reserve import reserve
 from ..protocol.state import JobState, fold
+from ..protocol.typed import Malformed
 from .files import publish_json, read_json, write_all, writing
 from .jobdir import read_plan, read_spec
 
@@ -79,12 +80,12 @@ def read(paths: JobPaths, offset: int = 0) -> tuple[list[Event], int]:
             return [], size
         with open(paths.journal, "rb") as file:
             file.seek(offset)
-            events, used = parse_lines(file.read())
+            parsed = parse_lines(file.read())
     except FileNotFoundError:
         return [], 0
     except OSError as error:
         raise StoreError(f"{paths.journal} cannot be read: {error.strerror}", "check the disk") from error
-    return events, offset + used
+    return parsed.events, offset + parsed.taken
 
 
 def state(paths: JobPaths) -> JobState:
@@ -110,9 +111,10 @@ def _summary(paths: JobPaths) -> JobState | None:
     if not paths.summary.exists():
         return None
     try:
-        return JobState.from_json(read_json(paths.summary))
-    except (StoreError, KeyError, TypeError, ValueError, AttributeError):
+        state = JobState.from_json(read_json(paths.summary))
+    except (StoreError, Malformed):
         return None
+    return state if state.final else None
 
 
 def publish_summary(paths: JobPaths, state: JobState) -> None:

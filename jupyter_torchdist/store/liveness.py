@@ -9,6 +9,7 @@ from ..protocol.errors import StoreError
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, boot_id
 from ..protocol.state import JobState
+from ..protocol.typed import Malformed, Record
 from . import journal
 from .files import publish_json, read_json
 
@@ -20,7 +21,7 @@ SILENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Driver:
+class Driver(Record):
     """Who drives a job; ``beat`` is when it last said so, in seconds since the epoch on its own clock."""
 
     process: ProcessId
@@ -29,15 +30,14 @@ class Driver:
 
 def publish_driver(paths: JobPaths, process: ProcessId, beat: float) -> None:
     """The driver's heartbeat. Raises ``StoreError``."""
-    publish_json(paths.driver, {"process": process.to_json(), "beat": beat})
+    publish_json(paths.driver, Driver(process, beat).to_json())
 
 
 def driver_of(paths: JobPaths) -> Driver | None:
     """None when no driver took the job yet, or its file is damaged."""
     try:
-        value = read_json(paths.driver)
-        return Driver(ProcessId.from_json(value["process"]), float(value["beat"]))
-    except (StoreError, KeyError, TypeError, ValueError):
+        return Driver.from_json(read_json(paths.driver))
+    except (StoreError, Malformed):
         return None
 
 
@@ -67,7 +67,7 @@ def _latest(beating: Driver | None, state: JobState) -> Driver | None:
         return beating
     try:
         process = ProcessId.from_json(state.driver)
-    except TypeError:
+    except Malformed:
         return beating
     return Driver(process, beating.beat if beating else state.submitted)
 

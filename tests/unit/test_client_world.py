@@ -32,7 +32,7 @@ def test_the_world_is_this_process_with_what_env_adds(monkeypatch: pytest.Monkey
     assert here.environ == {**os.environ, "NEW": "1=2"}
     assert here.sys_path == ("/the/cwd", "/the/cwd/relative", "/absolute", "/some.zip")
     assert here.python == sys.executable
-    assert here.rlimits["RLIMIT_NOFILE"] == list(resource.getrlimit(resource.RLIMIT_NOFILE))
+    assert here.rlimits["RLIMIT_NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
     assert "NEW" not in os.environ
 
 

@@ -47,7 +47,7 @@ def ended(tmp_path: Path, end: Callable[[BaseProcess, RankWatch], object]) -> An
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     end(rank, watch)
     rank.join()
-    ((event,), _) = parse_lines((tmp_path / "launcher.events").read_bytes())
+    (event,) = parse_lines((tmp_path / "launcher.events").read_bytes()).events
     return event.data["stopped"]
 
 

@@ -82,7 +82,7 @@ class Tree:
         return NodeJob(self.paths, "node0", ranks, **options)
 
     def events(self) -> list[Event]:
-        return EventTail(self.paths.node("node0").agent_events).read()
+        return EventTail(self.paths.node("node0").agent_events, None).read()
 
     def exits(self) -> dict[int | None, tuple[Any, ...]]:
         told = [event for event in self.events() if event.kind == "rank.exited"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
-from jupyter_torchdist.protocol.state import FINAL_STATES, JobState, RankState, Waiting, apply, fold
+from jupyter_torchdist.protocol import events as events_module
+from jupyter_torchdist.protocol.events import (
+    AGENT,
+    FINAL_STATES,
+    KINDS,
+    LAUNCHER,
+    RANK,
+    ErrorRecord,
+    Event,
+    Parsed,
+    Source,
+    parse_lines,
+)
+from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, apply, fold
 from jupyter_torchdist.views import failure_text
 
 FEW = settings(max_examples=50, deadline=None)
@@ -43,8 +56,9 @@ EVENTS = st.builds(
 def test_lines_come_back_as_far_as_they_are_whole(events: list[Event], cut: int) -> None:
     lines = [event.to_line() for event in events]
     data = b"".join(lines)
-    assert parse_lines(data) == (events, len(data))
-    found, used = parse_lines(data[:cut])
+    assert parse_lines(data) == Parsed(events, len(data))
+    parsed = parse_lines(data[:cut])
+    found, used = parsed.events, parsed.taken
     assert found == events[: len(found)]
     assert used == sum(map(len, lines[: len(found)]))
 
@@ -54,7 +68,8 @@ def test_lines_come_back_as_far_as_they_are_whole(events: list[Event], cut: int)
 def test_garbage_between_lines_costs_nothing_else(events: list[Event], garbage: bytes, at: int) -> None:
     lines = [event.to_line() for event in events]
     lines.insert(at, garbage + b"\n")
-    found, used = parse_lines(b"".join(lines))
+    parsed = parse_lines(b"".join(lines))
+    found, used = parsed.events, parsed.taken
     assert [event for event in found if event in events] == events
     assert used == len(b"".join(lines))
 
@@ -64,7 +79,7 @@ def test_garbage_between_lines_costs_nothing_else(events: list[Event], garbage: 
     [b"null", b"[]", b"3", b"{}", b'{"kind":"x","seq":[1]}', b'{"kind":"x","t":"soon"}', b'{"kind":"x","t":{"a":1}}'],
 )
 def test_json_that_is_no_event_is_skipped(line: bytes) -> None:
-    assert parse_lines(line + b"\n") == ([], len(line) + 1)
+    assert parse_lines(line + b"\n") == Parsed([], len(line) + 1, 1)
 
 
 Row = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], int]
@@ -179,10 +194,9 @@ def test_a_collective_waits_for_those_that_are_behind_as_far_as_they_said_since_
 
 def test_a_rank_waits_until_it_goes_on() -> None:
     data = {"operation": "all_reduce", "group": "gloo:0", "number": 17, "since": 99.0, "counts": {"gloo:0": 17}}
-    state = a_fold(("rank.waiting", data, 0), ("rank.waiting", {**data, "number": "many"}, 1))
+    state = a_fold(("rank.waiting", data, 0))
     assert state.ranks[0].waiting == Waiting("all_reduce", "gloo:0", 17, 99.0)
     assert state.ranks[0].entered == {"gloo:0": 17}
-    assert 1 not in state.ranks
     assert JobState.from_json(codec.loads(codec.dumps(state.to_json()))) == state
     assert a_fold(("rank.resumed", {}, 0), start=state).ranks[0].waiting is None
 
@@ -190,7 +204,7 @@ def test_a_rank_waits_until_it_goes_on() -> None:
 def test_a_state_from_before_ranks_waited_is_read() -> None:
     old = a_fold(("rank.ready", {}, 0)).to_json()
     for name in ("waiting", "entered", "counted"):
-        del old["ranks"]["0"][name]
+        del old["ranks"][0][name]
     assert JobState.from_json(old).ranks[0] == RankState(0, state="running", ready=101.0)
 
 
@@ -235,7 +249,7 @@ def test_a_state_of_another_version_is_read_as_far_as_it_goes() -> None:
         module=WORDS,
         message=st.text(st.characters(), max_size=20),
         text=st.text(st.characters(), max_size=20),
-        frames=st.lists(st.tuples(WORDS, st.integers(), WORDS, WORDS), max_size=3).map(tuple),
+        frames=st.lists(st.tuples(WORDS, st.integers(0, 10**6), WORDS, WORDS), max_size=3).map(tuple),
         t=st.floats(0, 1e12),
     )
 )
@@ -250,9 +264,9 @@ def test_an_errors_title() -> None:
 
 def test_the_golden_journal_folds_to_the_golden_state() -> None:
     """``labextension`` folds the same file: a change of either golden file is a change of the protocol."""
-    events, used = parse_lines((GOLDEN / "journal.jsonl").read_bytes())
-    assert used == (GOLDEN / "journal.jsonl").stat().st_size
-    state = fold(events)
+    parsed = parse_lines((GOLDEN / "journal.jsonl").read_bytes())
+    assert parsed.taken == (GOLDEN / "journal.jsonl").stat().st_size
+    state = fold(parsed.events)
     expected = codec.loads((GOLDEN / "state.json").read_text())
     assert json.loads(codec.dumps(state.to_json())) == json.loads(codec.dumps(expected))
     assert JobState.from_json(expected).final
@@ -260,7 +274,7 @@ def test_the_golden_journal_folds_to_the_golden_state() -> None:
 
 def test_the_golden_journal_has_the_hard_cases() -> None:
     data = (GOLDEN / "journal.jsonl").read_bytes()
-    events, _ = parse_lines(data)
+    events = parse_lines(data).events
     values = [value for event in events for value in event.data.values()]
     assert any(isinstance(value, float) and math.isnan(value) for value in values)
     assert any(type(value) is int and abs(value) > 2**53 for value in values)
@@ -270,14 +284,57 @@ def test_the_golden_journal_has_the_hard_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"error": 3}, {"error": {"type": 1}}, {"process": 5}, {"left": [1]}, {"names": 4}]
+    "data", [{}, {"error": 3}, {"error": {"type": 1}}, {"process": 5}, {"left": [1]}, {"names": 4}, {"lines": 1.5}]
 )
-@pytest.mark.parametrize(
-    "kind", ["rank.failed", "rank.started", "rank.result", "rank.dropped", "job.submitted", "job.ended"]
-)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_known_kind_with_damaged_data_never_stops_a_reader(kind: str, data: dict[str, Any]) -> None:
-    state = a_fold(("job.starting", {}), (kind, data, 0), ("job.note", {"text": "after"}))
-    assert state.final or state.notes == ("after",)
+    lines = [("job.starting", None, {}), (kind, 0, data), ("job.note", None, {"text": "after"})]
+    text = b"".join(Event(name, 1.0, rank=rank, data=words).to_line() for name, rank, words in lines)
+    state = fold(parse_lines(text).events)
+    assert state.final or state.notes[-1] == "after"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"kind":"x","seq":1e999}',
+        b'{"kind":"x","t":1' + b"0" * 400 + b"}",
+        b'{"kind":"rank.dropped","rank":0,"lines":1e999}',
+        b'{"kind":"rank.ready","rank":"zz"}',
+        b'{"kind":"rank.ready","rank":true}',
+        b'{"kind":"rank.ready","rank":0,"t":' + b"[" * 600 + b"]" * 600 + b"}",
+        b'{"kind":"rank.ready","rank":0,"t":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"kind":"x","seq":' + b"9" * 5000 + b"}",
+        b'{"kind":"rank.waiting","rank":0,"operation":"all_reduce","group":"g","number":1,"since":1e999,"counts":{}}',
+        b'{"kind":"rank.waiting","rank":0,"operation":"a","group":"g","number":1,"since":1,"counts":{"g":1e999}}',
+        b'{"kind":"rank.failed","rank":0,"error":{"type":"a","module":"b","message":"c","text":"d","frames":[1]}}',
+        b"",
+        b"\x00\xff",
+    ],
+)
+def test_what_is_malformed_is_passed_over_and_counted(line: bytes) -> None:
+    good = Event("rank.ready", 1.0, rank=0).to_line()
+    parsed = parse_lines(good + line + b"\n" + good, Source(RANK, frozenset([0])))
+    assert len(parsed.events) == 2 and parsed.refused == 1
+    assert parsed.taken == 2 * len(good) + len(line) + 1
+    fold(parsed.events)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_rank_says_what_a_rank_may_say_of_itself(kind: str) -> None:
+    rank, agent, launcher = Source(RANK, frozenset([1])), Source(AGENT, frozenset([0, 1])), Source(LAUNCHER)
+    assert rank.may_say(Event(kind, 1.0, rank=1)) == (RANK in KINDS[kind].by)
+    assert not rank.may_say(Event(kind, 1.0, rank=0)), "of another rank"
+    assert not rank.may_say(Event(kind, 1.0)), "of the job"
+    assert agent.may_say(Event(kind, 1.0, rank=1)) == (AGENT in KINDS[kind].by)
+    assert not agent.may_say(Event(kind, 1.0, rank=2)), "a rank of another node"
+    assert launcher.may_say(Event(kind, 1.0)) == (LAUNCHER in KINDS[kind].by)
+
+
+def test_every_kind_of_the_table_is_declared() -> None:
+    text = (Path(events_module.__file__)).read_text()
+    table = {line.split()[0] for line in text.splitlines() if re.match(r"(job|node|launcher|rank)\.\w+ ", line)}
+    assert table == KINDS.keys()
 
 
 def test_apply_is_pure() -> None:

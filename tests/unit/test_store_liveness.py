@@ -59,7 +59,7 @@ def test_the_journal_names_a_driver_before_its_first_beat(tmp_path: Path) -> Non
         liveness.publish_driver(job.paths, DEAD, T)
         assert liveness.effective_state(job.paths, now=T) == "submitted"
         job.tell("job.driver", process={"pid": 5})
-        assert liveness.effective_state(job.paths, now=T) == "orphaned"
+        assert liveness.effective_state(job.paths, now=T) == "submitted", "what is malformed changes nothing"
 
 
 def test_an_end_is_an_end(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.node import warm
-from jupyter_torchdist.node.assignment import Assignment, import_environment
+from jupyter_torchdist.node.assignment import import_environment
 from jupyter_torchdist.node.warm import WarmPool, base_environment, key_of, start_fresh
+from jupyter_torchdist.protocol.assignment import Assignment
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import job_token_of
@@ -66,7 +67,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 def assignment(job: str, python: str, environ: dict[str, str] | None = None) -> Assignment:
     plan = Plan(job, 1, "gloo", (NodePlan("node0", (0,)),), 1, False, None, None, 5.0)
-    return Assignment("/nonexistent", "/", "node0", plan.to_json(), World(environ or {}, "/", (), 0o77, {}, python))
+    return Assignment("/nonexistent", "/", "node0", plan, World(environ or {}, "/", (), 0o77, {}, python))
 
 
 def test_what_acts_at_import_decides_and_nothing_else() -> None:

@@ -1,0 +1,229 @@
+"""What a driver and an agent say to each other, with the types of what is said. ``type`` of a frame is the name.
+
+A frame that is not of its declared types ends the channel that it came over, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .assignment import Assignment
+from .errors import ChannelError
+from .process import ProcessId
+from .typed import Malformed, Record
+
+Files = dict[str, str]
+Offsets = dict[str, int]
+
+# -- the driver says
+
+
+@dataclass(frozen=True)
+class Hello(Record):
+    """Who drives."""
+
+    process: ProcessId
+
+
+@dataclass(frozen=True)
+class Warm(Record):
+    """Have a warm process ready for such jobs."""
+
+    python: str
+    environ: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prepare(Record):
+    """Files of a job and digests of its blobs, for a node without the driver's disk."""
+
+    job: str
+    files: Files
+    blobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BlobPiece(Record):
+    """Bytes of a blob, from ``offset`` on."""
+
+    digest: str
+    offset: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class Start(Record):
+    """Start the node's part. ``offsets`` are bytes of files that are here."""
+
+    assignment: Assignment
+    shared: bool
+    offsets: Offsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Follow(Record):
+    """Take up a job, and ship what its files have beyond the offsets."""
+
+    job: str
+    job_root: str
+    node: str
+    ranks: tuple[int, ...]
+    attempt: int
+    shared: bool
+    offsets: Offsets
+
+
+@dataclass(frozen=True)
+class Signal(Record):
+    """A signal for every rank."""
+
+    job: str
+    signal: int
+
+
+@dataclass(frozen=True)
+class OfJob(Record):
+    """``stacks``: every rank writes its stacks. ``forget``: the driver has everything."""
+
+    job: str
+
+
+@dataclass(frozen=True)
+class End(Record):
+    """SIGTERM, after ``grace`` seconds SIGKILL; nothing is left."""
+
+    job: str
+    grace: float
+
+
+@dataclass(frozen=True)
+class Ping(Record):
+    """``ping``: is somebody there? ``t`` comes back in a ``pong``."""
+
+    t: float = 0.0
+
+
+@dataclass(frozen=True)
+class Nothing(Record):
+    """``stop_warm``: end warm processes and the agent, once no job runs."""
+
+
+DRIVER_SAYS: dict[str, type[Record]] = {
+    "hello": Hello,
+    "warm": Warm,
+    "prepare": Prepare,
+    "blob": BlobPiece,
+    "start": Start,
+    "follow": Follow,
+    "signal": Signal,
+    "stacks": OfJob,
+    "end": End,
+    "forget": OfJob,
+    "ping": Ping,
+    "stop_warm": Nothing,
+}
+
+# -- the agent says
+
+
+@dataclass(frozen=True)
+class Welcome(Record):
+    """Who the agent is, what its node has, which warm processes wait, and which jobs run."""
+
+    process: ProcessId
+    inventory: dict[str, Any]
+    warm: tuple[dict[str, Any], ...]
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Missing(Record):
+    """Blobs that the node lacks."""
+
+    job: str
+    blobs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stored(Record):
+    """A blob is there; ``right``: its digest is what it was called."""
+
+    digest: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class Grown(Record):
+    """A file that both see has grown."""
+
+    job: str
+    file: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class FileBytes(Record):
+    """What is new in a file of the node's own, from ``offset`` on."""
+
+    job: str
+    file: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Whole(Record):
+    """The latest version of a file that is replaced, not appended to (the gauges)."""
+
+    job: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Ended(Record):
+    """Nothing of the job is alive on the node, and everything was shipped."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Stalled(Record):
+    """Ranks that hang before their first user line."""
+
+    job: str
+    attempt: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RefusedJob(Record):
+    """The node cannot do what it was told (a full disk, no process to be had)."""
+
+    job: str
+    reason: str
+
+
+AGENT_SAYS: dict[str, type[Record]] = {
+    "welcome": Welcome,
+    "missing": Missing,
+    "stored": Stored,
+    "grown": Grown,
+    "bytes": FileBytes,
+    "whole": Whole,
+    "ended": Ended,
+    "stalled": Stalled,
+    "refused": RefusedJob,
+    "pong": Ping,
+}
+
+
+def understood(says: dict[str, type[Record]], message: dict[str, Any]) -> Record:
+    """The frame as a value of its declared type. Raises ``ChannelError`` for any other."""
+    kind = message.get("type")
+    if not isinstance(kind, str) or kind not in says:
+        raise ChannelError(f"an unknown message {str(kind)[:60]!r}")
+    try:
+        return says[kind].from_json(message)
+    except Malformed as error:
+        raise ChannelError(f"a message {kind!r} with wrong data: {error}") from error

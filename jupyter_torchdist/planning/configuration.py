@@ -105,12 +105,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file. Raises ``OptionError``."""
+def read_toml(path: Path, text: bytes | None = None) -> dict[str, Any]:
+    """A TOML file, or ``text`` that was read from it. Raises ``OptionError``."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        value: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        value: dict[str, Any] = toml.loads((path.read_bytes() if text is None else text).decode("utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise OptionError(f"{path} cannot be read: {error}", "correct the file, or move it away") from error
     return value
 

@@ -1,4 +1,4 @@
-"""What a loss is known by beside its value."""
+"""Attributes of loss tensors."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Within backward, a rank has the gradient of its own rows only, and the hooks of a sharded parameter are not called at
 all (autograd knows the unsharded parameter). So hooks on parameters are called after backward, with the gradient of
-the global batch, as on one device. Hooks that could see partial gradients only raise ``StrategyError``.
+the global batch, as on one device. Other hooks that would see partial gradients raise ``StrategyError``.
 """
 
 from __future__ import annotations

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 UNSCALED = "_torchdist_unscaled"
-"""Attribute of a loss that a ``GradScaler`` has scaled: the loss as it was before."""
+"""Attribute of a loss that a ``GradScaler`` has scaled: the unscaled loss."""

@@ -134,7 +134,7 @@ class Statistics:
 
     mean: Tensor
     variance: Tensor
-    """Biased."""
+    """The biased variance."""
     count: float
 
 

@@ -320,7 +320,7 @@ def backward(original: Callable[..., Any], tensors: Any, grad_tensors: Any = Non
 def _backward(
     loss: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
-    """``Tensor.backward``."""
+    """Replaces ``Tensor.backward``."""
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 

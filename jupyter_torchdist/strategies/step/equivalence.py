@@ -213,7 +213,7 @@ def _signed_sum(output: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _measure(tensor: torch.Tensor) -> Measure:
-    values = whole(tensor.detach()).flatten().float().nan_to_num(0.0, 0.0, 0.0)  # a mask's infinities
+    values = whole(tensor.detach()).flatten().float().nan_to_num(0.0, 0.0, 0.0)  # infinities of a mask
     columns, rows = _signs(values.numel(), values.device)
     padded = functional.pad(values, (0, len(rows) * len(columns) - len(values)))
     products = ((padded.view(len(rows), len(columns)) @ columns) * rows).sum(0)

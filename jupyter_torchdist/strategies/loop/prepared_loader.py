@@ -69,7 +69,7 @@ class Loaders:
         return list(self._in_flight.values())
 
     def iterate(self, original: Callable[..., Any], loader: Loader) -> Iterator[Any]:
-        """In place of ``DataLoader.__iter__``. All ranks must call it for a prepared loader."""
+        """In place of ``DataLoader.__iter__``; collective for a prepared loader. Raises ``StrategyError``."""
         indices = self._known.get(loader)
         if indices is None or self._group.size() == 1:
             return original(loader) if self._device.type == "cpu" else self._moved(original(loader))

@@ -1,7 +1,7 @@
 """Compiles each repeated block in place, before it is sharded; without such blocks, the model's forward.
 
-A block is compiled once for all its siblings, and the collectives of FSDP stay between compiled regions. See
-https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html (``compile``).
+Equal blocks are compiled once, and FSDP's collectives stay between compiled regions. See ``compile`` in
+https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARK = "_torchdist_compiled"
 
 
 def check(model: nn.Module, context: ParallelContext) -> None:
-    """Does nothing: code that cannot be compiled runs without compilation."""
+    """Refuses nothing: code that cannot be compiled runs without compilation."""
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
@@ -58,10 +58,9 @@ def revert(model: nn.Module) -> None:
 
 
 def _compile_forward(module: nn.Module, dynamic: bool | None) -> None:
-    """Compile only the code inside the hooks that gather parameters or wait for gradients.
+    """Compile only the forward itself, inside the hooks that gather parameters or wait for gradients.
 
-    ``nn.Module.compile`` would include the hooks. torch.compile breaks the graph at such a hook, and does not compile
-    the forward of a class that torch created later.
+    With ``nn.Module.compile`` hooks break the graph, and the forward of a class that torch creates later is skipped.
     """
     if "forward" in vars(module):  # set on the object by other code
         module.compile(dynamic=dynamic)

@@ -79,7 +79,7 @@ class Tokens:
         return map_tensors(value, part)
 
     def _only(self, tensor: torch.Tensor) -> int | None:
-        """The sequence dimension of a tensor of shape: sequence, or sequence x width; dimensions of size 1 may be added.
+        """The sequence dimension of a tensor of shape: sequence, sequence x width; with any dimensions of size 1.
 
         None for a mask, whose last dimension is the sequence, and if it may be the dimension of the samples.
         """

@@ -59,7 +59,7 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
-    """Split ``model`` in place over ``context.mesh["tp"]``. All ranks must call it; they start with rank 0's weights."""
+    """Split ``model`` in place over ``context.mesh["tp"]``, with rank 0's weights. All ranks must call it."""
     mesh, everybody = context.mesh["tp"], _everybody()
     styles = styles_of(model, context)
     weights = None

@@ -93,7 +93,7 @@ class Zero1:
         return found
 
     def owner(self, parameter: nn.Parameter) -> int:
-        """The rank that owns ``parameter``. A new one goes to the rank with the fewest elements, the same on all ranks."""
+        """The rank that owns ``parameter``, the same on all ranks. A new one goes to the rank with fewest elements."""
         if parameter not in self.owners:
             rank = self.loads.index(min(self.loads))
             self.owners[parameter] = rank

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine around the model of an unmodified cell (Rajbhandari et al., ZeRO, https://arxiv.org/abs/1910.02054).
+"""DeepSpeed's engine for the model of an unmodified cell (ZeRO, Rajbhandari et al., https://arxiv.org/abs/1910.02054).
 
 The engine is made at the first training forward. The forward goes through it, with the rows divided (``divided``): each
 rank has the gradient of its rows times the number of ranks, and the engine's mean is the single-device gradient.
@@ -333,7 +333,7 @@ class Engine:
         return self._states.state_dict()
 
     def _release_outputs(self) -> None:
-        """Break reference cycles of DeepSpeed's hooks and outputs, which keep a step's activations until the next gc."""
+        """Break reference cycles of DeepSpeed's hooks and outputs, which keep activations until the next gc."""
         for known in self._hooked:
             for manager in vars(output).pop(_HOOK_MANAGERS, ()) if (output := known()) is not None else ():
                 manager.remove_hooks()

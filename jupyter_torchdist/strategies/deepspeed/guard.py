@@ -29,7 +29,7 @@ _HINT = "write model.load_state_dict(…) instead, or use --strategy fsdp or ddp
 
 
 def guard(parameters: Iterable[nn.Parameter], is_busy: Callable[[], bool]) -> None:
-    """Make ``parameters`` refuse operations that DeepSpeed would not see, except while ``is_busy``, until ``unguard``."""
+    """Make ``parameters`` refuse operations that DeepSpeed would not see, unless ``is_busy``, until ``unguard``."""
     _Guarded.is_busy = staticmethod(is_busy)
     for parameter in parameters:
         if type(parameter) is nn.Parameter:

@@ -137,7 +137,7 @@ def hidden_in(args: Sequence[Any], kwargs: dict[str, Any], module: nn.Module) ->
 
 
 def around_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
-    """``module.forward(...)`` becomes ``wrapper(original, ...)``, until ``plain.restore``."""
+    """``module.forward(...)`` becomes ``wrapper(original, ...)``, until ``restore.restore``."""
     original = module.forward
 
     @functools.wraps(original)

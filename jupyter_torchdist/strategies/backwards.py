@@ -98,7 +98,7 @@ class Backwards:
         new: bool = False,
         summed: bool = False,
     ) -> list[BatchLoss]:
-        """The losses being joined. ``new``: there is no gradient yet; ``summed``: gradients are summed over ranks."""
+        """Run it; returns losses being joined. ``new``: there is no gradient yet; ``summed``: gradients are summed."""
         if self._loops.sliced is None:
             run(grad_tensors)
             return []
@@ -119,7 +119,7 @@ class Backwards:
     def _is_silent(self) -> bool:
         """Whether nothing in the model's backward communicates.
 
-        So the loop has only its rows, batch normalisation is not synchronised, and no accumulation splits the backward.
+        The loop has only its rows, batch normalisation is not synchronised, and no accumulation splits the backward.
         """
         return (
             self._loops.sliced is not None and not self._work.divider.synchronised and self._work.accumulation is None

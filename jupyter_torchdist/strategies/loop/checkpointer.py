@@ -33,10 +33,10 @@ class Checkpointer:
 
     How an unmodified loop is resumed: ``for epoch in range(…): for batch in loader: …`` runs from its beginning. A
     registered loader gives no batch in the epochs that were over. In the interrupted epoch it gives only the batches
-    that were not seen. So the bodies of loops over loaders do not run twice, but the code around them does, once an
-    epoch. It has seen no batch: an average over batches divides by zero, a line is printed again. ``enumerate`` begins
-    at 0 in the resumed epoch. Data that the cell reads without loaders (tensors sliced by hand, ``while`` over an
-    existing iterator) cannot be skipped; the models are still restored.
+    that were not seen. So the bodies of loops over loaders do not run twice. The code around them does, without any
+    batch: an average over batches divides by zero, a line is printed again. ``enumerate`` begins at 0 in the resumed
+    epoch. Data that the cell reads without loaders (tensors sliced by hand, ``while`` over an existing iterator)
+    cannot be skipped; the models are still restored.
     """
 
     def __init__(self, context: ParallelContext) -> None:
@@ -187,7 +187,7 @@ class Cadence:
         return self._by_minutes(step) or by_steps
 
     def _by_minutes(self, step: int) -> bool:
-        """Rank 0 decides by its clock, because clocks differ. It decides only at a few steps: at half the time left."""
+        """Rank 0 decides by its clock, because clocks differ. It decides again after half of the time left."""
         if self._seconds is None:
             return False
         if self._begun is None:

@@ -37,7 +37,7 @@ class Joining:
 
     So neither ``item()`` nor the backward waits. The exception is a cross entropy, whose targets must be counted,
     because some may be ignored. It uses the count of the previous batch as a guess, if the gradients can be multiplied
-    afterwards by the correction, which is the same on all ranks. On GPUs waiting is cheap, so nothing is guessed.
+    afterwards by the correction, the same on all ranks. On GPUs waiting does not block the CPU: nothing is guessed.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -30,7 +30,7 @@ class Tokens:
         self.group, self.what = group, what
         self.length = self.batch = 0
         self.are_whole = False
-        """Every rank has all tokens: without gradients, a sequence that must or should not be divided."""
+        """Every rank has all tokens: no gradient is needed, and the length is uneven or ``stay_whole`` is set."""
         self.stay_whole = False
         """Results are kept for later tokens (a cache), so without gradients the sequence is not divided."""
         self.in_flight = False

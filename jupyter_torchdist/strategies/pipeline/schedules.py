@@ -129,7 +129,7 @@ def stages_a_rank(schedule: str, ranks: int, balance: Any, marked: int) -> int:
 
 
 def messages(layout: StageLayout, order: Sequence[Action], receiver: int) -> Iterator[tuple[int, Action]]:
-    """The messages from one rank to ``receiver``, in order: after how many of its actions, and which action needs it."""
+    """The messages from a rank to ``receiver``, in order: after how many of its actions, and which action needs it."""
     for done, action in enumerate(order, 1):
         needed = _next(layout, action)
         if needed is not None and layout.rank_of(needed.stage) == receiver != layout.rank_of(action.stage):

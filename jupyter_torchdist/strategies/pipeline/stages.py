@@ -6,7 +6,7 @@ of the last stage are joined and sent to all ranks. The backward of this join ru
 stages. So any loss is the single-device loss, and gradients are summed over the microbatches. Schedules that begin
 backwards before all forwards have ended must know the loss beforehand.
 
-It works in place: the model and its units keep their classes and names. Other stages' parameters are on the meta device.
+The model is changed in place: it keeps classes and names; parameters of other stages are on the meta device.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Distributor:
         self.pipelines: list[stages.Pipeline] = []
 
     def distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Equivalence]) -> None:
-        """``cut`` makes stages of ``root``, if the plan has ``pp``; ``hold`` records its outputs before it changes."""
+        """``cut`` makes stages of ``root``, if the plan has ``pp``; ``hold`` measures ``root`` before it changes."""
         context = self.context
         agreement.same_on_all_ranks(root, context)
         before, name = optimizers.by_name(root), type(root).__name__
@@ -110,7 +110,7 @@ class Distributor:
         self.pipelines.append(staged)
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Equivalence]) -> None:
-        """Divide layers or sequences over ranks. The first model, the root, is compared with its state before."""
+        """Divide layers or sequences over ranks. Outputs and gradients of the first model, the root, must not change."""
         context = self.context
         for dimension, parallelism in transforms.divisions(context):
             held = hold()

@@ -1,6 +1,6 @@
 """Activation checkpointing: the activations in each repeated block are recomputed in backward instead of stored.
 
-It works in place (``torch.distributed._composable.checkpoint``), so names do not change; before blocks are sharded.
+It is applied in place (``torch.distributed._composable.checkpoint``), before sharding, so names do not change.
 Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
 """
 

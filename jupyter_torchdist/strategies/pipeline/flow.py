@@ -107,7 +107,7 @@ class Flow:
         return {value.number for value in self.entering[stage + 1]} if stage + 1 < len(self.entering) else set()
 
     def silent(self, stage: int) -> list[bool]:
-        """For each step: True if the stage neither receives nor passes on its results. All False if it passes none."""
+        """For each step: True if the stage neither receives nor passes on its results. All False if it ends at once."""
         if stage not in self._silent:
             leaving = self.leaving(stage)
             crossing = leaving | {value.number for value in self.entering[stage]}

@@ -110,7 +110,7 @@ class Distributor:
         self.pipelines.append(staged)
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Equivalence]) -> None:
-        """Divide layers or sequences over ranks. Outputs and gradients of the first model, the root, must not change."""
+        """Divide layers or sequences over ranks. Outputs and gradients of the first one, the root, must not change."""
         context = self.context
         for dimension, parallelism in transforms.divisions(context):
             held = hold()

@@ -59,7 +59,7 @@ def _be_a_driver(drive: Callable[[Line], None], value: Line) -> NoReturn:
         os.dup2(2, 1)  # standard output is the zygote's protocol
         drive(value)
         code = 0
-    except BaseException:  # noqa: BLE001  # this process's edge
+    except BaseException:  # noqa: BLE001  # top level of this process
         traceback.print_exc()
     finally:
         with contextlib.suppress(OSError):

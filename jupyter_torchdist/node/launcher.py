@@ -51,7 +51,7 @@ def main(assignment: Assignment) -> int:
 
         releases.check(torch.__version__)  # older versions would fail here with an unclear message
         (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
-    except BaseException as failure:  # noqa: BLE001  # this process's edge
+    except BaseException as failure:  # noqa: BLE001  # top level of this process
         watch.note_failures(failure)
         if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
             error = "".join(traceback.format_exception(failure))
@@ -301,7 +301,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
 
     from . import rendezvous
 
-    # New interpreters do not inherit this one's sys.path, which is the notebook's.
+    # New interpreters do not inherit sys.path, which comes from the notebook.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
@@ -343,7 +343,7 @@ def start(assignment: Assignment) -> None:
         os.close(null)
         world.enter(assignment)
         code = main(assignment)
-    except BaseException:  # noqa: BLE001  # this process's edge
+    except BaseException:  # noqa: BLE001  # top level of this process
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

@@ -270,7 +270,7 @@ class Stages:
                     continue
                 if at_work is not None and (at_work.part == of.part or _sums(at_work, of)):
                     changes[of.stage, at_work.microbatch, at_work.backward].append((number, change))
-                elif at_work is not None or not of.backward or self._is_of_the_loss(interval):  # else a gradient
+                elif at_work is not None or not of.backward or self._is_of_the_loss(interval):  # else it is a gradient
                     late[of.stage, of.microbatch] += change
         return changes, late
 

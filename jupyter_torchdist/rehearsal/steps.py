@@ -93,7 +93,7 @@ class Rehearsal:
         self._of_parameters: list[tuple[int, int]] = []  # log ranges that work on all trained parameters
         self._steps: list[tuple[torch.optim.Optimizer, int, int]] = []
         self._stepping = 0
-        self._scale: dict[int, float] = {}  # of sharded gradients
+        self._scale: dict[int, float] = {}  # by number of storage, for sharded gradients
         self._notes: list[str] = []
 
     # ------------------------------------------------------------------------------------------ around the user's code
@@ -255,7 +255,7 @@ class Rehearsal:
         return self._samples if self._samples in sizes else next(iter(sizes), None)
 
     def _try(self, root: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Repeat the trials with the whole model: ``Divider`` follows rows through it, ``Held`` keeps measurements."""
+        """Repeat what the strategy does first with the whole model: follow rows through it (``Divider``), measure."""
         begun, samples = self.log.position, self._batch_size(args, kwargs)
         parts = self._ranks if self._ranks > 1 else self._plan.degree("pp")
         if samples is not None and parts > 1:

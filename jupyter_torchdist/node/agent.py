@@ -1,7 +1,7 @@
-"""One agent a user and node: serves many drivers, starts and watches jobs, ships what they write.
+"""One agent per user and node. The agent serves many drivers, starts and watches jobs, and ships what jobs write.
 
-It holds no state that its files do not hold: after its death the next one takes up every job from there.
-What it is sent and answers is in ``AGENT_MESSAGES`` of ``launchers/base.py``.
+The agent's whole state is also in its files: after its death the next agent takes up every job from them.
+The docstring of ``launchers/base.py`` lists the messages between drivers and agents.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from .replica import Incoming, prepare, replica, replica_blobs, trust_replica
 from .tail import Shipment
 
 LINGER_SECONDS = 2.0
-"""Without a driver and a job, the agent ends after so long."""
+"""The agent exits when it has had no driver and no job for this time."""
 
 SILENCE_SECONDS = 30.0
-"""A driver that says nothing for so long (it pings every other second) is gone."""
+"""A driver that sends nothing for this time counts as dead (a driver pings every 2 seconds)."""
 
 FORK_DOUBT_SECONDS = 0.3
-"""A launcher forked by a zygote that died then has written its first line by then."""
+"""When a zygote dies, a launcher that it forked just before writes its first event within this time."""
 
 FAST_TICK, SLOW_TICK = 0.004, 0.02
 """Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
 
 SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
-"""When nothing changed for so long, and the system tells of changes, there is no hurry to look."""
+"""When nothing changed for ``SETTLED_SECONDS`` and inotify reports changes, the agent polls every ``QUIET_TICK``."""
 
 MESSAGES = frozenset(
     ("hello", "warm", "prepare", "blob", "start", "follow", "signal", "stacks", "end", "forget", "ping", "stop_warm")
 )
-"""What a driver may say."""
+"""Message types that a driver may send."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Peer:
 
 
 class Agent:
-    """The loop: frames of drivers, frames of zygotes, the files of jobs, the clock."""
+    """The agent's event loop: frames from drivers and zygotes, the files of jobs, timeouts."""
 
     def __init__(self, listener: socket.socket, directory: Path) -> None:
         self._listener = listener
@@ -120,7 +120,7 @@ class Agent:
         return min(SLOW_TICK, max(FAST_TICK, (now - self._changed) / 4))
 
     def _told_of(self, job: NodeJob) -> bool:
-        """Whether the system tells of all that has to be seen of the job: not of logs that have to be shipped."""
+        """Whether inotify reports every change the agent needs to see. False if logs must be shipped (no watch)."""
         if job.state == "ended":
             return True
         shared = self._shared.get(job.paths.job, False)
@@ -144,7 +144,7 @@ class Agent:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if self._child_died or now > self._reap_at:  # one that died while its new parent was not yet this process
+        if self._child_died or now > self._reap_at:  # a child may die before it becomes ours
             self._child_died = False
             self._reap_at = now + 1.0
             self._reap()
@@ -164,7 +164,7 @@ class Agent:
             process.poll()
         self._orphans.reap()
         self._fresh = {pid: process for pid, process in self._fresh.items() if process.returncode is None}
-        for pid in _children() - self._known():  # what is known is reaped by its Popen
+        for pid in _children() - self._known():  # known processes are reaped by their Popen
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -172,9 +172,9 @@ class Agent:
         return {z.process.pid for z in self._pool.zygotes.values()} | set(self._fresh) | self._orphans.pids
 
     def _strays(self, job: NodeJob) -> list[ProcessId]:
-        """Orphans that left their session and cleaned their environment: surely of ``job`` where no other job runs.
+        """Orphaned processes that left their session and cleared their environment. Empty while another job runs.
 
-        They are children of this process, which is the subreaper of all jobs.
+        The agent is the subreaper of all jobs, so these processes are its children. With one job, they belong to it.
         """
         if any(other is not job and other.state != "ended" for other in self._jobs.values()):
             return []
@@ -244,7 +244,7 @@ class Agent:
             self._refuse(peer, message, error)
 
     def _refuse(self, peer: Peer, message: dict[str, Any], error: OSError) -> None:
-        """This node cannot do it (a full disk, no process to be had): the driver hears why."""
+        """Tell the driver why this node cannot do what it asked for (a full disk, no process available)."""
         name = message.get("job") or message.get("assignment", {}).get("plan", {}).get("job", "")
         job = self._jobs.get(name)
         if job is not None and job.launcher is None:
@@ -275,7 +275,7 @@ class Agent:
         self._stop = True
 
     def _on_prepare(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        """A node without the driver's disk: take the job's files, say which blobs are missing."""
+        """On a node without the driver's disk: store the job's files, answer which blobs are missing."""
         missing = prepare(message["job"], message["files"], message["blobs"])
         peer.channel.send({"type": "missing", "job": message["job"], "blobs": missing})
 
@@ -293,7 +293,7 @@ class Agent:
             message["assignment"].update(job_root=str(paths.root), blobs=str(replica_blobs()))
         assignment = Assignment.from_json(message["assignment"])
         old = self._jobs.get(name) or self._left_by_another(assignment)
-        if old is not None and old.attempt == assignment.attempt:  # the order came twice: its channel broke
+        if old is not None and old.attempt == assignment.attempt:  # sent again after its channel broke
             self._jobs[name] = old
             self._follow(peer, old, shared, message.get("offsets", {}))
             return
@@ -311,7 +311,7 @@ class Agent:
             self._pool.launch(assignment)
 
     def _left_by_another(self, assignment: Assignment) -> NodeJob | None:
-        """The job as an agent that is gone started it, if it did."""
+        """The job, if an earlier agent that is dead has started it."""
         if not assignment.node_paths.launcher_events.exists():
             return None
         ranks = assignment.node_plan().ranks
@@ -338,11 +338,11 @@ class Agent:
             self._changed = time.monotonic()
 
     def _on_fork_failed(self, assignment: Assignment) -> None:
-        """The zygote is gone; whether it had forked already is known only once a launcher could have said so."""
+        """The zygote died. Wait until a launcher that it may have forked has had time to write its first event."""
         self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
 
     def _start_unforked(self, now: float) -> None:
-        """Another warm process for each job whose zygote died before it forked; the second time a new interpreter."""
+        """Retry jobs whose zygote died before it forked: first with another zygote, then with a new interpreter."""
         for due, assignment in [item for item in self._unforked if item[0] <= now]:
             self._unforked.remove((due, assignment))
             job = self._jobs.get(assignment.job)
@@ -365,7 +365,7 @@ class Agent:
                     job.end(0.0, now)
 
     def _on_follow(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        """A driver takes up a job: this agent's own, or one that an earlier agent left."""
+        """A driver takes up a job that this agent or an earlier agent started."""
         name = safe_name(message["job"])
         shared = bool(message["shared"])
         job = self._jobs.get(name)
@@ -401,7 +401,7 @@ class Agent:
             self._changed = time.monotonic()
 
     def _on_forget(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        """The driver has everything of a job that has ended."""
+        """The driver has received all data of a job that has ended."""
         job = self._jobs.get(message["job"])
         if job is not None and job.state == "ended":
             self._remove(message["job"])
@@ -426,7 +426,7 @@ class Agent:
             except ChannelError:
                 self._drop(peer)
             except OSError:
-                continue  # a file that went away between two looks at its directory
+                continue  # a file was removed after its directory was listed
 
     def _care_for_orphans(self, now: float) -> None:
         followed = {peer.job for peer in self._peers}
@@ -456,6 +456,6 @@ def _children() -> set[int]:
 
 
 def _peer_uid(connection: socket.socket) -> int:
-    """User at the other end (unix(7), SO_PEERCRED)."""
+    """User id of the process at the other end (unix(7), SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])

@@ -1,4 +1,4 @@
-"""What an agent hands a launcher: one node's part of one job, and the world it runs in. Never on disk."""
+"""What an agent gives to a launcher: one node's part of one job, and its environment. Never written to disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, job_token
 from ..protocol.world import World
 
 IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
-"""Variables that act when an interpreter or a library starts: a warm process serves only equal ones."""
+"""Prefixes of variables that are read at import or start. A zygote serves only jobs with equal values of these."""
 
 _IMPORT_IGNORED = ("TORCHDIST_",)
 
 
 def import_environment(environ: dict[str, str]) -> dict[str, str]:
-    """The variables that act at import, in order of name."""
+    """The variables that are read at import or start, sorted by name."""
     chosen = (name for name in environ if name.startswith(IMPORT_PREFIXES) and not name.startswith(_IMPORT_IGNORED))
     return {name: environ[name] for name in sorted(chosen)}
 
@@ -78,7 +78,7 @@ class Assignment:
         return next(node for node in self.the_plan().nodes if node.name == self.node)
 
     def rank_environment(self) -> dict[str, str]:
-        """The notebook's environment with what the plan adds to it."""
+        """The notebook's environment plus the variables that the plan adds."""
         plan, node = self.the_plan(), self.node_plan()
         environ = dict(self.world.environ)
         environ.setdefault("OMP_NUM_THREADS", str(plan.threads))
@@ -95,8 +95,8 @@ class Assignment:
 def stamp_job_token(token: str) -> None:
     """Write a job's token into this process's initial environment block, where ``/proc/PID/environ`` shows it.
 
-    A forked process shares its parent's block, and ``setenv`` moves a variable out of it; so the zygote is
-    started with a placeholder of the right length, which is overwritten in place (as setproctitle does).
+    A forked process has a copy of its parent's block, and ``setenv`` would store the variable outside the block.
+    So the zygote starts with a placeholder of the right length, which is overwritten in place (as setproctitle does).
     """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rsplit(b")", 1)[1].split()
@@ -109,7 +109,7 @@ def stamp_job_token(token: str) -> None:
 
 
 def enter(assignment: Assignment) -> None:
-    """Make this process's world the notebook's: environment, working directory, path, mask and limits."""
+    """Apply the notebook's environment, working directory, ``sys.path``, umask and resource limits to this process."""
     world = assignment.world
     os.environ.clear()
     os.environ.update(assignment.rank_environment())
@@ -125,4 +125,4 @@ def enter(assignment: Assignment) -> None:
             try:
                 resource.setrlimit(kind, (soft, hard))
             except (ValueError, OSError):
-                continue  # a limit above this process's own hard limit cannot be raised back
+                continue  # above this process's hard limit, which it cannot raise

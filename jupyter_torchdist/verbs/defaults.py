@@ -17,7 +17,7 @@ from ..protocol.spec import Options
 
 
 def options(words: str | Sequence[str], directory: Path) -> Options:
-    """``words`` override the file of ``--config``, which overrides the files of ``directory``. Raises ``OptionError``."""
+    """``words`` override the ``--config`` file, which overrides the files of ``directory``. Raises ``OptionError``."""
     return configured(words, Path.cwd(), load(directory))
 
 

@@ -110,7 +110,7 @@ class File(Handler):
 
 
 def details(paths: JobPaths) -> dict[str, Any]:
-    """One job as JSON; a damaged manifest counts as empty. Raises ``JobNotFound``, or ``DamagedJob`` for other damage."""
+    """One job as JSON; a damaged manifest counts as empty. Raises ``JobNotFound``; ``DamagedJob`` for other damage."""
     state = journal.state(paths)
     spec, plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
     try:

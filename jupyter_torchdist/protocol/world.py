@@ -1,4 +1,4 @@
-"""The notebook's world, for the ranks of a job. It goes through pipes and sockets of this user, never onto a disk."""
+"""The notebook's environment for the ranks of a job. Sent through this user's pipes and sockets, never stored."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LIBRARIES = ("pandas", "scipy", "sklearn")
-"""Besides torch's, what a warm process may import before it forks: tested (tests/integration/test_fork.py)."""
+"""Packages that a warm process may import before it forks, besides torch; tested (tests/integration/test_fork.py)."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What a rank shares with the process that asked for it."""
+    """What a rank shares with the process that started the job."""
 
     environ: dict[str, str]
     cwd: str
@@ -22,7 +22,7 @@ class World:
     python: str
     """The interpreter."""
     libraries: tuple[str, ...] = ()
-    """Modules of ``LIBRARIES`` that it had imported: ranks will probably want them."""
+    """Modules of ``LIBRARIES`` that this process had imported: ranks will probably need them."""
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> World:

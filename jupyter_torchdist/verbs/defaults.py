@@ -1,7 +1,7 @@
-"""Options that stand in files: ``torchdist.toml`` beside the notebook, ``pyproject.toml`` above it, the user's own.
+"""Options from files: ``torchdist.toml`` beside the notebook, ``pyproject.toml`` there or above, the user's file.
 
-The nearest file that sets an option wins. A value may be TOML's own (``ranks = 2``, ``out = ["a", "b"]``,
-``fresh = true``) or the text one would write after the option (``timeout = "2h"``).
+The nearest file that sets an option wins. A value may be a TOML value (``ranks = 2``, ``out = ["a", "b"]``,
+``fresh = true``) or the text that follows the option in the line (``timeout = "2h"``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..protocol.spec import Options
 
 
 def options(words: str | Sequence[str], directory: Path) -> Options:
-    """``words`` over the file of ``--config``, that over the defaults of ``directory``. Raises ``OptionError``."""
+    """``words`` override the ``--config`` file, which overrides the files of ``directory``. Raises ``OptionError``."""
     return configured(words, Path.cwd(), load(directory))
 
 
 def load(directory: Path) -> Options:
-    """The options that hold for a notebook or script in ``directory``. Raises ``OptionError``."""
+    """The default options for a notebook or script in ``directory``. Raises ``OptionError``."""
     options = Options()
     for path, section in reversed(_sections(directory)):
         words = words_of(path, section)
@@ -34,13 +34,13 @@ def load(directory: Path) -> Options:
 
 
 def _sections(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that set something, nearest first."""
+    """The files that set options, nearest first."""
     directory = directory.absolute()
     found = []
     if os.path.isfile(near := directory / "torchdist.toml"):
         found.append((near, read_toml(near)))
     for path in (folder / "pyproject.toml" for folder in (directory, *directory.parents)):
-        # Looked at before it is parsed: a project file that does not speak of us must not be able to stop a cell.
+        # Searched before it is parsed: a broken project file without our section must not stop a cell.
         if os.path.isfile(path) and b"torchdist" in path.read_bytes():
             section = read_toml(path).get("tool", {}).get("torchdist")
             if section is not None:

@@ -29,10 +29,11 @@ exclude_patterns = [".*", "labextension", "out", "**/.ipynb_checkpoints"]
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-suppress_warnings = ["myst.header"]
+suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
 
 nb_execution_mode = "force" if os.environ.get("TORCHDIST_DOCS_RUN") else "off"
 nb_execution_raise_on_error = True
+nb_execution_in_temp = True
 nb_execution_timeout = 900
 nb_execution_excludepatterns = [] if importlib.util.find_spec("deepspeed") else ["notebooks/deepspeed.ipynb"]
 

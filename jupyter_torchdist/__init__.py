@@ -1,7 +1,7 @@
 """Distributed PyTorch from a Jupyter cell: ``%load_ext jupyter_torchdist``, then ``%%distribute --ranks 2``.
 
-Public names are found on first use (PEP 562), so that importing this package loads nothing: no torch in a kernel,
-no IPython in a rank.
+Public names are imported on first use (PEP 562). Importing this package therefore loads neither torch in a kernel
+nor IPython in a rank.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HOMES = {
     "stage": ".strategies.core.stages",
 }
 
-# Without ``print``: a star import must not replace Python's own.
+# Without ``print``: a star import must not replace Python's built-in ``print``.
 __all__ = [
     "Job",
     "attach",
@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(home, __name__), name)
-    if callable(value):  # a function or class is found once; a rank's number or the last job may change
+    if callable(value):  # a function or class is kept; other values (the rank, the last job) may change
         globals()[name] = value
     return value
 
@@ -117,19 +117,19 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ip: InteractiveShell) -> None:
-    """``%load_ext jupyter_torchdist``: the magics, and a driver zygote in the background. Twice is harmless."""
+    """``%load_ext jupyter_torchdist``: adds the magics and starts a driver zygote. Loading twice is harmless."""
     from .kernel.extension import load
 
     load(ip)
 
 
 def unload_ipython_extension(ip: InteractiveShell) -> None:
-    """``%unload_ext jupyter_torchdist``. Jobs go on."""
+    """``%unload_ext jupyter_torchdist``. Running jobs continue."""
     from .kernel.extension import unload
 
     unload(ip)
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
-    """Where a Jupyter server finds its side of us; nothing of it is imported here."""
+    """Tells a Jupyter server which module is our server extension, without importing it."""
     return [{"module": "jupyter_torchdist.server"}]

@@ -1,7 +1,7 @@
 """The ``torchdist`` command: ``torchdist run [options] script.py -- args``, and the verbs of ``%dist``.
 
-Exit status: 0; 1 when the job failed, something of ours did, or SIGTERM, SIGHUP or SIGQUIT ended the job (as
-torchrun's); 2 for words that make no sense; 130 for a job that was cancelled, or an interrupt.
+Exit status: 0; 1 when the job or this program failed, or when SIGTERM, SIGHUP or SIGQUIT ended the job (as with
+torchrun); 2 for invalid arguments; 130 for a cancelled job or an interrupt.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .views import failure_text, plan_tables
 PROGRAM = "torchdist"
 FAILED, MISUSED, CANCELLED = 1, 2, 130
 ATTACHED = 16 * 1024
-"""Bytes of each rank's log that ``attach`` begins with."""
+"""How many bytes of the end of each rank's log ``attach`` shows first."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. Every error leaves as words on stderr."""
+    """Run one command and return the exit status. Errors are printed on stderr without a traceback."""
     try:
         return _main(list(sys.argv[1:] if words is None else words))
     except (OptionError, CellSyntaxError) as error:
@@ -76,7 +76,7 @@ def _main(words: list[str]) -> int:
         job = attach(arguments.job)
         again = arguments.verb == "rerun"
         return _follow(rerun(job) if again else job, detach=not again, keep=None if again else ATTACHED)
-    ours = arguments.verb not in ("logs", "show")  # where words of the user's stand
+    ours = arguments.verb not in ("logs", "show")  # these two print the user's own text
     for piece in perform(arguments):
         sys.stdout.write(in_shell(piece) if ours else piece)
     sys.stdout.flush()
@@ -150,12 +150,12 @@ def _goes_on(job: Job) -> str:
 
 
 def _nobody_reads(error: OSError) -> bool:
-    """The reader (``| head``) has enough, or the terminal is closed."""
+    """The reader (``| head``) closed the pipe, or the terminal is closed."""
     return error.errno in (errno.EPIPE, errno.EIO)
 
 
 def words_of(job: Job, state: JobState) -> str:
-    """Why the job did not succeed: the first failing rank's traceback, or the error in words."""
+    """Why the job did not succeed: the traceback of the first rank that failed, or the error message."""
     if any(rank.error for rank in state.failures()):
         return failure_text.failure(state)
     error = job.exception()
@@ -165,14 +165,14 @@ def words_of(job: Job, state: JobState) -> str:
 
 
 def exit_status(state: JobState) -> int:
-    """What the shell learns of a job's end."""
+    """The exit status for a job that has ended."""
     return {"succeeded": 0, "cancelled": CANCELLED}.get(state.state, FAILED)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """``--ranks 2 script.py -- --lr 1`` as options (ours and torchrun's) and the program with its arguments.
+    """Split ``--ranks 2 script.py -- --lr 1`` into options (ours and torchrun's) and the program with its arguments.
 
-    A module's program begins with ``-m``; a ``--`` may stand before the program.
+    The program of a module begins with ``-m``. A ``--`` may stand before the program.
     """
     options: list[str] = []
     module: list[str] = []
@@ -219,7 +219,7 @@ _IN_SHELL = (("`%dist`", f"`{PROGRAM} jobs`"), ("%dist ", f"{PROGRAM} "), ("%%di
 
 
 def in_shell(text: str) -> str:
-    """``text`` of ours, which speaks of the notebook's commands, with the shell's, which are named alike."""
+    """Our message ``text`` with shell commands (``torchdist jobs``) in place of notebook commands (``%dist``)."""
     for ours, theirs in _IN_SHELL:
         text = text.replace(ours, theirs)
     return text

@@ -1,7 +1,7 @@
 """Fakes that honour the contracts: a job directory filled by hand, and a driver that runs the ranks one after another.
 
-``FakeJob`` writes the very files that driver and ranks write. ``python -m jupyter_torchdist.testing --zygote`` has
-drivers without agent, torch or parallel ranks: for tests of everything that starts jobs and reads them.
+``FakeJob`` writes the same files as a driver and its ranks. ``python -m jupyter_torchdist.testing --zygote`` starts
+drivers without agent, torch or parallel ranks, for tests of all code that starts jobs and reads them.
 ``FakeLauncher`` is an engine with a queue, for tests of launchers; its ranks are real.
 """
 
@@ -41,7 +41,7 @@ NODE = "node0"
 
 
 def a_spec(job: str = "20260102-030405-0a0b0c", **changes: Any) -> JobSpec:
-    """A specification of two CPU ranks; ``changes`` are its fields."""
+    """A specification of a job with two CPU ranks; ``changes`` replace its fields."""
     fields: dict[str, Any] = {
         "job": job,
         "kind": "cell",
@@ -76,7 +76,7 @@ def a_plan(spec: JobSpec, nodes: int = 1, **changes: Any) -> Plan:
 
 
 def a_manifest(store: BlobStore, job: str, **changes: Any) -> Manifest:
-    """A bundle that holds nothing; its blobs are in ``store``."""
+    """The manifest of an empty bundle; its blobs are in ``store``."""
     fields: dict[str, Any] = {
         "job": job,
         "python": sys.version.split()[0],
@@ -90,7 +90,7 @@ def a_manifest(store: BlobStore, job: str, **changes: Any) -> Manifest:
 
 
 class FakeRank:
-    """One rank of a ``FakeJob``; every call writes what a real rank's end of the job would."""
+    """One rank of a ``FakeJob``; every method writes what a real rank would write."""
 
     def __init__(self, job: FakeJob, rank: int) -> None:
         self.job, self.rank = job, rank
@@ -117,7 +117,7 @@ class FakeRank:
     def failed(
         self, error: BaseException | None = None, frames: tuple[tuple[str, int, str, str], ...] = ()
     ) -> FakeRank:
-        """``frames`` as ``ErrorRecord`` has them."""
+        """``frames`` have the format of ``ErrorRecord.frames``."""
         error = error or ValueError("no good")
         name, text = type(error).__name__, f"Traceback:\n{type(error).__name__}: {error}"
         record = ErrorRecord(name, type(error).__module__, str(error), text, frames, t=self.job.now)
@@ -145,11 +145,11 @@ class FakeRank:
 
 
 class FakeJob:
-    """A job directory whose driver is this object. Time stands at ``now`` (seconds since the epoch), moved by hand."""
+    """A job directory whose driver is this object. ``now`` is its clock (seconds since the epoch); tests set it."""
 
     @staticmethod
     def of(paths: JobPaths) -> FakeJob:
-        """The job that a client created, to be driven from here; time is the real one."""
+        """Become the driver of a job that a client created, with the real time."""
         job = FakeJob.__new__(FakeJob)
         job.home, job.paths, job.now = Home(paths.root.parent.parent), paths, time.time()
         job.spec, job.plan, job.manifest = (
@@ -181,7 +181,7 @@ class FakeJob:
         return self
 
     def drive(self, process: ProcessId | None = None, beat: float | None = None) -> FakeJob:
-        """Say who drives; this process, unless told otherwise."""
+        """Publish which process is the driver; the default is this process."""
         process = process or ProcessId.mine()
         liveness.publish_driver(self.paths, process, self.now if beat is None else beat)
         return self.tell("job.driver", process=process.to_json())
@@ -201,7 +201,7 @@ class FakeJob:
         return self
 
     def takes(self, **gauges: Gauges) -> FakeJob:
-        """What the agents saw of the ranks: ``rank0``, ``rank1``…"""
+        """Publish the gauges that the agents read of the ranks, given as ``rank0``, ``rank1``…"""
         told = {int(rank.removeprefix("rank")): taken for rank, taken in gauges.items()}
         for node in self.plan.nodes:
             self.paths.node(node.name).root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -220,18 +220,18 @@ class FakeJob:
 
 
 FAKE_ENGINE = "TORCHDIST_FAKE_ENGINE"
-"""The directory of ``FakeLauncher``'s queue: a file for each submission, which a test writes and reads."""
+"""The directory with the queue of ``FakeLauncher``: a file for each submission, which tests write and read."""
 
 
 class FakeSubmission:
-    """One file of the queue: ``{"word", "position", "reason"}`` (``EngineState``). Its agent is this machine's."""
+    """One file of the queue: ``{"word", "position", "reason"}`` (``EngineState``). Its agent runs on this machine."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._file = directory / name
         self.token = {"id": name}
 
     def tell(self, word: str, position: int | None = None, reason: str = "") -> None:
-        """What the engine says from now on."""
+        """Set what the engine reports from now on."""
         publish_json(self._file, {"word": word, "position": position, "reason": reason})
 
     def state(self) -> EngineState:
@@ -249,7 +249,7 @@ class FakeSubmission:
 
 
 class FakeLauncher:
-    """An engine with one submission for all nodes. A new submission waits as the file ``first.json`` says."""
+    """An engine with one submission for all nodes. A new submission has the state in the file ``first.json``."""
 
     def __init__(self) -> None:
         self.directory = Path(os.environ[FAKE_ENGINE])
@@ -270,9 +270,9 @@ class FakeLauncher:
 
 
 def run_job(line: dict[str, Any]) -> None:
-    """What a driver and its ranks do with a handed line, here and one rank after the other; no process group.
+    """Do what a driver and its ranks do with ``line``, in this process and one rank after the other.
 
-    A request that arrives ends the job before its next rank.
+    There is no process group. A request that arrives ends the job before its next rank.
     """
     os.environ.update(line["world"]["environ"])
     sys.path[:] = line["world"]["sys_path"]
@@ -294,7 +294,7 @@ def run_job(line: dict[str, Any]) -> None:
 
 
 def _run_rank(job: FakeJob, number: int, blobs: Path) -> bool:
-    """Run user code as one rank; whether it came to its end."""
+    """Run user code as one rank. Returns whether it ended without an error."""
     rank, main = job.rank(number), types.ModuleType("__main__")
     sys.modules["__main__"] = main
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(job.plan.world_size))

@@ -9,7 +9,7 @@
 
 ``labels`` renames the source files of earlier cells: co_filename → ``Cell In[3]``. Raises ``CellSyntaxError``,
 ``UndefinedName``, ``CaptureError``. ``Capture.memo`` goes to ``marshal.load_results``; it keeps the captured
-objects alive, so drop the capture when the job's results have been brought.
+objects alive, so drop the capture when the job's results have been loaded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Attributes of modules that go along: what an import on the ranks would not give them.
+"""Attributes of modules that travel with a capture, because an import on the ranks would not give them.
 
 * What the notebook's cells set (``F.relu = mine``, ``setattr(settings, "BATCH", 64)``, ``del``) on a module, or on a
-  class of one. A library is as it is here on the ranks, too; a local module where it goes along.
-* Of local modules that go along, also data that their functions, other local modules or cells change.
+  class in a module. This holds for all libraries, and for the local modules that travel.
+* For local modules that travel, also data that their functions, other local modules or cells change.
 
-Which attributes that may be is read from the source (``touched``); what they are is what they are here now.
+The source tells which attributes may have changed (``touched``). Their values are the current values in this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .modules import LocalSources
 from .touched import Facts, Kind, Touch, facts
 
 _OF_THE_KERNEL = frozenset({"jupyter_torchdist", "IPython", "ipykernel", "ipywidgets", "traitlets", "jupyter_client"})
-"""What is set on these is set for the notebook's process alone."""
+"""Attributes set on these modules matter in the notebook's process only."""
 _OF_THE_IMPORT = frozenset({
     "__name__", "__spec__", "__loader__", "__package__", "__path__", "__file__", "__cached__",
     "__builtins__", "__dict__",
@@ -30,20 +30,20 @@ _OF_THE_IMPORT = frozenset({
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _FIXED = (str, bytes, int, float, complex, type(None), range)
 _OF_ONE_PROCESS = frozenset({"logging", "re", "threading", "_thread", "_io", "pathlib"})
-"""Modules whose objects hold nothing that a cell would change, or cannot leave a process."""
+"""Modules whose objects have no data that a cell would change, or cannot leave a process."""
 
 Owned = tuple[Any, str, Kind]
-"""A module or class, its attribute, and what becomes of it."""
+"""A module or class, the name of its attribute, and what happens to the attribute."""
 
 
 class Attributes:
-    """Of one capture. ``source`` is the code that is about to run; nothing of it has happened yet."""
+    """The attributes of one capture. ``source`` is the code that will run; it has not run yet."""
 
     def __init__(self, namespace: Mapping[str, Any], source: str, local: LocalSources) -> None:
         self.values: dict[str, Any] = {}
-        """What goes along, by name (``marshal.attributes``)."""
+        """The values that travel, by name (``marshal.attributes``)."""
         self.watched: dict[str, None] = {}
-        """What may be set on the ranks, and comes back if it is."""
+        """Attributes that the ranks may set; they come back if they were set."""
         self._namespace, self._local = namespace, local
         self._cells = _history.of(namespace)
         self._own = facts(source)
@@ -55,7 +55,7 @@ class Attributes:
             self._watch(touch)
 
     def along_with(self, modules: Iterable[str]) -> dict[str, Any]:
-        """All that goes along when ``modules``, and what these import, do."""
+        """All attributes that travel when ``modules`` and their imports travel."""
         self._local.add(modules)
         scope = self._in_scope()
         new = [name for name in scope if name not in self._read]
@@ -86,7 +86,7 @@ class Attributes:
                     yield owned
 
     def _by_modules(self, names: Iterable[str]) -> Iterator[Owned]:
-        """What functions of local modules touch, of their own and of other modules."""
+        """What functions of local modules change in their own module and in other modules."""
         for name in names:
             for touch in facts(sources.text_of(name)).own:
                 scope = vars(sys.modules[name])
@@ -96,7 +96,7 @@ class Attributes:
                     yield sys.modules[name], touch.path[0], kind
 
     def _changed_values(self) -> Iterator[Any]:
-        """Objects that cells change under names of their own: ``from settings import HISTORY``."""
+        """Objects that cells change under a name of the notebook: ``from settings import HISTORY``."""
         for touch in (*self._cells.touches, *self._own.touches):
             value = self._namespace.get(touch.path[0])
             if touch.path[0] in self._namespace and _is_data(value):
@@ -135,7 +135,7 @@ class Attributes:
 
 
 def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Owned]:
-    """The last module or class on the path, and its attribute; nothing where the root is neither."""
+    """The last module or class on the path, and its attribute. Nothing if the root is neither of them."""
     root, *rest = touch.path
     current = scope[root] if root in scope else sys.modules.get(touch.module)
     for index, name in enumerate(rest, 1):
@@ -149,12 +149,12 @@ def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Owned]:
 
 
 def _is_owner(value: Any) -> bool:
-    kind = type(value)  # not isinstance: ``__class__`` may be a property with a life of its own
+    kind = type(value)  # not isinstance: ``__class__`` may be a property that runs user code
     return issubclass(kind, (types.ModuleType, type))
 
 
 def _name_of(owner: Any, attribute: str) -> str | None:
-    """How it crosses; None for what has no place on the ranks, or travels with its owner."""
+    """The name under which the attribute travels; None if it does not travel, or travels with its owner."""
     if isinstance(owner, type):
         module, path = owner.__module__, [*owner.__qualname__.split("."), attribute]
     else:
@@ -173,13 +173,13 @@ def _name_of(owner: Any, attribute: str) -> str | None:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is something that can be changed in place, and may leave the process."""
+    """Whether the value can be changed in place and may leave the process."""
     kind = type(value)
     return not issubclass(kind, (*_CODE, *_FIXED)) and kind.__module__ not in _OF_ONE_PROCESS
 
 
 def _is_original(module: str, attribute: str, value: Any) -> bool:
-    """Whether the library's attribute is its own code: nobody has set it."""
+    """Whether the attribute is the library's own code, so that no cell has set it."""
     if isinstance(value, types.FunctionType):
         source = value.__globals__.get("__name__")
     else:
@@ -189,7 +189,7 @@ def _is_original(module: str, attribute: str, value: Any) -> bool:
 
 
 class _History:
-    """What the cells that ran have touched, added up as they come."""
+    """What the executed cells have set and changed; new cells are added on each call."""
 
     def __init__(self) -> None:
         self._cells: list[str] | None = None
@@ -197,7 +197,7 @@ class _History:
         self._facts = Facts()
 
     def of(self, namespace: Mapping[str, Any]) -> Facts:
-        """By IPython's history, or a script's file. The cell under ``%%distribute`` that runs has not run."""
+        """The facts from IPython's history or the script's file, without the ``%%distribute`` cell that runs now."""
         cells = namespace.get("In")
         if not isinstance(cells, list):
             return facts("".join(linecache.getlines(str(namespace.get("__file__", "")))))
@@ -215,5 +215,5 @@ _history = _History()
 
 
 def note(namespace: Mapping[str, Any]) -> None:
-    """Read the cells that are new, so that the next capture need not."""
+    """Read the new cells, so that the next capture does not need to."""
     _history.of(namespace)

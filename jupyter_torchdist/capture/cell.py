@@ -24,14 +24,14 @@ from .names import analyse
 CALL = "__torchdist_call__"
 """The captured name that holds (function, args, kwargs) of a job of kind ``function``."""
 HEAVY = 100_000_000
-"""Bytes from which on a captured name is worth a note."""
+"""A captured name with more bytes than this gets a note."""
 MISSING = 5
-"""How many undefined names of functions are told, at most."""
+"""The largest number of notes on undefined names in functions."""
 
 
 @dataclass
 class Capture:
-    """What goes along. ``memo`` {place: object} is for ``marshal.load_results`` later."""
+    """Everything that travels to the ranks. ``memo`` {place: object} is for ``marshal.load_results`` later."""
 
     names: tuple[str, ...]
     receipt: tuple[Captured, ...]
@@ -41,7 +41,7 @@ class Capture:
     stream: bytes
     buffers: list[pickle.PickleBuffer]
     lines: dict[str, str]
-    """File name in tracebacks → source text, of earlier cells; the cell's own is the job's."""
+    """File name in tracebacks → source text of earlier cells. The text of this cell is in the job's specification."""
     sources: dict[str, modules.Source] = field(default_factory=dict)
     """Path below the ranks' source directory → the local module's source."""
     flags: int = 0
@@ -67,10 +67,10 @@ def capture_cell(
 ) -> Capture:
     """What the cell needs from ``namespace``, and the state of this process, unless the cell is ``stateless``.
 
-    ``namespace`` is the very dictionary that functions of the notebook have as their globals: only those are rebuilt
-    over the rank's. ``hidden`` are names in it that are the shell's own; the cell cannot have them.
-    ``label`` and ``first_line`` are how tracebacks call the cell and its first line; ``flags`` are compiler flags
-    of the notebook's ``from __future__`` imports; ``labels`` renames source files of earlier cells
+    ``namespace`` must be the dictionary that is the globals of the notebook's functions. Only functions with these
+    globals get the rank's namespace as globals. ``hidden`` are names in it that belong to the IPython shell; the cell
+    cannot use them. ``label`` and ``first_line`` name the cell and its first line in tracebacks. ``flags`` are
+    compiler flags of the notebook's ``from __future__`` imports. ``labels`` renames source files of earlier cells
     (co_filename → ``Cell In[3]``). Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
     """
     names = analyse(source, label, first_line, flags)
@@ -156,11 +156,11 @@ def _notes(closure: Closure) -> list[str]:
 
 
 _USUAL = {"td": "`import jupyter_torchdist as td` first"}
-"""What a name that nobody defined is usually meant to be."""
+"""Hints for undefined names that have a usual meaning."""
 
 
 def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
-    """Notes on names that may be missing. Raises ``UndefinedName`` for one that surely is."""
+    """Notes on names that may be missing. Raises ``UndefinedName`` for a name that is surely missing."""
     notes = []
     for name, need in names.needs.items():
         if name in scope or name in PROVIDED or hasattr(builtins, name):
@@ -180,7 +180,7 @@ def _check_defined(names: Names, scope: Mapping[str, Any]) -> list[str]:
 
 
 def _star_names(stars: Iterable[str]) -> Iterator[str]:
-    """What ``from … import *`` of modules loaded here binds."""
+    """The names that ``from … import *`` binds, for modules that are loaded in this process."""
     for module in stars:
         loaded = sys.modules.get(module)
         if loaded is not None:

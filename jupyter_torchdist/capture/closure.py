@@ -1,4 +1,4 @@
-"""The captured names as one pickle stream, with what each is, how large, and which line needs it."""
+"""The captured names as one pickle stream, with the kind, the size and the needing line of each name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROVIDED = frozenset({
     "__builtins__", "__name__", "__doc__", "__file__", "__spec__", "__package__", "__loader__", "__annotations__",
     "get_ipython", "display", "exit", "quit",
 })  # fmt: skip
-"""Names every rank has by itself."""
+"""Names that every rank has without a capture."""
 
 _HISTORY = frozenset({"In", "Out", "_ih", "_oh", "_dh"})
 
@@ -37,19 +37,19 @@ class Closure:
     receipt: list[Captured]
     memo: dict[int, Any]
     files: list[str]
-    """Source files of the code that travels by value, as this process names them."""
+    """Source files of the code that travels by value, by their names in this process."""
     modules: dict[str, str]
     moved: set[str]
     missing: dict[str, str]
-    """Names that captured functions use and nobody defines → where."""
+    """Names that captured functions use and no code defines → where they are used."""
     names: tuple[str, ...]
-    """Of all that is in the stream but the state of this process."""
+    """All names in the stream except the state of this process."""
     sizes: dict[str, int]
     """Bytes of each name in the stream."""
 
 
 class NamespacePickler(Pickler):
-    """Lets the globals of notebook functions travel with the first function that uses them."""
+    """Writes the globals of notebook functions with the first function that uses them."""
 
     def __init__(self, file: io.BytesIO, wanted: Wanted, extents: dict[int, tuple[int, int]]) -> None:
         super().__init__(file, wanted.namespace, extents)
@@ -60,11 +60,11 @@ class NamespacePickler(Pickler):
         """Names in the stream → which line needs them."""
         self.sizes: dict[str, int] = {}
         self.missing: dict[str, str] = {}
-        """Names that a function uses and nobody has → where."""
+        """Names that a function uses and no code defines → where they are used."""
         self.stored: set[str] = set()
-        """Global names that functions set: they may be there by the time another one needs them."""
+        """Global names that functions set: they may exist when another function needs them."""
         self.open: list[tuple[str, int, int]] = []
-        """Names whose value is being written: (name, size before, size of the names inside it)."""
+        """Names whose value is being written: (name, stream size before, size of the names inside)."""
 
     def globals_of(self, function: types.FunctionType) -> Iterator[tuple[Enter, Any, Leave]]:
         references = codes.references(function.__code__)
@@ -103,7 +103,7 @@ class NamespacePickler(Pickler):
 
 @dataclass
 class Wanted:
-    """What to capture: ``names`` → which line needs each; ``soft`` ones may stay behind when they cannot travel."""
+    """What to capture. ``names``: name → the line that needs it. ``soft`` names are left out if they cannot travel."""
 
     namespace: dict[str, Any]
     names: Mapping[str, str]
@@ -113,11 +113,11 @@ class Wanted:
     attributes: frozenset[str] = frozenset()
     imports: tuple[str, ...] = ()
     own: Mapping[str, Any] = field(default_factory=dict)
-    """Values that are no names of the notebook but travel as names."""
+    """Values that travel under a name although they are not in the notebook's namespace."""
     reach: Callable[[Iterable[str]], Mapping[str, Any]] = lambda modules: {}
-    """Modules that travel → attributes of modules that travel with them; what of these cannot, stays behind."""
+    """Modules that travel → attributes that travel with them. An attribute that cannot travel is left out."""
     states: Mapping[str, Any] = field(default_factory=dict)
-    """The state of this process, by names that no code can have; what of it cannot travel stays behind."""
+    """The state of this process, by names that no code can have. A state that cannot travel is left out."""
 
     def value(self, name: str) -> Any:
         return self.own[name] if name in self.own else self.namespace[name]
@@ -126,18 +126,18 @@ class Wanted:
         return (name in self.own or name in self.namespace) and name not in PROVIDED and name not in self.exclude
 
     def lacks(self, name: str) -> bool:
-        """Whether there will be no such name on the ranks, as far as can be seen here."""
+        """Whether the ranks will have no such name, as far as is known here."""
         known = name in self.own or name in self.namespace or name in self.soft or name in self.exclude
         return not known and name not in PROVIDED and not hasattr(builtins, name)
 
     def place_of(self, function: types.FunctionType) -> str:
-        """Such as ``function evaluate (Cell In[3]``, without the line and the closing parenthesis."""
+        """For example ``function evaluate (Cell In[3]``, without the line and the closing parenthesis."""
         file = function.__code__.co_filename
         return f"function {function.__qualname__} ({self.labels.get(file, file)}"
 
 
 def close(wanted: Wanted) -> tuple[Closure, list[str]]:
-    """Pickle the names and, through functions and classes, the names these need. The second value are notes.
+    """Pickle the names and the names that their functions and classes need. The second value is a list of notes.
 
     Raises ``CaptureError`` with the path to an object that cannot travel.
     """
@@ -173,7 +173,7 @@ def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
 
 
 def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
-    """Those of all modules that the stream refers to, also by the attributes; or one that cannot travel, and why."""
+    """Write the attributes of all modules in the stream. Returns one that cannot travel, and why, or None."""
     own: dict[str, Any] = {}
     while new := {name: value for name, value in wanted.reach(pickler.modules).items() if name not in own}:
         own.update(new)
@@ -192,7 +192,7 @@ def _write_attributes(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, s
 
 
 def _write_states(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
-    """The states, or the first that cannot travel, and why."""
+    """Write the states. Returns the first that cannot travel, and why, or None."""
     pickler.dump({"": STATES})
     for name, value in wanted.states.items():
         if name not in wanted.exclude:
@@ -204,13 +204,13 @@ def _write_states(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] 
 
 
 def _rank(value: Any) -> int:
-    """Modules first, then code, then data: what could run while data is rebuilt is there by then."""
-    kind = type(value)  # not isinstance: an object's ``__class__`` is looked up by its own ``__getattribute__``
+    """Modules first, then code, then data: code that may run while data is rebuilt exists by then."""
+    kind = type(value)  # not isinstance, which would call the object's own ``__getattribute__`` for ``__class__``
     return 0 if issubclass(kind, types.ModuleType) else 1 if issubclass(kind, (type, types.FunctionType)) else 2
 
 
 def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tuple[str, str]:
-    # Globals of a function that is not the notebook's own have no line in the notebook: what holds it has.
+    # Globals of a function that is not the notebook's own have no line there: take the name that contains them.
     opened = [name for name, _, _ in pickler.open if name in pickler.found]
     name = opened[-1] if opened else next(iter(wanted.names), "")
     user = pickler.found.get(name, "")
@@ -253,7 +253,7 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
 
 
 def _without_memo(value: Any) -> bytes:
-    """A pickle that takes no place: those of the stream behind it stay as they are."""
+    """A pickle without memo entries: the memo places of the stream after it do not change."""
     pickler = pickle.Pickler(file := io.BytesIO(), protocol=5)
     pickler.fast = True
     pickler.dump(value)
@@ -261,6 +261,6 @@ def _without_memo(value: Any) -> bytes:
 
 
 def refused_magic(magic: str, where: str) -> CaptureError:
-    """A magic other than ``!command`` cannot run on a rank, where there is no IPython."""
+    """The error for a magic other than ``!command``, which cannot run on a rank: there is no IPython."""
     hint = "run it in a cell of its own; on ranks only !command works"
     return CaptureError(f"the magic {magic} cannot run on ranks ({where})", hint, path=magic, line=where)

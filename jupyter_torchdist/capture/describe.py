@@ -13,7 +13,7 @@ from ..marshal.attributes import Absent
 
 
 def describe(value: Any) -> tuple[str, str]:
-    """(kind, description), such as ``("tensor", "Tensor float32 (60000, 784)")``."""
+    """The kind and a description, for example ``("tensor", "Tensor float32 (60000, 784)")``."""
     if value is Absent:
         return "data", "deleted"
     if isinstance(value, types.ModuleType):
@@ -92,7 +92,7 @@ def _data(value: Any) -> str:
 
 
 def human(size: int) -> str:
-    """A size in bytes as a person reads it: ``1.5 GB``."""
+    """A size in bytes with a readable unit: ``1.5 GB``."""
     amount = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:

@@ -1,4 +1,4 @@
-"""The flow analysis behind ``names``: one walk over the module level of a cell, in execution order."""
+"""The flow analysis for ``names``: one walk over the module level of a cell, in execution order."""
 
 from __future__ import annotations
 import __future__
@@ -21,9 +21,9 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass
 class Need:
-    """A name the cell loads. ``line`` counts as the user sees it.
+    """A name that the cell loads. ``line`` is the line number that the user sees.
 
-    ``certain``: running the cell surely loads it before the cell can have bound it.
+    ``certain``: the cell surely loads the name, and cannot have bound it before.
     """
 
     line: int
@@ -32,21 +32,21 @@ class Need:
 
 @dataclass
 class Names:
-    """What the analysis found; lines count as the user sees them."""
+    """What the analysis found. Lines are the line numbers that the user sees."""
 
     needs: dict[str, Need] = field(default_factory=dict)
     binds: dict[str, int] = field(default_factory=dict)
     imports: dict[str, int] = field(default_factory=dict)
     """Modules that the cell, or a function in it, imports."""
     stars: dict[str, int] = field(default_factory=dict)
-    """Modules of ``from … import *``: what they bind is not known here."""
+    """Modules of ``from … import *``; the names that they bind are unknown here."""
     magics: dict[str, int] = field(default_factory=dict)
     commands: dict[str, int] = field(default_factory=dict)
-    """Names in ``!command`` → line; they may be the shell's own."""
+    """Names in ``!command`` → line; they may be variables of the system shell."""
     attributes: set[str] = field(default_factory=set)
     flags: int = 0
     dynamic: bool = False
-    """The cell calls ``exec``, ``globals()`` or the like: names may appear that cannot be seen."""
+    """The cell calls ``exec``, ``globals()`` or similar: it may bind names that the analysis cannot see."""
 
 
 class Flow(ast.NodeVisitor):
@@ -63,10 +63,10 @@ class Flow(ast.NodeVisitor):
         self._class: set[str] | None = None
         """Names bound so far in the class body being walked."""
         self._unsure_in_class: set[str] = set()
-        """Those of them that may not be bound: then the module's is meant."""
+        """Names in ``_class`` that may be unbound; a load then finds the global name."""
         self._class_name = ""
         self._parameters: frozenset[str] = frozenset()
-        """Type parameters that hold where the walk is."""
+        """Type parameters in scope at the current node."""
 
     # Loads and bindings.
 
@@ -88,7 +88,7 @@ class Flow(ast.NodeVisitor):
         need.certain = need.certain or (certain and name not in self.may)
 
     def _expand(self, name: str) -> None:
-        """A function or class of the cell is used: from here on its body can run."""
+        """A function or class of the cell is used: its body can run from here on."""
         waiting, seen = [name], {name}
         while waiting:
             for references in self._bodies.get(waiting.pop(), ()):
@@ -123,7 +123,7 @@ class Flow(ast.NodeVisitor):
             self.may.discard(name)
 
     def _inner(self, node: ast.AST, name: str | None) -> None:
-        """The body of a function, lambda or comprehension, as the compiler resolves its names."""
+        """Read the names in the body of a function, lambda or comprehension, as the compiler resolves them."""
         for references in self._compiled(node):
             self.names.imports = {**references.imports, **self.names.imports}
             self.names.magics = {**references.magics, **self.names.magics}
@@ -158,7 +158,7 @@ class Flow(ast.NodeVisitor):
     # Blocks and branches.
 
     def block(self, statements: Iterable[ast.stmt]) -> bool:
-        """Visit the statements; whether their end can be reached."""
+        """Visit the statements. Returns whether control flow can reach their end."""
         for statement in statements:
             self.visit(statement)
             if isinstance(statement, (ast.Raise, ast.Return, ast.Break, ast.Continue)):
@@ -174,7 +174,7 @@ class Flow(ast.NodeVisitor):
             self._unsure -= 1
 
     def _branches(self, branches: Iterable[Iterable[ast.stmt]], start: set[str] | None = None) -> None:
-        """One of the branches runs: afterwards is bound what all that can end have bound."""
+        """One of the branches runs. Bound afterwards: names that every branch binds, except branches that leave."""
         before = set(self.must if start is None else start)
         ends: list[set[str]] = []
         with self._conditional():
@@ -398,7 +398,7 @@ class Flow(ast.NodeVisitor):
 
     @contextlib.contextmanager
     def _type_parameters(self, node: ast.AST) -> Iterator[None]:
-        """The names in ``class C[T: Bound]`` hold within the statement."""
+        """Type parameters as in ``class C[T: Bound]`` are in scope within the statement."""
         parameters: list[ast.AST] = getattr(node, "type_params", [])
         before = self._parameters
         self._parameters = before | {str(parameter.name) for parameter in parameters}  # type: ignore[attr-defined]
@@ -459,7 +459,7 @@ class Flow(ast.NodeVisitor):
 
 
 def _stored(node: ast.AST) -> Iterator[str]:
-    """Names that a statement may bind at module level (and some that only look so)."""
+    """Names that a statement may bind at module level, and some that it binds in inner scopes only."""
     for part in ast.walk(node):
         if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
             yield part.id

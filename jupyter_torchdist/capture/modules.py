@@ -1,9 +1,9 @@
-"""Modules of the user's own project: which ones the captured code reaches, and their source files.
+"""Modules of the user's own project: which of them the captured code imports, and their source files.
 
-Local is what is neither in the standard library nor in a site-packages directory: a file beside the notebook, a
-package on ``sys.path``, a project installed in editable mode. It travels as source, a package as its whole
-directory, so that the ranks run what the notebook ran even when the files are edited meanwhile: a module that is
-loaded goes as it was imported (``sources``).
+A module is local if it is neither in the standard library nor in a site-packages directory: a file beside the
+notebook, a package on ``sys.path``, a project installed in editable mode. Local modules travel as source, packages
+as complete directories. The text of a loaded module is the text that was imported (``sources``), so the ranks run
+what the notebook ran, even when the files are edited later.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .sources import is_local
 from .touched import facts
 
 Source = Path | bytes
-"""A file, or the text that was in it when the module was imported."""
+"""A file, or the text that it had when the module was imported."""
 
 FILE_LIMIT = 10_000_000
-"""Bytes; larger files of a package stay behind."""
+"""Bytes; larger files of a package do not travel."""
 PACKAGE_LIMIT = 200_000_000
-"""Bytes of one package; beyond it only its Python files travel."""
+"""Bytes; of a larger package only the Python files travel."""
 
 _OWN = __name__.partition(".")[0]
 _NEVER = frozenset({"", "__main__", "__mp_main__", _OWN, *sys.builtin_module_names})
@@ -34,16 +34,16 @@ _MODULE_SUFFIXES = (".py", ".so", ".pyd", ".pyi")
 
 
 class LocalSources:
-    """Source files of the local modules that are added by name, and of those they import.
+    """Source files of the local modules that are added by name, and of the local modules that they import.
 
-    ``found`` has them by their path below the ranks' source directory; ``notes`` say what stayed behind.
+    ``found``: path below the ranks' source directory → file. ``notes`` say which files do not travel.
     """
 
     def __init__(self, cwd: Path) -> None:
         self.found: dict[str, Source] = {}
         self.notes: list[str] = []
         self.tops: set[str] = set()
-        """The top-level modules of which there are any."""
+        """The top-level modules that have files in ``found``."""
         self._cwd, self._seen = cwd, set(_NEVER)
         sources.note()
 
@@ -64,7 +64,7 @@ class LocalSources:
 
 
 def _as_imported(top: str, notes: list[str]) -> dict[str, bytes]:
-    """Texts of loaded modules whose files have changed since."""
+    """Texts of loaded modules whose files have changed since the import."""
     found = {}
     for name, kept in sources.of_package(top):
         if kept.is_current:
@@ -92,7 +92,7 @@ def _files(top: str, cwd: Path, notes: list[str]) -> dict[str, Path]:
 
 
 def _locate(top: str, cwd: Path) -> tuple[str | None, list[str]]:
-    """(file, package directories) of a top-level module, loaded or not; nothing is imported."""
+    """The file and the package directories of a top-level module, loaded or not. Nothing is imported."""
     module = sys.modules.get(top)
     if module is not None:
         path = getattr(module, "__path__", None)
@@ -139,7 +139,7 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _imported(source: Source) -> frozenset[str]:
-    """The absolute imports anywhere in a source."""
+    """All absolute imports in a source, in functions, too."""
     if isinstance(source, bytes):
         return facts(source).imports
     status = source.stat()

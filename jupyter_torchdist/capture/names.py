@@ -1,8 +1,8 @@
 """Which names a cell needs from the notebook, and which it binds: a flow analysis over its syntax tree.
 
-A name is needed when some path reaches its load without a binding of the cell's own before. Where control flow
-is unsure (loops, branches, ``try``) the answer errs towards needing it. The bodies of functions the cell
-defines count where the function is first used, because that is when they can run.
+A name is needed when some path reaches its load before the cell binds it. Where control flow is unsure (loops,
+branches, ``try``), the name counts as needed. The bodies of functions that the cell defines count where the
+function is first used, because they can run from there on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .flow import FUTURE, Flow, Names
 def analyse(source: str, label: str, first_line: int = 1, flags: int = 0) -> Names:
     """The names of a cell. ``flags`` are compiler flags of the notebook's ``from __future__`` imports.
 
-    Raises ``CellSyntaxError`` with the line as the user counts it.
+    Raises ``CellSyntaxError`` with the line number that the user sees.
     """
     tree = _parse(source, label, first_line, flags)
     flow = Flow(label, flags)

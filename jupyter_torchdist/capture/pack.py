@@ -1,4 +1,4 @@
-"""A capture as a bundle: blobs, named by their content, and the manifest over them."""
+"""Turns a capture into a bundle: blobs, named by their content, and the manifest that lists them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .cell import Capture
 from .modules import Source
 
 Put = Callable[["bytes | memoryview"], Blob]
-"""Stores bytes once and names them by their digest; buffers are handed over as they lie in memory."""
+"""Stores bytes once and names them by their digest; buffers are handed over without a copy."""
 
 
 def pack(capture: Capture, job: str, put: Put) -> Manifest:
-    """Hand everything to ``put`` and name it in a manifest. Raises what ``put`` raises (``StoreError``)."""
+    """Store everything with ``put`` and return the manifest. Raises what ``put`` raises (``StoreError``)."""
     return Manifest(
         job=job,
         python=platform.python_version(),

@@ -1,7 +1,7 @@
-"""Source of the user's own modules as this process has run it, whatever became of the files since.
+"""The source of the user's own modules as this process ran it, even when the files changed later.
 
-``note`` reads the files of local modules that are new, or were reloaded: the extension calls it after each cell, a
-capture before it looks. A module keeps the text of then until it is reloaded, as its functions do.
+``note`` reads the files of local modules that are new or were reloaded. The extension calls ``note`` after each
+cell, and a capture calls it first. Like its functions, a module's text here changes only when it is reloaded.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _OWN = __name__.partition(".")[0]
 
 @dataclass
 class Kept:
-    """A module as it was imported. ``text`` is None where the file had changed before it was first read."""
+    """A module as it was imported. ``text`` is None if the file had changed before ``note`` first read it."""
 
     spec: ModuleSpec | None
     file: str
     stamp: tuple[int, int] | None
-    """(mtime_ns, size) of the file that was read; None where the text is not that file's any more."""
+    """(mtime_ns, size) of the file that was read; None if the text differs from the file."""
     text: bytes | None
     reloaded: float
-    """mtime of the file that autoreload knows last; 0 where it knows none."""
+    """The last mtime of the file that autoreload recorded; 0 if it recorded none."""
 
     @property
     def is_current(self) -> bool:
@@ -39,7 +39,7 @@ class Kept:
         return self.text is not None and self.stamp is not None and self.stamp == _stamp(self.file)
 
     def place(self, name: str) -> str:
-        """The file's path below a directory from which the module of that name is to be imported."""
+        """The path of the module ``name``'s file, relative to a directory on ``sys.path``."""
         path = name.replace(".", "/")
         return f"{path}/__init__.py" if os.path.basename(self.file) == "__init__.py" else f"{path}.py"
 
@@ -49,8 +49,8 @@ _seen: set[str] = set()
 
 
 def note(reloads: Mapping[str, float] | None = None) -> None:
-    """Read what is new. ``reloads``: {module: mtime of its file as autoreload knows it}, which updates modules without
-    giving them another ``__spec__``. Takes microseconds when nothing is new."""
+    """Read modules that are new. ``reloads``: {module: mtime of its file as autoreload recorded it}; autoreload
+    updates modules without a new ``__spec__``. Takes microseconds when nothing is new."""
     times = reloads or {}
     for name in sys.modules.keys() - _seen:
         _seen.add(name)
@@ -72,7 +72,7 @@ def _look_again(name: str, kept: Kept, reloaded: float) -> None:
 
 
 def _keep(name: str, file: str, reloaded: float, before: bytes | None = None) -> None:
-    """``before``: the text until now, which stays where the new one cannot have been run."""
+    """``before``: the text until now. It is kept when the new text cannot have been run."""
     spec = getattr(sys.modules[name], "__spec__", None)
     stamp = _stamp(file)
     try:
@@ -95,13 +95,13 @@ def _compiles(text: bytes) -> bool:
 
 
 def _as_compiled(spec: ModuleSpec | None, stamp: tuple[int, int] | None) -> bool:
-    """Whether the file is the one that Python compiled at the import, as far as its cache says."""
+    """Whether Python's bytecode cache says that the file is the one compiled at the import."""
     try:
         with open(str(spec.cached if spec else None), "rb") as cache:
             header = cache.read(16)
     except OSError:
         return True
-    if stamp is None or len(header) < 16 or header[4] & 1:  # known by a hash, not by its time
+    if stamp is None or len(header) < 16 or header[4] & 1:  # a hash-based cache has no time
         return True
     time, size = (int.from_bytes(header[start : start + 4], "little") for start in (8, 12))
     return (time, size) == (stamp[0] // 10**9 & 0xFFFFFFFF, stamp[1] & 0xFFFFFFFF)
@@ -116,7 +116,7 @@ def _stamp(file: str) -> tuple[int, int] | None:
 
 
 def _local_file(name: str) -> str | None:
-    """The source file of a loaded module of the user's."""
+    """The source file of a loaded module, if it belongs to the user."""
     module = sys.modules.get(name)
     if not issubclass(type(module), types.ModuleType) or name.partition(".")[0] in ("__main__", "__mp_main__", _OWN):
         return None
@@ -125,17 +125,17 @@ def _local_file(name: str) -> str | None:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether that is a loaded local module."""
+    """Whether ``name`` is a loaded local module."""
     return name in _kept
 
 
 def text_of(name: str) -> bytes:
-    """The source of a loaded local module; empty where it is not known."""
+    """The source of a loaded local module; empty if it is unknown."""
     return (_kept[name].text or b"") if name in _kept else b""
 
 
 def of_package(top: str) -> Iterator[tuple[str, Kept]]:
-    """The loaded local modules that are, or are below, the top-level module ``top``."""
+    """The loaded local modules in the top-level module ``top``, including ``top`` itself."""
     for name, kept in _kept.items():
         if name.partition(".")[0] == top:
             yield name, kept

@@ -1,6 +1,6 @@
-"""What a source text sets and changes beyond its own names: ``settings.BATCH = 64``, ``settings.SEEN.append(3)``.
+"""Which attributes a source text sets or changes: ``settings.BATCH = 64``, ``settings.SEEN.append(3)``.
 
-Read from the text alone: whether a line ran, and what its names stand for, is for others to know.
+This module only reads the text. The callers know whether a line ran and which objects its names refer to.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Kind(Enum):
     SET = "set"
     DELETED = "deleted"
     CHANGED = "changed"
-    """Something below it is set."""
+    """Something below the attribute is set."""
     CALLED = "called"
-    """A method of it is called, which may change it."""
+    """A method of the attribute is called, which may change it."""
 
 
 @dataclass(frozen=True)
 class Touch:
-    """``path`` are the names from the root on; ``module`` is what the text itself imports as the root, if anything."""
+    """``path``: the names from the root on. ``module``: the module that the text imports as the root, if any."""
 
     path: tuple[str, ...]
     kind: Kind
@@ -33,10 +33,10 @@ class Touch:
 
 @dataclass(frozen=True)
 class Facts:
-    """``own`` is what functions of the text set and change, of its global names, too."""
+    """``own`` is what functions in the text set and change, including global names of the text."""
 
     imports: frozenset[str] = frozenset()
-    """Absolute imports, with their dots: ``torch.nn``, and ``torch.nn.functional`` of a ``from``."""
+    """Full names of absolute imports; ``from torch.nn import functional`` gives ``torch.nn.functional``, too."""
     touches: frozenset[Touch] = frozenset()
     own: frozenset[Touch] = frozenset()
 
@@ -47,8 +47,8 @@ _NOTHING = Facts()
 
 @functools.lru_cache(maxsize=8192)
 def facts(text: str | bytes) -> Facts:
-    """Of a module's text, or of a cell as IPython has it: the code below ``%%time`` and its like counts. A text with a
-    syntax error has none."""
+    """The facts of a module's text or of a cell as IPython transformed it, with the code below ``%%time`` and similar
+    magics. A text with a syntax error has no facts."""
     try:
         trees = list(_trees(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -75,7 +75,7 @@ def _trees(text: str | bytes) -> Iterator[ast.AST]:
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name that an import binds, module)."""
+    """Pairs of the name that an import binds and the module's name."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield (alias.asname, alias.name) if alias.asname else (alias.name.partition(".")[0],) * 2
@@ -114,7 +114,7 @@ def _paths(node: ast.AST) -> Iterator[tuple[tuple[str, ...], Kind]]:
 
 
 def _chain(node: ast.expr, kind: Kind) -> tuple[tuple[str, ...], Kind]:
-    """The names that lead to the expression; what is below a call or an index changes the last of them."""
+    """The names that lead to the expression. A change below a call or an index counts as a change of the last name."""
     names: list[str] = []
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute):

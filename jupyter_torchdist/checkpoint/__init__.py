@@ -1,7 +1,7 @@
-"""Checkpoints: saving and loading the state of a training, of all ranks, while it runs.
+"""Checkpoints: save and load the training state of all ranks, while the training runs.
 
-``saving`` and ``loading`` are ``td.save`` and ``td.load``; ``checkpointer`` does both for the automatic way. On the way
-down: ``objects`` and ``optimizers`` take apart what is saved (``parts``), ``staging`` copies this rank's share,
-``directory`` lets it appear by one rename. On the way up: ``sources`` and ``foreign`` are what can be read.
-``position`` leads a loop over a loader to where it was; ``ranks`` is how the ranks agree.
+``saving`` and ``loading`` implement ``td.save`` and ``td.load``. To save: ``objects`` and ``optimizer_states`` take the
+state apart (``structures``), ``staging`` copies this rank's share, ``directory`` publishes the checkpoint by one
+rename. To load: ``sources`` and ``foreign`` read checkpoints. ``position`` continues a loop over a loader at its saved
+position. ``rank_agreement`` is the communication between the ranks.
 """

@@ -1,12 +1,12 @@
-"""A directory of checkpoints: what is in it, what is new, and how a checkpoint appears in it.
+"""A directory of checkpoints: its layout, the newest checkpoint, and how a checkpoint is published.
 
     ckpt/
-      step-000100/                     complete: it came by one rename
-        checkpoint.json                what it is (this module), readable without torch
-        .metadata  __0_0.distcp …      torch.distributed.checkpoint's
+      step-000100/                     complete: it was published by one rename
+        checkpoint.json                the manifest (this module), readable without torch
+        .metadata  __0_0.distcp …      files of torch.distributed.checkpoint
       .step-000200.3f9a21.saving/      being written, or left by a crash: nothing reads it
 
-The newest is found by listing the directory: a link or a file that names it could be older or newer than the truth.
+The newest checkpoint is found by listing the directory. A link or a file that names it could be out of date.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OWNER = "owner.json"
 _COMPLETE = re.compile(r"step-(\d{6,})")
 _ASIDE = re.compile(r"\.step-(\d{6,})\.(\w+)\.(saving|replaced)")
 _ABANDONED = 24 * 3600.0
-"""Seconds after which what another machine began to write counts as left behind."""
+"""Seconds after which an unfinished checkpoint of another machine counts as abandoned."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint is."""
+    """The description of a checkpoint."""
 
     step: int
     torch: str
@@ -48,7 +48,7 @@ class Manifest:
     """Seconds since the epoch."""
     bytes: int = 0
     not_finite: list[str] = field(default_factory=list)
-    """Tensors with NaN or infinity in them."""
+    """Names of tensors that contain NaN or infinity."""
     format: int = FORMAT
 
     def write(self, directory: Path) -> None:
@@ -56,7 +56,7 @@ class Manifest:
 
     @staticmethod
     def read(directory: Path) -> Manifest:
-        """Raises ``CheckpointError`` when it is damaged or of a later version of this package."""
+        """Raises ``CheckpointError`` if it is damaged, or was written by a later version of this package."""
         try:
             value: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
             known = {name: value[name] for name in Manifest.__dataclass_fields__ if name in value}
@@ -76,7 +76,7 @@ def name_of(step: int) -> str:
 
 
 def complete(directory: Path) -> dict[int, Path]:
-    """The complete checkpoints in ``directory``, by step, in order. Nothing there: an empty dictionary."""
+    """The complete checkpoints in ``directory``, by step, in order. Empty if the directory does not exist."""
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,13 +86,13 @@ def complete(directory: Path) -> dict[int, Path]:
 
 
 def latest(directory: Path) -> Path | None:
-    """The complete checkpoint with the highest step."""
+    """The complete checkpoint with the highest step, or None."""
     found = complete(directory)
     return found[max(found)] if found else None
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory and see that it can be written. Raises ``CheckpointError``."""
+    """Create the directory and check that it can be written. Raises ``CheckpointError``."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe = directory / f".writable.{os.getpid()}"
@@ -106,7 +106,7 @@ def prepare(directory: Path) -> None:
 
 
 def need_space(directory: Path, size: int) -> None:
-    """Raises ``CheckpointError`` when the file system has less than ``size`` bytes left for this user."""
+    """Raises ``CheckpointError`` if the file system has less than ``size`` bytes free."""
     left = shutil.disk_usage(directory).free
     if left < size:
         raise CheckpointError(
@@ -120,20 +120,20 @@ def _gigabytes(size: int) -> str:
 
 
 class Writer:
-    """One run as it saves into one directory."""
+    """Saves the checkpoints of one run into one directory."""
 
     def __init__(self, directory: Path, token: str) -> None:
         self.directory, self.token = directory, token
         self.loaded: int | None = None
-        """The step this run began with, where it was loaded from this directory."""
+        """The step with which this run began, if it was loaded from this directory."""
         self._known: set[int] | None = None
 
     def next_step(self) -> int:
-        """For saves that have no step: one more than the highest."""
+        """The step for a save without ``step``: the highest existing step plus one."""
         return max(complete(self.directory), default=0) + 1
 
     def allow(self, step: int) -> None:
-        """Raises ``CheckpointError`` when ``step`` would mix this run's checkpoints with those of another."""
+        """Raises ``CheckpointError`` if ``step`` would mix the checkpoints of this run with those of another run."""
         there = complete(self.directory)
         known = self._known
         self._known = set(there) if known is None else known
@@ -153,7 +153,7 @@ class Writer:
             )
 
     def open(self, step: int) -> Path:
-        """A directory aside, with the name of who writes it."""
+        """Create the temporary directory for a checkpoint, with a file that names the process that writes it."""
         aside = self.directory / f".{name_of(step)}.{self.token}.saving"
         _delete(aside)
         aside.mkdir()
@@ -161,7 +161,7 @@ class Writer:
         return aside
 
     def publish(self, aside: Path, manifest: Manifest, keep: int | None) -> Path:
-        """Let the complete checkpoint appear; then delete all but the ``keep`` newest, and what crashes left."""
+        """Publish the complete checkpoint. Then delete all but the ``keep`` newest, and what crashes left."""
         target = self.directory / name_of(manifest.step)
         manifest.write(aside)
         (aside / _OWNER).unlink()
@@ -180,12 +180,12 @@ class Writer:
         return target
 
     def discard(self, aside: Path) -> None:
-        """What could not be completed."""
+        """Delete a checkpoint that could not be completed."""
         _delete(aside)
 
     def _keep(self, count: int) -> None:
         for step, path in list(complete(self.directory).items())[: -max(1, count)]:
-            # Renamed first: while it is being deleted, nobody takes it for complete.
+            # Rename it first, so that a half-deleted checkpoint does not look complete.
             gone = self.directory / f".{name_of(step)}.{self.token}.replaced"
             with contextlib.suppress(OSError):
                 path.rename(gone)
@@ -198,7 +198,7 @@ class Writer:
 
 
 def _delete(aside: Path) -> None:
-    """Its owner's name at last: what a crash leaves of it is known to be left behind."""
+    """Delete the owner file last: if this crashes, the rest is still known to be abandoned."""
     with contextlib.suppress(OSError):
         for entry in aside.iterdir():
             if entry.is_dir():
@@ -228,7 +228,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Names survive a power cut only when their directory was synchronised; not every file system can."""
+    """Sync the directory: without this, a power cut may lose new names. Not every file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:

@@ -22,10 +22,10 @@ from .structures import Slot
 
 
 def export(source: str | os.PathLike[str] | nn.Module, file: str | os.PathLike[str], name: str = "model") -> Path:
-    """Write the whole weights of a model, or of the model called ``name`` in a checkpoint, to one file.
+    """Write the full weights of a model, or of the model called ``name`` in a checkpoint, to one file.
 
-    Every rank calls it; rank 0 writes, and holds one whole copy meanwhile. Names are those of the plain model; tied
-    weights are written under each of their names. The file appears by one rename. Gives its path.
+    Every rank must call it. Rank 0 writes, and holds one full copy meanwhile. The names are the names in the plain
+    model; tied weights are written under each of their names. The file appears by one rename. Returns its path.
     Raises ``CheckpointError``: no safetensors library, no such model in the checkpoint, a file that cannot be written.
     """
     saving.wait()
@@ -44,7 +44,7 @@ def _library() -> None:
 
 
 def _of_model(model: nn.Module, keep: bool) -> dict[str, torch.Tensor]:
-    """Tensor by tensor: a rank that does not keep them has one whole at a time."""
+    """The full weights, gathered tensor by tensor. A rank without ``keep`` holds only one full tensor at a time."""
     weights: dict[str, torch.Tensor] = {}
     for name, value in get_model_state_dict(model).items():
         whole = value.full_tensor() if isinstance(value, DTensor) else value
@@ -86,7 +86,7 @@ def _write(weights: dict[str, torch.Tensor], target: Path) -> Path:
 
 
 def _apart(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """safetensors refuses tensors that share memory or have gaps in it."""
+    """Copy tensors that share memory or are not contiguous, because safetensors refuses them."""
     seen: set[int] = set()
     result = {}
     for name, tensor in weights:

@@ -1,10 +1,10 @@
-"""Checkpoints of others: accelerate's and torchtitan's, read as if they were ours.
+"""Reads checkpoints of accelerate and torchtitan like our own.
 
 accelerate (``Accelerator.save_state``, its ``checkpointing.py`` and ``utils/fsdp_utils.py``): ``model.safetensors`` or
-``pytorch_model.bin``, ``optimizer.bin``, ``scheduler.bin``, ``random_states_0.pkl``; with FSDP the directories
+``pytorch_model.bin``, ``optimizer.bin``, ``scheduler.bin``, ``random_states_0.pkl``. With FSDP: the directories
 ``pytorch_model_fsdp_0/`` and ``optimizer_0/`` of torch.distributed.checkpoint.
-torchtitan (``components/checkpoint.py``): ``step-N/``, one such directory, with the model under ``model`` or at the
-root, a flattened optimizer, ``lr_scheduler`` and ``train_state``.
+torchtitan (``components/checkpoint.py``): one directory ``step-N/`` of torch.distributed.checkpoint, with the model
+under ``model`` or at the root, a flattened optimizer, ``lr_scheduler`` and ``train_state``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _METADATA = ".metadata"
 
 
 def find(directory: Path) -> Source | None:
-    """What of others is in ``directory``; the highest step of several."""
+    """The checkpoint of accelerate or torchtitan in ``directory`` (the highest step), or None."""
     if (directory / _METADATA).exists():
         return _torchtitan(directory)
     steps = {int(match[1]): path for path in _entries(directory) if (match := _STEP.fullmatch(path.name))}
@@ -51,7 +51,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    """Tensors of a safetensors file, mapped, not read. Raises ``CheckpointError`` without the library."""
+    """Tensors of a safetensors file, memory-mapped. Raises ``CheckpointError`` without the library."""
     try:
         from safetensors.torch import load_file
     except ImportError as error:
@@ -75,7 +75,7 @@ def _accelerate(directory: Path) -> Source:
 
 
 def _count(directory: Path) -> int:
-    """Models in the directory: ``model.safetensors``, ``model_1.safetensors``, …"""
+    """Number of models in the directory: ``model.safetensors``, ``model_1.safetensors``, …"""
     count = 1
     while (directory / f"model_{count}.safetensors").exists() or (directory / f"pytorch_model_{count}.bin").exists():
         count += 1
@@ -98,14 +98,14 @@ def _weights(directory: Path, suffix: str) -> dict[str, torch.Tensor]:
 def _torch_load(file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=False, mmap=True)
-    except RuntimeError:  # a file in the format of torch before 1.6 cannot be mapped
+    except RuntimeError:  # the file format of torch before 1.6 cannot be memory-mapped
         return torch.load(file, map_location="cpu", weights_only=False)
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _by_place(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's ``state_dict()`` in our form, its parameters named by their place, or as they were named."""
+    """An optimizer's ``state_dict()`` in our form. Parameters without a name are named by their index."""
     names: dict[Any, str] = {}
     groups = []
     for at, group in enumerate(state["param_groups"]):
@@ -135,7 +135,7 @@ def _add_small(content: Content, directory: Path) -> None:
 
 
 class _AccelerateSharded:
-    """accelerate with FSDP and sharded state: a directory for each model and optimizer."""
+    """accelerate with FSDP and sharded state: one directory per model and optimizer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,7 +196,7 @@ def _torchtitan(path: Path) -> Source:
 
 
 def _unflattened(flat: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """``state.<parameter>.<entry>`` and ``param_groups.<parameter>.<option>`` in our form, a group a parameter."""
+    """``state.<parameter>.<entry>`` and ``param_groups.<parameter>.<option>`` in our form: one group per parameter."""
     state: dict[str, dict[str, Any]] = {}
     options: dict[str, dict[str, Any]] = {}
     known = set(names)

@@ -1,4 +1,4 @@
-"""``td.load``: a checkpoint into the objects there are, whatever world size and strategy it was saved with."""
+"""``td.load``: load a checkpoint into existing objects, whatever the world size and strategy at saving were."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from .sources import Content, Native, Source
 
 
 def load(directory: str | os.PathLike[str], *objects: Any, **named: Any) -> dict[str, Any]:
-    """Load the newest complete checkpoint in ``directory``, or the one that ``directory`` is, into ``objects``.
+    """Load a checkpoint into ``objects``: ``directory`` itself, or the newest complete checkpoint in it.
 
-    Every rank calls it, with the objects that it saves, or some of them, called as they were in ``td.save``. Modules
-    and optimizers are filled in place and may be sharded otherwise than when they were saved, on any number of ranks.
-    The random number generators are set. The next loop over a ``DataLoader`` goes on after the last batch that was
-    seen. Gives ``step`` and every value that was saved by keyword; a value given here stands in for one that was not:
-    ``epoch = td.load(directory, model, epoch=0)["epoch"]``.
+    Every rank must call it with the objects of ``td.save``, or some of them, under the same names. Modules and
+    optimizers are filled in place. They may be sharded differently than at saving, on any number of ranks. The random
+    number generators are set. The next loop over a ``DataLoader`` continues after the last batch that was seen.
+    Returns ``step`` and every value that was saved by keyword. A keyword value given here is the default if it was
+    not saved: ``epoch = td.load(directory, model, epoch=0)["epoch"]``.
 
-    Reads directories of accelerate and torchtitan too. Pickles are read: load only what you trust.
-    Raises ``CheckpointError`` on all ranks, before anything is changed: nothing there, damaged, another model (its
-    first difference named), a name that is not in it.
+    Also reads checkpoints of accelerate and torchtitan. Reading uses pickle: load only files that you trust. Raises
+    ``CheckpointError`` on all ranks before any change: no or a damaged checkpoint, another model, an unknown name.
     """
     opened = open_latest(Path(directory), "there is no checkpoint in {}")
     assert opened is not None
@@ -49,14 +48,14 @@ def load(directory: str | os.PathLike[str], *objects: Any, **named: Any) -> dict
 
 @dataclass
 class Opened:
-    """A checkpoint whose small parts are read."""
+    """A checkpoint whose content is read, except its tensors."""
 
     path: Path
     source: Source
     content: Content
     ranks: Ranks
     own: dict[str, Any]
-    """What this rank had for itself, or takes from another one."""
+    """State of this rank alone; a rank that was not there at saving takes it from another rank."""
     notes: list[str]
 
     @property
@@ -64,7 +63,7 @@ class Opened:
         return self.content.step
 
     def restore(self, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill ``objects`` by name; gives the step and the values. Loaders and random numbers are left alone."""
+        """Fill ``objects`` by name. Returns the step and the values. Does not set loaders and random states."""
 
         def begin() -> kinds.Restoring:
             _see_that_all_are_there(objects, self)
@@ -85,7 +84,7 @@ class Opened:
             randomness.restore(self.own["random"])
 
     def _skeletons(self, objects: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what is asked for, and of the plain values."""
+        """The skeletons of the requested objects, and of all plain values."""
         return {
             name: skeleton
             for name, skeleton in self.content.objects.items()
@@ -94,8 +93,8 @@ class Opened:
 
 
 def open_latest(directory: Path, nothing: str) -> Opened | None:
-    """Open what ``load`` would take, the same on all ranks. Nothing there: ``None`` where ``nothing`` is empty, else
-    a ``CheckpointError`` with it."""
+    """Open the checkpoint that ``load`` would choose, the same on all ranks. If there is none: returns None if
+    ``nothing`` is empty, else raises ``CheckpointError`` with this message."""
     saving.wait()
     ranks = all_ranks()
     directory = directory.absolute()
@@ -136,7 +135,7 @@ def _open(path: Path, directory: Path, ranks: Ranks) -> Opened:
 
 
 def _share_of(content: Content, ranks: Ranks) -> tuple[dict[str, Any], list[str]]:
-    """What this rank had for itself, and what is to be said about it."""
+    """The state of this rank alone, and notes about it."""
     if not content.own:
         return {}, []
     states = [one["random"] for one in content.own]

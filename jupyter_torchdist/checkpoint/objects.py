@@ -1,4 +1,4 @@
-"""What can be saved, by kind, and under which name."""
+"""The objects that can be saved: their kinds, their names, their state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import optimizer_states, position, structures
 from .optimizer_states import Names, Sizes
 
 OWN = ("loader", "generator")
-"""Kinds of which every rank keeps a state of its own; of the others the ranks have parts, or the same."""
+"""Kinds with a separate state on each rank. Other objects are equal on all ranks, or divided among them."""
 
 
 def kind_of(value: object) -> str:
@@ -35,9 +35,9 @@ def kind_of(value: object) -> str:
 
 
 def named(objects: tuple[object, ...], given: Mapping[str, object]) -> dict[str, Any]:
-    """All objects by name: those without one are called by what they are, ``model``, ``optimizer``, ``model_1``, …
+    """All objects by name. Objects without a name are named by their kind: ``model``, ``optimizer``, ``model_1``, …
 
-    Raises ``CheckpointError`` for a plain value without a name, and for a name that is taken.
+    Raises ``CheckpointError`` for a plain value without a name, and for a name that is used twice.
     """
     result: dict[str, Any] = {}
     for value in objects:
@@ -68,19 +68,19 @@ def models_of(objects: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 @dataclass
 class Captured:
-    """The state of one rank: skeletons, and the tensors that belong into them, not yet copied."""
+    """The state of one rank: skeletons, and the tensors for their slots, not yet copied."""
 
     common: dict[str, Any]
-    """Skeletons of what is the same on all ranks or divided among them."""
+    """Skeletons of the objects that are equal on all ranks or divided among them."""
     own: dict[str, Any]
-    """Of this rank alone."""
+    """State of this rank alone, by name."""
     tensors: dict[str, torch.Tensor]
     parameters: set[str]
-    """Tensors that are surely the same on all ranks that have them whole, so that any may write them."""
+    """Names of tensors that are surely equal on all ranks that have them in full: any of these ranks may write them."""
 
 
 def capture(objects: Mapping[str, Any]) -> Captured:
-    """The state of all ``objects`` as it is; nothing is copied but small things."""
+    """The current state of all ``objects``. Tensors are not copied."""
     names = optimizer_states.parameter_names(models_of(objects))
     captured = Captured({}, {}, {}, set())
     for label, value in objects.items():
@@ -132,12 +132,12 @@ def _own_state(label: str, value: Any) -> Any:
 
 
 class Restoring:
-    """Objects that are being loaded from one checkpoint: first checked, then read, then finished."""
+    """Objects that are being loaded from one checkpoint: first checked, then read, then completed (``finish``)."""
 
     def __init__(self, objects: Mapping[str, Any], skeletons: Mapping[str, Any], sizes: Sizes, where: str) -> None:
         self.objects, self.skeletons, self.where = objects, skeletons, where
         self.targets: dict[str, torch.Tensor] = {}
-        """Tensors to be read into, by the names they have in the checkpoint."""
+        """Tensors to read into, by their names in the checkpoint."""
         self.values: dict[str, Any] = {}
         self._states: dict[str, dict[str, Any]] = {}
         self._optimizers: list[optimizer_states.RestoringOptimizer] = []
@@ -180,7 +180,7 @@ class Restoring:
             self.targets[slot.name] = optimizer_states.empty(sizes, slot)
 
     def finish(self) -> None:
-        """Hand over what was read."""
+        """Give the objects what was read."""
         for label, state in self._states.items():
             extra = {name: v for name, v in self.skeletons[label].items() if not isinstance(v, structures.Slot)}
             set_model_state_dict(self.objects[label], {**state, **extra})
@@ -195,7 +195,7 @@ class Restoring:
 
 
 def differences(state: Mapping[str, Any], skeleton: Mapping[str, Any], sizes: Sizes) -> list[str]:
-    """What a model and a checkpoint do not have in common, in words."""
+    """The differences between a model and a checkpoint, in words."""
     found = []
     for name, value in state.items():
         if name not in skeleton:

@@ -1,7 +1,7 @@
-"""An optimizer's state by the names of its parameters, so that it fits another strategy, order or number of ranks.
+"""An optimizer's state by parameter name, so that it can be loaded with another strategy, order or number of ranks.
 
-``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` is not used: it takes a step with zero gradients
-where there is no state yet, which counts as a step of Adam's in the run that is only being saved.
+``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` is not used: if there is no state yet, it takes a
+step with zero gradients. Adam would count this step in the running training.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from ..protocol.errors import CheckpointError
 from .structures import Slot, apart, mapped
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and checkpoint_wrapper put into names."""
+"""Prefixes that torch.compile and checkpoint_wrapper insert into names."""
 
 Names = dict[torch.Tensor, str]
 Sizes = Mapping[str, tuple[torch.Size, torch.dtype]]
-"""Of the tensors of a checkpoint."""
+"""Size and dtype of the tensors of a checkpoint, by name."""
 
 
 def empty(sizes: Sizes, slot: Slot) -> torch.Tensor:
-    """Memory for a whole tensor, on the CPU."""
+    """An uninitialised full tensor on the CPU."""
     size, dtype = sizes[slot.name]
     return torch.empty(size, dtype=dtype)
 
 
 def clean(name: str) -> str:
-    """The name that a parameter has in the plain model."""
+    """The name of a parameter in the plain model."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
 
 
 def parameter_names(models: Mapping[str, nn.Module]) -> Names:
-    """A name for each parameter: that of its model, a dot, and its own in the plain model."""
+    """A name for each parameter: the name of its model, a dot, and its name in the plain model."""
     names: Names = {}
     for label, model in models.items():
         for name, parameter in plain(model).named_parameters():
@@ -60,12 +60,12 @@ def plain(model: nn.Module) -> nn.Module:
 
 
 def place_of(group: int, number: int) -> str:
-    """The name of a parameter that is known by its place alone."""
+    """The name for a parameter that is known only by its indices."""
     return f"parameter.{group}.{number}"
 
 
 def groups_of(optimizer: torch.optim.Optimizer, names: Names) -> list[dict[str, Any]]:
-    """``param_groups`` with names in place of parameters. Parameters of no model are named by their place."""
+    """``param_groups`` with names instead of parameters. Parameters of no model are named by their indices."""
     return [
         {
             **{key: value for key, value in group.items() if key != "params"},
@@ -78,9 +78,9 @@ def groups_of(optimizer: torch.optim.Optimizer, names: Names) -> list[dict[str, 
 def capture(
     optimizer: torch.optim.Optimizer, label: str, names: Names, tensors: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """The skeleton of an optimizer's state; its tensors go to ``tensors``.
+    """The skeleton of an optimizer's state; its tensors are added to ``tensors``.
 
-    With ``ZeroRedundancyOptimizer`` a rank has, and saves, the state of its own share of the parameters.
+    With ``ZeroRedundancyOptimizer`` a rank has, and saves, only the state for its own share of the parameters.
     """
     groups = groups_of(optimizer, names)
     held = optimizer.optim.state if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer.state
@@ -99,7 +99,7 @@ def _named_parameters(optimizer: torch.optim.Optimizer, groups: list[dict[str, A
 
 
 def merged(skeletons: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """One skeleton of those of all ranks: each may have the state, and in a pipeline the groups, of a part."""
+    """Merge the skeletons of all ranks: each may have only a part of the state, and in a pipeline of the groups."""
     first, *others = skeletons
     state, groups = dict(first["state"]), [dict(group) for group in first["groups"]]
     for other in others:
@@ -114,9 +114,9 @@ def merged(skeletons: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 class RestoringOptimizer:
-    """An optimizer that is being loaded: what is to be read, and what becomes of it.
+    """An optimizer that is being loaded: the targets to read into, and their use (``finish``).
 
-    Raises ``CheckpointError`` when the checkpoint's groups are not those of this optimizer.
+    Raises ``CheckpointError`` when the checkpoint's groups do not match the groups of this optimizer.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RestoringOptimizer:
             _pair(wanted, filled, self.targets)
 
     def _target(self, name: str, sizes: Sizes, slot: Slot) -> torch.Tensor:
-        """Empty memory laid out as the parameter is: what is as large as it is divided like it among the ranks."""
+        """An empty tensor to read into. A tensor with the parameter's size is sharded like the parameter."""
         parameter = self.parameters[name].detach()
         size, dtype = sizes[slot.name]
         if size == parameter.size():
@@ -175,7 +175,7 @@ def _share(optimizer: torch.optim.Optimizer) -> set[torch.Tensor] | None:
 
 
 def _pair(wanted: Any, filled: Any, targets: dict[str, torch.Tensor]) -> None:
-    """Note which target belongs to which slot, in two structures of one form; ``filled`` may lack keys."""
+    """Collect which target belongs to which slot, from two structures of the same form. ``filled`` may lack keys."""
     if isinstance(wanted, Slot):
         targets[wanted.name] = filled
     elif isinstance(filled, dict):
@@ -187,7 +187,7 @@ def _pair(wanted: Any, filled: Any, targets: dict[str, torch.Tensor]) -> None:
 
 
 def _placed(skeleton: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Parameters that the checkpoint knows by their place alone, under the names that they have here."""
+    """Rename parameters that the checkpoint knows only by their indices to their names in ``groups``."""
     places = {
         place_of(at, number): name for at, group in enumerate(groups) for number, name in enumerate(group["params"])
     }

@@ -1,13 +1,13 @@
-"""Where the loops over a ``DataLoader`` are, and how a later run comes there without running their bodies.
+"""The positions of loops over a ``DataLoader``, and how a later run gets there without running their bodies.
 
-A loader does not know of the loops over it, so iterations are counted where they begin, in ``DataLoader.__iter__``,
-for loaders that are followed. A run that is resumed counts its own: iterations that were over give nothing; the one
-that was under way begins with the random numbers with which it had begun, so that it shuffles alike, passes over the
-batches that were seen (their indices are drawn, their samples are not loaded), and gives the rest.
-A first batch that was only looked at, ``next(iter(loader))``, is given again.
+A loader does not know the loops over it. So iterations over followed loaders are counted where they begin, in
+``DataLoader.__iter__``. A resumed run counts, too. An iteration that was finished at saving yields nothing. The
+iteration that was running begins with the same random state, so that it shuffles in the same order. It skips the
+batches that were seen (their indices are drawn, their samples are not loaded), and yields the rest.
+If only the first batch of an iteration was taken, ``next(iter(loader))``, that batch is yielded again.
 
-Passing over is exact for samples that are loaded in the rank. Workers (``num_workers``) begin the batch at which
-they resume with the random numbers of their epoch's beginning; ``replay=True`` loads what was seen again and is exact.
+Skipping is exact for samples that are loaded in the rank's process. Workers (``num_workers``) resume with the random
+state of the beginning of their epoch. ``replay=True`` loads the seen batches again and is exact.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ Loader = DataLoader[Any]
 
 @dataclass(frozen=True)
 class Saved:
-    """A position, as a checkpoint keeps it."""
+    """A position in a checkpoint."""
 
     started: int = 0
     """Iterations that have begun."""
     batches: int = 0
-    """That the last one has given."""
+    """Batches that the last iteration has yielded."""
     live: bool = False
-    """Whether it is under way."""
+    """Whether the last iteration is not finished."""
     looks: tuple[int, ...] = ()
     """Iterations of which only the first batch was taken."""
     ranks: int = 1
-    """Among which the sampler divides a batch."""
+    """Number of ranks among which the sampler divides a batch."""
     at_start: dict[str, Any] = field(default_factory=dict)
-    """Random numbers with which the last iteration began."""
+    """Random states with which the last iteration began."""
     generators: list[torch.Tensor] = field(default_factory=list)
-    """States of the loader's own generators when it was saved."""
+    """States of the loader's own generators at saving."""
 
     @property
     def over(self) -> int:
-        """Iterations that need not be run again."""
+        """Number of iterations that are finished."""
         return self.started - self.live
 
 
@@ -57,7 +57,7 @@ def _nothing() -> None:
 
 
 class Position:
-    """One loader's, counted from when it was first followed."""
+    """The position in one loader, counted from when it was first followed."""
 
     def __init__(self, loader: Loader, replay: bool) -> None:
         self.loader = weakref.ref(loader)
@@ -75,19 +75,19 @@ class Position:
         return Saved(self.started, self.batches, self.live, looks, _ranks_of(loader), self.at_start, states)
 
     def go_to(self, goal: Saved, arrived: Callable[[], None] = _nothing, epochs: bool = True) -> None:
-        """Pass over what ``goal`` has seen, in the iterations that follow.
+        """In the next iterations, skip the batches that ``goal`` has seen.
 
-        ``arrived`` is called when the first batch that was not seen is about to be loaded, and when the last iteration
-        that was over has been passed over, as there may be no other: the caller sets everything to what it was then.
-        Without ``epochs`` the next iteration is the one that was under way, for loops that begin at the right epoch
-        by themselves.
+        ``arrived`` is called before the first unseen batch is loaded, or, if no iteration was running, when the last
+        finished iteration is skipped (there may be no further one). The caller then restores its state.
+        Without ``epochs``, the next iteration is the one that was running: use this for loops that begin at the right
+        epoch themselves.
         """
         self.goal, self.arrived = goal, arrived
         self.started = 0 if epochs else goal.over
         self.looks = list(goal.looks)
 
     def iterate(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """The batches of an iteration that begins now."""
+        """Begin an iteration; returns its batches."""
         number, goal = self.started, self.goal
         self.started += 1
         if goal is None:
@@ -112,7 +112,7 @@ class Position:
         self.at_start = _capture_all(loader)
         iterator = self._make_from(make, seen)
         if goal is not None:
-            randomness.restore(now)  # of two loaders that go on together, the second must not undo the first
+            randomness.restore(now)  # when two loaders resume together, the second must not undo the first
             self._arrive(goal)
         self.batches, self.live = seen, True
         return self._count(iterator, number)
@@ -123,7 +123,7 @@ class Position:
         self.arrived()
 
     def _seen(self, goal: Saved) -> int:
-        """Batches to pass over; fewer when more ranks divide each of them."""
+        """Number of batches to skip; fewer if more ranks divide each batch now."""
         return goal.batches * goal.ranks // _ranks_of(self._loader())
 
     def _make_from(self, make: Callable[[], Iterator[Any]], seen: int) -> Iterator[Any]:
@@ -133,7 +133,7 @@ class Position:
             return make()
         if self.replay or isinstance(loader.dataset, torch.utils.data.IterableDataset):
             return _replayed(make(), seen)
-        # A DataLoader refuses that its samplers are set; it reads them when an iteration begins.
+        # A DataLoader does not allow to set its samplers. It reads them when an iteration begins.
         sampler = _From(loader.__dict__[where], seen)
         loader.__dict__[where] = sampler
         try:
@@ -163,17 +163,17 @@ class Position:
 
 
 def _replayed(batches: Iterator[Any], seen: int) -> Iterator[Any]:
-    """Load what was seen, and drop it."""
+    """Load the seen batches and drop them."""
     for _ in range(seen):
         next(batches, None)
     return batches
 
 
 class _From:
-    """A sampler whose iterators pass over its first items, while an iteration is made; afterwards it is itself again.
+    """A sampler whose iterators skip the first items while an iteration is created; later they skip nothing.
 
-    The items are drawn when they are first asked for, as the sampler itself would draw them: after the seed that the
-    loader draws for its workers. Persistent workers keep it, and ask it again in their later epochs.
+    The items are drawn at the first request, like the sampler itself would do: after the loader has drawn the seed for
+    its workers. Persistent workers keep this sampler and use it again in later epochs.
     """
 
     def __init__(self, whole: Iterable[Any], seen: int) -> None:
@@ -191,7 +191,7 @@ class _From:
         return len(self.whole)  # type: ignore[arg-type]
 
     def made(self) -> bool:
-        """False when nobody has asked: a loader that begins later, or takes its indices from elsewhere."""
+        """End the skipping. False if no iterator was requested: the loader starts later, or has other indices."""
         self._made = True
         if self._last is None:
             return False
@@ -222,7 +222,7 @@ _positions: weakref.WeakKeyDictionary[Loader, Position] = weakref.WeakKeyDiction
 
 
 def follow(loader: Loader, replay: bool = False) -> Position:
-    """Count the iterations over ``loader`` from now on. Again: the same position."""
+    """Count the iterations over ``loader`` from now on. A second call returns the same position."""
     watch_iterations()
     position = _positions.get(loader)
     if position is None:
@@ -231,12 +231,12 @@ def follow(loader: Loader, replay: bool = False) -> Position:
 
 
 def position_of(loader: Loader) -> Position | None:
-    """That of a loader that is followed."""
+    """The position in a loader; None if the loader is not followed."""
     return _positions.get(loader)
 
 
 def share(loader: Loader, shadow: Loader) -> None:
-    """Loops over ``loader``, if it is followed, are those over ``shadow``, which draws its batches from now on."""
+    """If ``loader`` is followed, share its position with ``shadow``, which draws its batches from now on."""
     position = _positions.get(loader)
     if position is not None and loader is not shadow:
         position.loader = weakref.ref(shadow)
@@ -244,7 +244,7 @@ def share(loader: Loader, shadow: Loader) -> None:
 
 
 def hand_on(earlier: Loader, later: Loader) -> None:
-    """The iterations over ``later`` continue those over ``earlier``, of the same name."""
+    """Move the position from ``earlier`` to ``later``, a loader with the same name: its iterations continue."""
     position = follow(earlier)
     position.loader = weakref.ref(later)
     _positions[later] = position
@@ -253,7 +253,7 @@ def hand_on(earlier: Loader, later: Loader) -> None:
 
 @functools.cache
 def watch_iterations() -> None:
-    """Let ``DataLoader.__iter__`` tell the positions. Whoever wraps it too does so afterwards."""
+    """Let ``DataLoader.__iter__`` update the positions. Other wrappers of it must be installed later."""
     original = DataLoader.__iter__
 
     @functools.wraps(original)
@@ -270,7 +270,7 @@ def _ranks_of(loader: Loader) -> int:
 
 
 def _generators(loader: Loader) -> list[torch.Generator]:
-    """Generators of the loader and its samplers, each once."""
+    """Generators of the loader and its samplers, without duplicates."""
     holders = (loader, loader.sampler, loader.batch_sampler)
     found = [getattr(holder, "generator", None) for holder in holders]
     return list({id(item): item for item in found if isinstance(item, torch.Generator)}.values())

@@ -1,4 +1,4 @@
-"""The states of a process's random number generators: Python's, NumPy's, torch's on the CPU and on this rank's GPU."""
+"""The states of a process's random number generators: Python, NumPy, torch on the CPU and on this rank's GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ON_CPU = ("torch", "python", "numpy")
 
 
 def capture(names: Collection[str] = (*ON_CPU, "cuda")) -> State:
-    """Those of ``names``, as they are; NumPy's where it is imported, the GPU's where one is in use."""
+    """The current states of the generators ``names``: NumPy only if imported, the GPU only if in use."""
     state: State = {}
     if "torch" in names:
         state["torch"] = torch.get_rng_state()
@@ -29,7 +29,7 @@ def capture(names: Collection[str] = (*ON_CPU, "cuda")) -> State:
 
 
 def restore(state: State) -> None:
-    """Set what ``state`` has. A GPU's state is left out where there is none."""
+    """Set the generators to ``state``. The state of a GPU is skipped if there is no GPU."""
     if "torch" in state:
         torch.set_rng_state(state["torch"])
     if "python" in state:
@@ -43,7 +43,7 @@ def restore(state: State) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed those on the CPU, NumPy's where it is imported. ``number``: 0 to 2**64 - 1."""
+    """Seed the generators on the CPU, NumPy only if imported. ``number``: 0 to 2**64 - 1."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
@@ -51,10 +51,10 @@ def seed(number: int) -> None:
 
 
 def of_rank(states: list[State], rank: int, ranks: int) -> tuple[State, str]:
-    """The state for a rank, from those of the ranks that saved, and a note where it is not the rank's own.
+    """The state for a rank, from the saved states of all ranks, and a note if the rank had no state of its own.
 
-    Ranks that all had the same numbers go on having them. A rank that was not there before takes those of the
-    first one, and moves them on by its own number where the ranks had differed.
+    A rank that was not there at saving takes the state of rank 0. If the saved states differ, it is seeded with its
+    own rank added; if all ranks had equal states, it also has this state.
     """
     if rank < len(states):
         return states[rank], ""

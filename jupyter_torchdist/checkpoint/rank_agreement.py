@@ -1,7 +1,7 @@
-"""What the ranks agree on while they save and load: over a Gloo group of checkpoints alone.
+"""Communication between the ranks while they save and load, over a separate Gloo group.
 
-A group of their own, because an asynchronous save communicates in a thread beside the training's collectives, and
-because what is agreed on are Python objects: they cross over the CPU, on GPUs too.
+The group is separate because an asynchronous save communicates in a thread, in parallel to the collectives of the
+training. It uses Gloo because the ranks exchange Python objects, which are on the CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of one rank, in a form that every rank can read."""
+    """An exception of one rank, in a form that can be sent to every rank."""
 
     rank: int
     message: str
@@ -56,7 +56,7 @@ class Ranks:
         return values
 
     def gather_to_first(self, value: T) -> list[T]:
-        """``value`` of every rank on rank 0, nothing on the others."""
+        """``value`` of every rank on rank 0, an empty list on the others."""
         if self.group is None:
             return [value]
         values: list[Any] | None = [None] * self.size if self.first else None
@@ -64,13 +64,13 @@ class Ranks:
         return values or []
 
     def together(self, act: Callable[[], T]) -> list[T]:
-        """``act()`` of every rank. When it raises on one, every rank raises: that rank its own error, the others
-        a ``CheckpointError`` with the text of the lowest that failed."""
+        """The result of ``act()`` of every rank. If it raises on a rank, every rank raises: that rank its own error,
+        the others a ``CheckpointError`` with the message of the lowest rank that failed."""
         own: BaseException | None = None
         outcome: T | Failure
         try:
             outcome = act()
-        except Exception as error:  # noqa: BLE001  # raised below, when the others have heard of it
+        except Exception as error:  # noqa: BLE001  # raised below, after the other ranks know it
             own, outcome = error, Failure.of(error, self.number)
         outcomes = self.gather(outcome)
         if own is not None:
@@ -81,13 +81,13 @@ class Ranks:
         return cast("list[T]", outcomes)
 
     def by_first(self, act: Callable[[], T]) -> T:
-        """What ``act()`` gives or raises on rank 0, on every rank; the others do not call it."""
+        """Call ``act()`` on rank 0 only. Every rank returns or raises its outcome."""
         own: BaseException | None = None
         outcome: list[Any] = [None]
         if self.first:
             try:
                 outcome = [act()]
-            except Exception as error:  # noqa: BLE001  # raised below, when the others have heard of it
+            except Exception as error:  # noqa: BLE001  # raised below, after the other ranks know it
                 own, outcome = error, [Failure.of(error, 0)]
         if self.group is not None:
             dist.broadcast_object_list(outcome, src=dist.get_global_rank(self.group, 0), group=self.group)
@@ -102,7 +102,7 @@ _known: tuple[object, Ranks] | None = None
 
 
 def all_ranks() -> Ranks:
-    """The ranks of the default process group. Its first call must be on every rank, as it makes the group."""
+    """The ranks of the default process group. All ranks must make the first call, which creates the Gloo group."""
     global _known
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(0, 1, None)
@@ -113,5 +113,5 @@ def all_ranks() -> Ranks:
 
 
 def apart(ranks: Ranks) -> Ranks:
-    """The same ranks over a group of its own, for words that pass while a save is under way. On every rank."""
+    """The same ranks over a new group, for communication during a save. Every rank must call it."""
     return ranks if ranks.group is None else replace(ranks, group=dist.new_group(backend="gloo"))

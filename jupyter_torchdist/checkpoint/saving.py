@@ -1,4 +1,4 @@
-"""``td.save``: the state of all ranks into one directory, while the training goes on."""
+"""``td.save``: write the state of all ranks into one directory, while the training goes on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 class Saving:
-    """A save that may still be under way."""
+    """A save that may still be running."""
 
     def __init__(self, write: Callable[[], Path], what: str, asynchronous: bool) -> None:
         self._path: Path | None = None
@@ -59,7 +59,7 @@ class Saving:
         return not self._thread.is_alive()
 
     def wait(self) -> Path:
-        """The complete checkpoint, once it is. Raises ``CheckpointError`` when it could not be saved, each time."""
+        """Wait for the save; returns the path of the checkpoint. If the save failed, each call raises its error."""
         if self._thread.ident is not None:
             self._thread.join()
         self._told = True
@@ -78,7 +78,7 @@ class Saving:
     def _run(self, write: Callable[[], Path], aloud: bool) -> None:
         try:
             self._path = write()
-        except BaseException as error:  # noqa: BLE001  # of a thread; raised by the next call. DCP's is no Exception
+        except BaseException as error:  # noqa: BLE001  # raised by the next call. DCP's error is no Exception
             self._error = error if isinstance(error, TorchDistError) else in_words(error, self._what)
             if aloud:
                 print(f"{self._what} was not saved: {self._error}", file=sys.stderr, flush=True)
@@ -86,12 +86,12 @@ class Saving:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What each rank is about to save; all must say the same."""
+    """What a rank is about to save; directory and step must be equal on all ranks."""
 
     directory: str
     step: int | None
     tensors: str
-    """Digest of the names and sizes of the tensors that this rank has whole."""
+    """Digest of the names and sizes of this rank's tensors."""
     common: str
     """Digest of the skeletons."""
 
@@ -104,23 +104,23 @@ _saving: Saving | None = None
 
 @functools.cache
 def _token() -> str:
-    """This process's own: ranks are forked from one that has imported this."""
+    """A token of this process. Not made at import, because ranks are forked from a process that has imported this."""
     return secrets.token_hex(4)
 
 
 def say(line: str) -> None:
-    """One line, from rank 0 only."""
+    """Print one line. Only rank 0 calls it."""
     builtins.print(line, flush=True)
 
 
 def wait() -> None:
-    """Until the last save is complete. Raises ``CheckpointError`` when it could not be saved."""
+    """Wait until the last save is complete. Raises ``CheckpointError`` if it failed and that was not raised yet."""
     if _saving is not None:
         _saving.settle()
 
 
 def writer(directory: Path) -> Writer:
-    """This process as it saves into ``directory``."""
+    """This process's ``Writer`` for ``directory``."""
     return _writers.setdefault(directory.absolute(), Writer(directory.absolute(), _token()))
 
 
@@ -134,16 +134,16 @@ def save(
 ) -> Saving:
     """Save ``objects`` and the random number generators of every rank as ``directory/step-000100``.
 
-    Every rank calls it. ``objects``: modules (plain, DDP, ``fully_shard``, tensor-parallel), optimizers, schedulers,
-    whatever else has ``state_dict`` and ``load_state_dict``, generators, a ``DataLoader`` that is followed; each under
-    its kind (``model``, ``optimizer``, ``scheduler``, ``loader``, …), or, given by keyword, under a name; by keyword
-    also any value that can be pickled, of which rank 0's is saved. Without ``step`` the saves are numbered.
+    Every rank must call it. ``objects``: modules (plain, DDP, ``fully_shard``, tensor-parallel), optimizers,
+    schedulers, generators, a followed ``DataLoader``, other objects with ``state_dict`` and ``load_state_dict``. Each
+    is saved under its kind (``model``, ``optimizer``, ``scheduler``, ``loader``, …), or under its keyword. By keyword
+    also any value that can be pickled; the value of rank 0 is saved. Without ``step`` the saves are numbered.
 
-    The loop is blocked until the state is copied to the CPU; with ``asynchronous=False`` until all is on disk. An
-    earlier save that is still running is waited for, and its error raised here. The directory appears by one rename
-    when every rank has finished. ``keep``: how many are kept; older ones are deleted after that.
-    Raises ``CheckpointError`` on all ranks: a directory that cannot be written, too little space, another job's
-    checkpoints in it, ranks that save different things. Returns the save; ``.wait()`` gives the path.
+    Blocks until the state is copied to the CPU; with ``asynchronous=False`` until all is on disk. First waits for an
+    earlier save that is still running, and raises its error here. The directory appears by one rename when every rank
+    has finished. ``keep``: how many checkpoints are kept; older ones are deleted after that.
+    Raises ``CheckpointError`` on all ranks: a directory that cannot be written, too little space, checkpoints of
+    another job in it, different directories or steps. Returns the save; its ``wait()`` returns the path.
     """
     return save_named(directory, kinds.named(objects, named), step, keep, asynchronous, say)
 
@@ -157,7 +157,7 @@ def save_named(
     tell: Say,
     further: Mapping[str, Any] | None = None,
 ) -> Saving:
-    """``save`` for objects that have their names already; ``further`` is kept for each rank as it is."""
+    """``save`` for named objects. ``further``: more state of this rank alone."""
     global _saving
     wait()
     ranks = all_ranks()
@@ -203,7 +203,7 @@ def save_named(
 
 
 def _pickled(skeletons: dict[str, Any]) -> bytes:
-    """Raises ``CheckpointError`` that names the object which cannot be pickled."""
+    """Pickle the skeletons. Raises ``CheckpointError``, which names the object that cannot be pickled."""
     for name, skeleton in skeletons.items():
         try:
             pickle.dumps(skeleton)
@@ -230,7 +230,7 @@ def _see_that_all_agree(announced: list[Announcement]) -> None:
 
 
 def _share(ranks: Ranks, announced: list[Announcement], state: kinds.Captured) -> tuple[set[str], int]:
-    """The whole tensors that this rank writes, and the bytes of all ranks; asked again only when something changed."""
+    """The full tensors that this rank writes, and the bytes of all ranks. Computed again only after a change."""
     key = tuple(one.tensors for one in announced)
     if key not in _shares:
         whole = {
@@ -250,7 +250,7 @@ def _share(ranks: Ranks, announced: list[Announcement], state: kinds.Captured) -
 
 @dataclass(frozen=True)
 class _Work:
-    """What the thread does."""
+    """The work of the thread."""
 
     ranks: Ranks
     writer: Writer
@@ -260,7 +260,7 @@ class _Work:
     tell: Say
 
     def write(self, pieces: dict[str, Piece], frozen: bytes, objects: dict[str, str], size: int) -> Path:
-        """Everything on disk, then the rename."""
+        """Write everything to disk, then publish it by a rename."""
         try:
             odd = not_finite(pieces)
             gathered = self.ranks.gather_to_first((frozen, odd))
@@ -289,7 +289,7 @@ class _Work:
 
 
 def _merged(step: int, objects: dict[str, str], gathered: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """One state of those of all ranks."""
+    """Merge the states of all ranks into one."""
     skeletons = [common for common, _ in gathered if common is not None]
     merged = {
         label: _merge(kind, [one[label] for one in skeletons])
@@ -310,11 +310,11 @@ def _merge(kind: str, skeletons: list[Any]) -> Any:
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CUT_SHORT = "inline_container"
-"""Where torch.save notices that less was written than it gave; it hides the error of the system."""
+"""Part of torch.save's message when a write was incomplete; torch.save hides the error of the operating system."""
 
 
 def in_words(error: BaseException, what: str) -> CheckpointError:
-    """An error of torch.distributed.checkpoint or of a collective, as one of ours."""
+    """A ``CheckpointError`` for an error of torch.distributed.checkpoint or of a collective."""
     rank, cause = "", error
     if isinstance(error, CheckpointException) and error.failures:
         number = min(error.failures)

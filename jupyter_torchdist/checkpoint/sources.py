@@ -1,4 +1,4 @@
-"""A checkpoint to read from, whoever wrote it: skeletons of its objects, and tensors to fill others with."""
+"""A checkpoint to read, of any origin: skeletons of its objects, and its tensors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from .structures import Slot
 
 @dataclass
 class Content:
-    """What is in a checkpoint, without its tensors."""
+    """The content of a checkpoint without its tensors."""
 
     step: int | None
     kinds: dict[str, str]
-    """Of the objects, by name."""
+    """Kinds of the objects, by name."""
     objects: dict[str, Any]
-    """Skeletons of those that the ranks share."""
+    """Skeletons of the objects that the ranks share, by name."""
     own: list[dict[str, Any]] = field(default_factory=list)
-    """What each rank had for itself: random numbers, positions, generators."""
+    """State of each rank alone: random states, positions, generators."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -47,7 +47,7 @@ class Source(Protocol):
     def sizes(self) -> Sizes: ...
 
     def fill(self, targets: Mapping[str, torch.Tensor], ranks: Ranks) -> None:
-        """Read into ``targets``; all ranks call it, each with its own."""
+        """Read into ``targets``. All ranks must call it, each with its own targets."""
         ...
 
 
@@ -131,7 +131,7 @@ def _written_by(path: Path) -> str:
 
 
 class Native(Sharded):
-    """One of ours."""
+    """A checkpoint of this package."""
 
     def __init__(self, path: Path) -> None:
         self.manifest = Manifest.read(path)
@@ -149,7 +149,7 @@ class Native(Sharded):
 
 
 class Whole:
-    """Tensors that lie whole in files: every rank reads its part of each."""
+    """A checkpoint with full tensors in files: every rank reads its part of each tensor."""
 
     def __init__(self, path: Path, content: Content, tensors: Mapping[str, torch.Tensor]) -> None:
         self.path, self._content, self._tensors = path, content, tensors
@@ -177,7 +177,7 @@ def _take_part(target: torch.Tensor, whole: torch.Tensor) -> None:
 
 
 def nested(source: Sharded, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The structure that was given to torch.distributed.checkpoint, with slots in place of its tensors."""
+    """The structure that was given to torch.distributed.checkpoint, with slots instead of its tensors."""
     paths = source.metadata.planner_data or {}
     result: dict[str, Any] = {}
     for name in source.metadata.state_dict_metadata:
@@ -193,7 +193,7 @@ def _place(tree: dict[Any, Any], path: tuple[Any, ...], leaf: Any) -> None:
 
 
 def _with_lists(tree: Any) -> Any:
-    """Dictionaries with the keys 0, 1, 2, … were lists."""
+    """Turn dictionaries with the keys 0, 1, 2, … back into lists."""
     if not isinstance(tree, dict):
         return tree
     items = {key: _with_lists(value) for key, value in tree.items()}

@@ -1,4 +1,4 @@
-"""What a rank writes of the state, and the copies that let the training go on while it is written."""
+"""The part of the state that a rank writes, and its copies, so that the training goes on during the write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 
 class Piece:
-    """This rank's part of one tensor: where it lies in the whole, and its values on the CPU or where they are."""
+    """This rank's part of one tensor: its offsets in the full tensor, and its values (original or CPU copy)."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         if isinstance(tensor, DTensor):
@@ -24,7 +24,7 @@ class Piece:
             self.items, self.tensor = [_whole(name, tensor)], tensor
 
     def __create_write_items__(self, name: str, piece: object) -> list[WriteItem]:
-        """torch.distributed.checkpoint asks objects of other types than tensors for this."""
+        """torch.distributed.checkpoint calls this on objects that are not tensors."""
         return self.items
 
 
@@ -36,7 +36,7 @@ def _whole(name: str, tensor: torch.Tensor) -> WriteItem:
 
 
 FLAT = "state"
-"""The one key of what torch.distributed.checkpoint is given: it spends 0.1 ms on the record of each."""
+"""The only key in the dictionary for torch.distributed.checkpoint, which spends 0.1 ms per key."""
 
 
 class Planner(DefaultSavePlanner):
@@ -56,13 +56,13 @@ class Planner(DefaultSavePlanner):
 
 
 class Buffers:
-    """Memory for the copies, kept from one save to the next: new memory would cost several times the copying."""
+    """Memory for the copies, reused by the next save: allocating it costs several times more than copying."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
 
     def copy(self, pieces: Mapping[str, Piece]) -> None:
-        """Let each piece hold a copy on the CPU. When it returns, the originals may change."""
+        """Replace the tensor of each piece by a copy on the CPU. After the return, the originals may change."""
         self._held = {name: buffer for name, buffer in self._held.items() if name in pieces}
         on_device = False
         for name, piece in pieces.items():
@@ -81,7 +81,7 @@ class Buffers:
 
 
 def size_of(tensor: torch.Tensor) -> int:
-    """Bytes that this rank adds to the checkpoint with its part."""
+    """Bytes that this rank's part adds to the checkpoint."""
     if isinstance(tensor, DTensor):
         shape, placements = tensor.device_mesh.shape, tensor.placements
         copies = [size for size, how in zip(shape, placements, strict=True) if isinstance(how, Replicate)]
@@ -90,10 +90,10 @@ def size_of(tensor: torch.Tensor) -> int:
 
 
 def divided(held: list[dict[str, tuple[int, bool]]]) -> list[set[str]]:
-    """Who writes which of the tensors that ranks have whole: ``held`` has size and ``shared`` of each, by rank.
+    """For each rank, the full tensors that it writes. ``held``, per rank: (size, whether equal on all ranks) by name.
 
-    What surely is the same everywhere goes to the rank that has least to write. Anything else, a buffer that may
-    differ between ranks, is the lowest rank's.
+    A tensor that is surely equal on all ranks goes to the rank with the least to write. Any other tensor, for example
+    a buffer that may differ between ranks, goes to the lowest rank that has it.
     """
     load = [0] * len(held)
     chosen: list[set[str]] = [set() for _ in held]
@@ -111,13 +111,13 @@ def divided(held: list[dict[str, tuple[int, bool]]]) -> list[set[str]]:
 
 
 def not_finite(pieces: Mapping[str, Any]) -> list[str]:
-    """Names of the pieces with NaN or infinity in them."""
+    """Names of the pieces that contain NaN or infinity."""
     return [name for name, piece in pieces.items() if isinstance(piece, Piece) and _has_odd_values(piece.tensor)]
 
 
 def _has_odd_values(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point():
         return False
-    if bool(torch.isfinite(tensor.sum(dtype=torch.float32))):  # one pass without memory; it may overflow by itself
+    if bool(torch.isfinite(tensor.sum(dtype=torch.float32))):  # one pass, no memory; the sum may overflow
         return False
     return not bool(torch.isfinite(tensor).all())

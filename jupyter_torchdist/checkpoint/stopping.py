@@ -1,9 +1,9 @@
-"""SIGINT and SIGTERM at one step that all ranks agree on, without a word between them as long as none comes.
+"""Stops all ranks at the same step after SIGINT or SIGTERM. Without a signal, the ranks do not communicate for this.
 
-A rank that was told to stop leaves a key in the job's store; a thread of every rank looks for it once a second. Each
-rank then votes with the step that it has finished, and goes on training; the step after the highest vote is the last.
-Ranks that share a collective in each step are never more than one step apart, so whoever finishes that step finds all
-votes: the last voter voted before it entered the collective of that step.
+A rank that receives a signal sets a key in the job's store. A thread of every rank checks this key once a second. Each
+rank then votes with the step that it has finished, and goes on training. The step after the highest vote is the last.
+Ranks with a collective in each step are never more than one step apart. So a rank that finishes the last step finds
+all votes: the last rank voted before it entered the collective of that step.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .rank_agreement import Ranks
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK = 1.0
-"""Seconds between two looks at the store."""
+"""Seconds between two checks of the store."""
 
 _numbers = itertools.count()
 
 
 class Stop:
-    """The first signal asks; a second one does what it would have done without us.
+    """The first signal requests a stop; a second one has its original effect.
 
-    So does the first after ``patience`` seconds without a step: what the ranks do then is no step of a training, or
-    one of them is gone.
+    After ``patience`` seconds without a stop, the first signal also gets its original effect: then the ranks are not
+    in a training step, or one rank is gone.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._on_signal) for number in signals}
         if ranks.group is not None:
-            # Every process group has the job's store at hand.
+            # With a process group there is always the job's store.
             self._store = PrefixStore(f"torchdist-stop-{next(_numbers)}", default_store())
             self._thread = threading.Thread(target=self._watch, name="torchdist-stop", daemon=True)
             self._thread.start()
 
     def at(self, step: int) -> int | None:
-        """The signal, when ``step``, which has just been finished, is the last one."""
+        """The signal if ``step``, which was just finished, is the last step; else None."""
         if self._asked is None:
             return None
         if self._ranks.group is None:
@@ -65,7 +65,7 @@ class Stop:
             self._vote = step
             own = f"vote-{self._ranks.number}"
             self._store.set(own, str(step))
-            self._store.check([own])  # answered in order: the vote is there before the next step begins
+            self._store.check([own])  # the store answers in order: the vote is stored before the next step
         names = [f"vote-{number}" for number in range(self._ranks.size)]
         if not self._store.check(names):
             return None
@@ -73,7 +73,7 @@ class Stop:
         return self._asked if step >= last else None
 
     def deliver(self, number: int) -> None:
-        """Let the signal have the effect it was meant to have: ``KeyboardInterrupt``, or the end of the process."""
+        """Give the signal its original effect: ``KeyboardInterrupt``, or the end of the process."""
         previous: Callable[[int, FrameType | None], Any] | int | None = self._previous.get(number, signal.SIG_DFL)
         self.close()
         if callable(previous):
@@ -84,11 +84,11 @@ class Stop:
 
     @property
     def asked(self) -> int | None:
-        """The signal that this rank has received or heard of."""
+        """The signal that this or another rank received, if this rank knows of it."""
         return self._asked
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Restore the earlier signal handlers and stop the thread."""
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, previous)
@@ -106,7 +106,7 @@ class Stop:
 
     def _watch(self) -> None:
         told: float | None = None
-        with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so is the job
             while not self._closed.is_set():
                 self._news.wait(_LOOK)
                 self._news.clear()
@@ -120,12 +120,12 @@ class Stop:
                     return
 
     def _lose_patience(self) -> None:
-        """From the thread: the main one may be where no Python runs."""
+        """Called in the thread, since the main thread may be blocked outside Python code."""
         assert self._asked is not None
         previous = self._previous.get(self._asked)
         if self._closed.is_set():
             return
         if self._asked == signal.SIGTERM and callable(previous):
-            previous(self._asked, None)  # a last will, that acts from any thread
+            previous(self._asked, None)  # ``LastWill``, which may be called from any thread
         else:
             os.kill(os.getpid(), self._asked)

@@ -1,7 +1,7 @@
-"""Taking a structure of tensors and other values apart, and putting it together again.
+"""Takes a structure of tensors and other values apart, and puts it together again.
 
-torch.distributed.checkpoint is given a flat dictionary of tensors, each under a name of its own; everything else
-stays in a *skeleton*, the same structure with a ``Slot`` in place of each tensor.
+torch.distributed.checkpoint gets a flat dictionary of tensors by name. Everything else remains in a *skeleton*: the
+same structure with a ``Slot`` instead of each tensor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a tensor belongs: its name among the tensors."""
+    """The place of a tensor in a skeleton; ``name`` is the name of the tensor."""
 
     name: str
 
 
 def apart(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """The skeleton of ``value``; its tensors go to ``tensors``, their names begin with ``name``.
+    """The skeleton of ``value``. Its tensors are added to ``tensors``; their names begin with ``name``.
 
-    Dictionaries, lists and tuples are looked into; whatever else there is stays as it is, and will be pickled.
+    Dictionaries, lists and tuples are taken apart. Any other value remains unchanged, and will be pickled.
     """
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach()
@@ -36,19 +36,19 @@ def apart(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def together(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The structure again."""
+    """The structure of a skeleton, with the tensors in its slots."""
     return mapped(skeleton, lambda slot: tensors[slot.name])
 
 
 def slots(skeleton: Any) -> list[Slot]:
-    """All of them, in order."""
+    """All slots of a skeleton, in order."""
     found: list[Slot] = []
     mapped(skeleton, found.append)
     return found
 
 
 def mapped(skeleton: Any, change: Callable[[Slot], Any]) -> Any:
-    """The skeleton with ``change(slot)`` in place of each slot."""
+    """The skeleton with each slot replaced by ``change(slot)``."""
     if isinstance(skeleton, Slot):
         return change(skeleton)
     if type(skeleton) is dict:

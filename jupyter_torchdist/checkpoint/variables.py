@@ -1,4 +1,4 @@
-"""The variables of a cell that its loop changes: the list of losses, the best accuracy, averaged weights in a dict."""
+"""Saves variables that a cell's loop changes: a list of losses, the best accuracy, averaged weights in a dictionary."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 _LIMIT = 1 << 20
-"""Bytes of a value without tensors that is kept."""
+"""Largest size in bytes of a saved value without tensors (pickled)."""
 
 _TENSORS = 10_000
-"""Tensors in a value that is kept; where there are more, it is data."""
+"""Largest number of tensors in a saved value; a value with more tensors is data."""
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Variables:
-    """Those of a namespace which are numbers, texts, tensors, or lists, tuples, sets and dictionaries of them.
+    """The variables of a namespace that are numbers, strings, tensors, or lists, tuples, sets, dictionaries of these.
 
-    What had its value when this object was made and still has it belongs to the cell's text, not to its state:
-    a learning rate or a number of epochs that was edited before the cell was resumed stays as edited. Tensors are kept
-    for names that were there then: others are of a step (its batch, its loss).
+    A value that did not change since this object was created belongs to the cell's source, not to its state. So a
+    learning rate or number of epochs that was edited before the cell was resumed is not overwritten. Tensors are saved
+    only for names that existed at creation. Other tensors belong to a step (its batch, its loss).
     """
 
     def __init__(self, namespace: MutableMapping[str, Any]) -> None:
@@ -35,16 +35,16 @@ class Variables:
         self._marks = {name: list(_marks(value)) for name, value in self._with_tensors()}
 
     def changed(self) -> dict[str, Any]:
-        """Names and values without tensors that have changed since."""
+        """Names and values that changed since creation, without tensors."""
         frozen = self._frozen()
         return {name: pickle.loads(data) for name, data in frozen.items() if self._before.get(name) != data}
 
     def changed_tensors(self) -> dict[str, Any]:
-        """Names and values with tensors that have changed since; the same on all ranks, nothing is copied."""
+        """Names and values with tensors that changed since creation. Equal on all ranks; nothing is copied."""
         return {name: value for name, value in self._with_tensors() if self._marks.get(name) != list(_marks(value))}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Set them; lists, dictionaries, sets and tensors are filled in place, so that all who hold them see."""
+        """Set variables. Lists, dictionaries, sets and tensors are filled in place, so that other references see it."""
         for name, value in values.items():
             self._namespace[name] = _filled(self._namespace.get(name), value)
 
@@ -64,7 +64,7 @@ class Variables:
 
 
 class _Mark:
-    """A tensor as it was: in-place changes count up its version. Holds it weakly, as it may be large."""
+    """A tensor and its version, which in-place changes increase. The reference is weak: the tensor may be large."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
@@ -80,7 +80,7 @@ class _Mark:
 
 
 def _marks(value: Any) -> Iterator[Any]:
-    """What tells a value from a later one: marks of its tensors, everything else itself."""
+    """Items that show whether a value has changed: marks of its tensors, and all other items themselves."""
     if isinstance(value, torch.Tensor):
         yield _Mark(value)
     elif isinstance(value, dict):
@@ -100,7 +100,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _filled(there: Any, value: Any) -> Any:
-    """``value``, in the very object that is ``there`` where it can be."""
+    """``value``, written into the existing object ``there`` if possible."""
     if type(there) is not type(value) and not (isinstance(there, DTensor) and isinstance(value, torch.Tensor)):
         return value
     if isinstance(there, torch.Tensor):
@@ -147,5 +147,5 @@ def _is_plain(value: Any, depth: int = 4, *, tensors: bool = False) -> bool:
 
 
 def _is_state_dict(value: Any, depth: int) -> bool:
-    """``model.state_dict()`` is an ``OrderedDict`` with an attribute."""
+    """Whether ``value`` is like ``model.state_dict()``: an ``OrderedDict`` with an attribute, of plain values."""
     return type(value).__name__ == "OrderedDict" and _is_plain(dict(value), depth, tensors=True)

@@ -1,4 +1,4 @@
-"""From a specification to a running job, from any Python: it spawns the driver and never imports one."""
+"""Starts jobs from any Python process. The driver is a separate process; its code is never imported here."""
 
 from .functions import Distributed, distributed, launch, options_of
 from .job import Brought, Job, attach

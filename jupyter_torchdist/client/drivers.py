@@ -1,4 +1,4 @@
-"""Drivers: one process a job, detached from whoever started it, forked from one that has imported what they need."""
+"""Drivers: one process for each job, detached from its client, forked from a zygote that has imported their modules."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from ..store.files import private
 COMMAND = ("-m", "jupyter_torchdist.driver")
 
 TAKING = 30.0
-"""Seconds a driver may take to take a job; a new interpreter on a busy machine needs about one."""
+"""Seconds within which a driver must take a job; a new interpreter on a busy machine needs about one."""
 
 
 @dataclass
 class Started:
-    """A process that this one started, and what it printed (a file without a name: none is left behind)."""
+    """A process that this process started, and its output (a file without a name, so that no file is left over)."""
 
     process: subprocess.Popen[bytes]
     log: BinaryIO
 
     def words(self) -> str:
-        """The end of what it printed, normally nothing."""
+        """The end of the process's output, normally empty."""
         size = os.fstat(self.log.fileno()).st_size
         return os.pread(self.log.fileno(), 4000, max(0, size - 4000)).decode("utf-8", "backslashreplace").strip()
 
     def disown(self) -> None:
-        """Let it outlive this process, which Popen would warn of."""
+        """Let the process outlive this one, without a warning from Popen."""
         self.log.close()
         self.process.returncode = self.process.poll() or 0
 
 
 class Zygote:
-    """The process that forks drivers (``driver/zygote.py``). It ends when this process does: its stdin ends."""
+    """The process that forks drivers (``driver/zygote.py``). It ends with this process, because its stdin ends."""
 
     def __init__(self, started: Started) -> None:
         self.started = started
@@ -66,30 +66,30 @@ class Zygote:
         return self.started.process.poll() is None
 
     def order(self, line: bytes) -> bool:
-        """Whether it was there to be told."""
+        """Send an order to the zygote. Returns whether that was possible."""
         try:
             with self._lock:
                 self._orders.write(line)
                 self._orders.flush()
-        except (OSError, ValueError):  # it is gone, or was closed by another thread
+        except (OSError, ValueError):  # it has ended, or another thread closed the pipe
             return False
         return True
 
     def code(self, job_root: str) -> int | None:
-        """How the job's driver ended, if it has and this process was there to see it."""
+        """The exit code of the job's driver, if the driver ended and the zygote reported it."""
         self._listen()
         return self._codes.get(job_root)
 
     def has_driver(self, job_root: str) -> bool:
-        """Whether the job's driver lives, or may still be forked."""
-        alive = self.alive  # before the answers are read: the last of them is not missed
+        """Whether the job's driver is alive, or may still be forked."""
+        alive = self.alive  # read before the answers, so that the last answer is not missed
         if self.code(job_root) is not None:
             return False
         driver = self._drivers.get(job_root)
         return alive or (driver is not None and driver.alive())
 
     def end_driver(self, job_root: str) -> None:
-        """A driver that takes no notice, or this process, which does not even fork it."""
+        """End a driver that does not react, or the zygote if it has not forked the driver."""
         if driver := self._drivers.get(job_root):
             driver.signal(signal.SIGKILL)
         else:
@@ -113,7 +113,7 @@ class Zygote:
             return b""
 
     def end(self) -> None:
-        """End it; drivers go on. What it printed stays readable."""
+        """End the zygote; drivers continue. The zygote's output stays readable."""
         with contextlib.suppress(OSError):
             self._orders.close()
         self.started.process.kill()
@@ -122,7 +122,7 @@ class Zygote:
 
 
 class DriverPool:
-    """Has a driver forked for each job. Safe in threads; nothing of it forks this process or touches its environment.
+    """Starts a driver for each job. Thread-safe; it never forks this process or changes its environment.
 
     ``command`` are the interpreter's arguments (a fake in tests).
     """
@@ -136,21 +136,21 @@ class DriverPool:
         self.closed = False
 
     def warm(self) -> None:
-        """Have a zygote. Raises ``LaunchError``."""
+        """Start the zygote, unless there is one. Raises ``LaunchError``."""
         with self._lock:
             self._reap()
             if not self.closed:
                 self._living_zygote()
 
     def hand(self, paths: JobPaths, blobs: Path, world: World, taken: Callable[[], bool]) -> None:
-        """Give the job to a driver and wait until ``taken`` says that it drives.
+        """Give the job to a driver and wait until ``taken`` says that the driver has it.
 
-        Raises ``LaunchError`` with the driver's own words when it dies first, or takes no notice.
+        Raises ``LaunchError`` with the driver's output when the driver dies first or does not react.
         """
         root = str(paths.root)
         line = {"job_root": root, "blobs": str(blobs), "world": world.to_json()}
         data = codec.dumps(line).encode("ascii") + b"\n"
-        for last in (False, True):  # a zygote may have died; told twice, only one driver drives (its lock)
+        for last in (False, True):  # the zygote may have died; of two drivers only one gets the job's lock
             with self._lock:
                 self._reap()
                 zygote = self._living_zygote()
@@ -163,7 +163,7 @@ class DriverPool:
                 )
 
     def attach(self, paths: JobPaths) -> None:
-        """Start a driver for a job whose own one died; does not wait for it. Raises ``LaunchError``."""
+        """Start a new driver for a job whose driver died, without waiting for it. Raises ``LaunchError``."""
         driver = self._start("--attach", str(paths.root))
         if driver.process.stdin is not None:
             driver.process.stdin.close()
@@ -171,12 +171,12 @@ class DriverPool:
             self.taking_up.append(driver)
 
     def reap(self) -> None:
-        """Take the exit status of drivers that ended, so that no zombie stays."""
+        """Take the exit status of drivers that ended, so that no zombie is left."""
         with self._lock:
             self._reap()
 
     def close(self) -> None:
-        """End the zygote, and start no other. Drivers go on. In a forked child it does nothing."""
+        """End the zygote and start no other. Drivers continue. Does nothing in a forked child."""
         if os.getpid() != self.owner:
             return
         with self._lock:
@@ -205,7 +205,7 @@ class DriverPool:
             zygote.end()
 
     def _await_taken(self, zygote: Zygote, root: str, taken: Callable[[], bool]) -> bool:
-        """False when the driver, or the zygote without having forked it, is gone. Raises ``LaunchError``."""
+        """False if the driver ended, or if the zygote ended before forking it. Raises ``LaunchError``."""
         deadline = time.monotonic() + TAKING
         pause = 0.001
         while not taken():
@@ -250,7 +250,7 @@ _pool_lock = threading.Lock()
 
 
 def pool() -> DriverPool:
-    """This process's pool, a new one after ``close``; closed when the process exits."""
+    """The pool of this process, or a new one after ``close``; closed when the process exits."""
     global _pool
     with _pool_lock:
         if _pool is None or _pool.closed or _pool.owner != os.getpid():

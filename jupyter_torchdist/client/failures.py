@@ -1,4 +1,4 @@
-"""How a job's end becomes an exception here: the first failing rank's own, the others folded into its notes."""
+"""The exception for a job that did not succeed: the first failing rank's own; the others are in its notes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..protocol.state import JobState, RankState
 from ..store import logs
 
 SHOWN = 8
-"""Failures of other ranks that are named one by one, each on a line of at most ``WIDTH`` characters."""
+"""How many failures of other ranks are named one by one, each on a line of at most ``WIDTH`` characters."""
 WIDTH = 200
 
 CRASH_LINES = 300
 _CRASH = re.compile(r'^Fatal Python error: .*?^  File "(Cell In\[\d+\])", line (\d+)', re.DOTALL | re.MULTILINE)
-"""A ``faulthandler`` dump, innermost frames first, up to the first one of a cell."""
+"""A ``faulthandler`` dump, innermost frames first, up to the first frame of a cell."""
 
 
 def exception(
     paths: JobPaths, state: JobState, memo: dict[int, Any] | None, main_dict: dict[str, Any]
 ) -> BaseException | None:
-    """None while the job runs or when it succeeded."""
+    """The exception to raise; None while the job runs or when it succeeded."""
     if not state.final or state.state == "succeeded":
         return None
     if state.state == "cancelled":
@@ -75,7 +75,7 @@ def _not_started(paths: JobPaths, state: JobState) -> BaseException:
 
 
 def _others(state: JobState, first: RankState | None) -> list[str]:
-    """One line for each other rank that failed on its own, and one for all that were stopped because of it."""
+    """One line for each other rank that failed by itself, and one for all ranks stopped because of the failure."""
     if first is None:
         return []
     failed = [rank for rank in state.failures() if rank.rank != first.rank and rank.error is not None]
@@ -98,9 +98,9 @@ def _short(title: str) -> str:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """``BaseException.add_note`` (PEP 678), also on Python 3.10, where tools read ``__notes__`` all the same."""
+    """``BaseException.add_note`` (PEP 678), also for Python 3.10, where some tools already read ``__notes__``."""
     notes = [*getattr(error, "__notes__", ()), note]
     try:
         error.__notes__ = notes  # type: ignore[attr-defined, unused-ignore]
     except AttributeError:
-        return  # a class with slots and no dictionary
+        return  # a class with slots and without ``__dict__``

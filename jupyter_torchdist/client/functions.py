@@ -19,16 +19,16 @@ R = TypeVar("R")
 
 
 def options_of(**chosen: Any) -> Options:
-    """Options from keywords, held to the same rules as the words after ``%%distribute``.
+    """Options from keywords, with the same rules as the words after ``%%distribute``.
 
-    ``ranks=2, fresh=True, exclude=["big"], env={"SEED": "1"}``. Raises ``OptionError`` that names the nearest one.
+    ``ranks=2, fresh=True, exclude=["big"], env={"SEED": "1"}``. Raises ``OptionError`` that names a similar option.
     """
     words: list[str] = []
     for name, value in chosen.items():
         flag = "--" + name.replace("_", "-")
         option = BY_FLAG.get(flag)
         if option is None:
-            words.append(flag)  # the parser says it, and what is near
+            words.append(flag)  # the parser reports the error and a similar option
         elif option.convert is None:
             words += [flag] if value else []
         elif value is not None:
@@ -46,7 +46,7 @@ def _texts(value: Any, repeatable: bool) -> Iterable[str]:
 
 
 def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
-    """``call``, whose arguments and variables no traceback keeps alive: an exception may last to the session's end."""
+    """``call`` without variables in its traceback: an exception may exist until the session ends."""
 
     @functools.wraps(call)
     def outer(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -61,7 +61,7 @@ def _keeping_nothing(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class Distributed(Generic[P, R]):
-    """A function that runs plainly when called, and on ranks through ``distributed`` and ``submit``."""
+    """A function that runs in this process when called, and on ranks with ``distributed`` and ``submit``."""
 
     __name__: str
 
@@ -74,7 +74,7 @@ class Distributed(Generic[P, R]):
 
     @_keeping_nothing
     def distributed(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """Run on every rank; the values by rank. Raises what the first failing rank raised."""
+        """Run on every rank and return the values by rank. Raises what the first failing rank raised."""
         return run(self.submit(*args, **kwargs))
 
     @_keeping_nothing
@@ -84,16 +84,16 @@ class Distributed(Generic[P, R]):
 
 
 def distributed(**options: Any) -> Callable[[Callable[P, R]], Distributed[P, R]]:
-    """``@distributed(ranks=2)``: see ``Distributed``. Raises ``OptionError`` at once for options that cannot be."""
+    """``@distributed(ranks=2)``: see ``Distributed``. Raises ``OptionError`` at once for invalid options."""
     checked = options_of(**{"collect": "all", **options})
     return lambda function: Distributed(function, checked)
 
 
 @_keeping_nothing
 def launch(function: Callable[..., R], args: Sequence[Any] = (), **options: Any) -> list[R]:
-    """Run ``function(*args)`` on every rank and give the values by rank (as ``accelerate.notebook_launcher``).
+    """Run ``function(*args)`` on every rank and return the values by rank (as ``accelerate.notebook_launcher``).
 
-    Raises ``TypeError`` where ``args`` is one argument instead of a tuple of them.
+    Raises ``TypeError`` if ``args`` is a single argument instead of a tuple.
     """
     if not isinstance(args, (tuple, list)):
         name = getattr(function, "__name__", "function")
@@ -112,7 +112,7 @@ def submit_call(
 
 
 def run(job: Job) -> list[Any]:
-    """Wait for a job and give its values by rank; an interrupt stops the ranks first, a second one kills them."""
+    """Wait for a job and return its values by rank. The first interrupt stops the ranks, a second one kills them."""
     try:
         job.wait()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""A job, as the one who asked for it sees it: state, logs, results, failure. All of it read from the job directory."""
+"""The client's view of a job: state, logs, results, failure. Everything is read from the job directory."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from .drivers import DriverPool
 from .drivers import pool as default_pool
 
 VALUE = "__torchdist_value__"
-"""Name under which a function's value, or the cell's last line's, is among a rank's results."""
+"""The name in a rank's results for the value of a function or of a cell's last line."""
 
 EAGER = 1.0
-"""Seconds for which a wait looks every 5 ms; later every 20 ms."""
+"""Seconds for which a wait polls every 5 ms; later it polls every 20 ms."""
 
 CHECK = 0.5
-"""Seconds between two looks at whether the driver lives."""
+"""Seconds between two checks whether the driver is alive."""
 
 SETTLING = 2.0
 """Seconds for a new interpreter to start and take the job over."""
 
 TAKEOVERS = 3
-"""New drivers for one job after its driver's death, before the job is given up."""
+"""How many new drivers one job gets after its driver died, before the job is given up."""
 
 
 @dataclass(frozen=True)
 class Brought:
-    """What ``bring`` assigned, and what stayed behind, each with the reason."""
+    """The names that ``bring`` assigned, and the names left behind, each with the reason."""
 
     names: tuple[str, ...]
     left: tuple[tuple[str, str], ...] = ()
@@ -55,7 +55,7 @@ class Brought:
 
 
 class Job:
-    """One job. Safe to use in threads; ``await job`` waits without blocking the loop.
+    """One job. Thread-safe; ``await job`` waits without blocking the event loop.
 
     ``memo`` holds the captured objects of the notebook that submitted it, for updates in place; None after ``attach``.
     """
@@ -79,9 +79,9 @@ class Job:
         self._seen = (self._asked, 0)
         self._results: dict[int, marshal.Values] = {}
         self._attributes: dict[str, Any] = {}
-        """What the cell has set on modules."""
+        """Attributes that the cell set on modules."""
         self._states: dict[str, states.State] = {}
-        """What the cell changed of its process's state."""
+        """The state of the process that the cell changed."""
         self._took_over = False
         self._checked = 0.0
         self._takeovers = 0
@@ -109,7 +109,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Where the job stands now. Cheap: only what the journal gained is read."""
+        """The job's current state. Cheap: only new events of the journal are read."""
         state, offset = self._seen
         if state.final:
             return state
@@ -130,7 +130,7 @@ class Job:
         return journal.read(self.paths)[0]
 
     def wait(self, timeout: float | None = None) -> JobState:
-        """The final state. Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobLost``."""
+        """The final state. Raises ``TimeoutError`` after ``timeout`` seconds (the job continues), ``JobLost``."""
         began = time.monotonic()
         for pause in self._watch(timeout, began):
             time.sleep(pause)
@@ -145,7 +145,7 @@ class Job:
         return self._wait().__await__()
 
     def _watch(self, timeout: float | None, began: float) -> Generator[float, None, None]:
-        """Pauses (seconds) until the end; between them a dead driver is replaced."""
+        """Pauses (seconds) until the job's end; between them a dead driver is replaced."""
         while not self.state.final:
             waited = time.monotonic() - began
             if timeout is not None and waited >= timeout:
@@ -156,9 +156,9 @@ class Job:
         self._driver_pool().reap()
 
     def revive(self) -> None:
-        """Start a new driver if the job's own one died; at most every half second it looks.
+        """Start a new driver if the job's driver died; checked at most every half second.
 
-        Raises ``JobLost`` when that did not help several times, ``LaunchError``.
+        Raises ``JobLost`` when several new drivers ended, too, and ``LaunchError``.
         """
         now = time.monotonic()
         if now - self._checked < CHECK:
@@ -183,11 +183,11 @@ class Job:
     # ---- requests
 
     def interrupt(self) -> None:
-        """Raise ``KeyboardInterrupt`` in every rank; those that cannot hear it are killed after ``--grace``."""
+        """Raise ``KeyboardInterrupt`` in every rank; ranks that do not end are killed after ``--grace``."""
         self._request("interrupt")
 
     def terminate(self) -> None:
-        """Send SIGTERM to every rank, as torchrun does when it is to end; what is left is killed after ``--grace``."""
+        """Send SIGTERM to every rank, as torchrun does when it must end; ranks left are killed after ``--grace``."""
         self._request("terminate")
 
     def kill(self) -> None:
@@ -202,14 +202,14 @@ class Job:
             name = f"{time.time_ns()}-{secrets.token_hex(4)}.json"
             files.publish_json(self.paths.requests / name, {"kind": kind, "t": time.time()})
 
-    # ---- what it wrote
+    # ---- logs and metrics
 
     def logs(
         self, rank: int | None = None, stream: str | None = None, tail: int | None = None, grep: str | None = None
     ) -> str:
-        """What a rank printed, or all ranks with ``[rank N]`` before each line; the last ``tail`` lines of each.
+        """The output of a rank, or of all ranks with ``[rank N]`` before each line; the last ``tail`` lines of each.
 
-        ``grep`` keeps lines in which that regular expression is found (``re.error`` if it is none).
+        ``grep`` keeps lines that match this regular expression (raises ``re.error`` if it is invalid).
         """
         pieces = []
         for file in logs.files(self.paths, rank, stream):
@@ -219,7 +219,7 @@ class Job:
 
     @property
     def metrics(self) -> Any:
-        """Curves of all ranks, one row a record: a pandas ``DataFrame`` when pandas is there, else lists by column."""
+        """Curves of all ranks, one row for each record: with pandas a ``DataFrame``, else lists by column."""
         return tables.curves(self.paths)
 
     # ---- results
@@ -227,14 +227,14 @@ class Job:
     def result(self, rank: int = 0) -> marshal.Values:
         """The values that came back from ``rank``, by name; objects of the notebook are updated in place.
 
-        Raises what the job raised when this rank has none, and ``UserError`` while it runs.
+        Without values of this rank it raises what the job raised, or ``UserError`` while the job runs.
         """
         if rank not in self._results:
             if rank not in range(self.plan.world_size):
                 raise UserError(f"job {self.id} has no rank {rank}", f"its ranks are 0 to {self.plan.world_size - 1}")
             if not self.paths.result(rank).exists():
                 raise self._without_result(rank)
-            # The notebook's objects can hold the values of one rank only: other ranks' go into copies.
+            # The notebook's objects can hold the values of one rank only; values of other ranks go into copies.
             memo = self.memo if rank == 0 else None
             self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main())
             self._attributes |= marshal.attributes.take(values)
@@ -253,7 +253,7 @@ class Job:
 
     @property
     def value(self) -> Any:
-        """The value of the function, or of the cell's last line, on rank 0; None where there is none."""
+        """The value of the function, or of the cell's last line, on rank 0; None if there is none."""
         return self.result().get(VALUE)
 
     def values(self) -> list[Any]:
@@ -261,9 +261,9 @@ class Job:
         return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
 
     def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
-        """Assign what came back to names of ``namespace`` (by default ``__main__``'s), with the state of the process.
+        """Assign the results to names in ``namespace`` (default: ``__main__``), and restore the state of the process.
 
-        Rank 0's values, or under ``--collect all`` lists by rank.
+        The values are rank 0's; with ``--collect all`` they are lists by rank.
 
         Raises what ``result`` raises.
         """
@@ -275,13 +275,13 @@ class Job:
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
         notes = (*result.notes, *self.bring_state(namespace))
-        told = self.state.ranks.get(0)  # in the results' file stands only what was tried and could not be written
+        told = self.state.ranks.get(0)  # complete; the results file lists only values that failed to be written
         return Brought(tuple(values), told.left if told and told.left else result.left, notes)
 
     def bring_state(self, namespace: dict[str, Any] | None = None) -> tuple[str, ...]:
-        """Make what the cell set on modules, and changed of its process's state (random numbers, default dtype,
-        logging levels…), this process's, once. Notes say what could not be. ``bring``, and a function that is waited
-        for, do it.
+        """Apply module attributes and process state (random numbers, default dtype, logging levels…) that the cell
+        changed to this process, once. Returns notes on what failed. ``bring`` calls this, and so does waiting for a
+        function.
 
         Raises what ``result`` raises.
         """
@@ -295,14 +295,14 @@ class Job:
     # ---- failure
 
     def exception(self) -> BaseException | None:
-        """What the job should raise here: None after success or while it runs, else the first failing rank's own."""
+        """The exception to raise here: None after success or while the job runs, else the first failing rank's."""
         if self.done and self._error is None:
             self._error = failures.exception(self.paths, self.state, self.memo, _main())
             self._release()
         return self._error
 
     def _release(self) -> None:
-        """Let go of the notebook's objects, which the memo keeps alive, when nothing can need it any more."""
+        """Drop the memo, which keeps the notebook's objects alive, when nothing can need it any more."""
         brought = 0 in self._results or (self.done and not self.paths.result(0).exists())
         if brought and (self._error is not None or self.state.state == "succeeded"):
             self.memo = None
@@ -313,10 +313,10 @@ class Job:
             try:
                 raise error
             finally:
-                del self, error  # the traceback that the exception keeps has this frame in it
+                del self, error  # the exception's traceback keeps this frame alive
 
     def let_go(self) -> None:
-        """Keep nothing of what came back, as whoever brought it has it. Asked again, it is read from the files."""
+        """Drop all loaded results: the caller of ``bring`` has them. Later calls read them from the files again."""
         self.memo = self._error = None
         self._results.clear()
         self._attributes.clear()
@@ -328,13 +328,13 @@ def _main() -> dict[str, Any]:
 
 
 def attach_to(paths: JobPaths, home: Home, pool: DriverPool | None = None) -> Job:
-    """The job of that directory. Raises ``JobNotFound``, ``DamagedJob``."""
+    """The job in this directory. Raises ``JobNotFound``, ``DamagedJob``."""
     spec, plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
     return Job(paths, spec, plan, jobdir.read_manifest(paths), home=home, pool=pool)
 
 
 def attach(text: str, home: Home | None = None, pool: DriverPool | None = None) -> Job:
-    """The job of that id, beginning of an id, or name; one whose driver died gets a new one.
+    """The job with this id, beginning of an id, or name. If its driver died, it gets a new one.
 
     Raises ``JobNotFound``, ``DamagedJob``, ``LaunchError``.
     """

@@ -1,4 +1,4 @@
-"""Which GPUs have a job of this user. A running job's plan is its lease: no file of its own to be left behind."""
+"""Which GPUs have a job of this user. A running job's plan is its lease, so no separate lease file can be left over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..store.files import private, writing
 
 @dataclass(frozen=True)
 class Holder:
-    """A running job with GPUs, by UUID (the same on every host), and its ranks' process ids."""
+    """A running job, the UUIDs of its GPUs (the same on every host) and the process ids of its ranks."""
 
     paths: JobPaths
     gpus: frozenset[str]
@@ -41,7 +41,7 @@ def holders(home: Home) -> list[Holder]:
 
 @contextlib.contextmanager
 def choosing() -> Iterator[None]:
-    """From choosing GPUs until the job that has them is in the store: one kernel of this machine at a time."""
+    """A lock for one kernel of this machine, from choosing GPUs until the job with these GPUs is in the store."""
     path = private(runtime_dir()) / "choosing.lock"
     with writing(path.parent):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What a job would need, from a rehearsal of its first step in a process of its own: no GPU, no rank, no training."""
+"""The memory that a job needs, from a rehearsal of its first step in a separate process: no GPU, rank or training."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from .world import world_here
 COMMAND = ("-m", "jupyter_torchdist.rehearsal.memory")
 
 PATIENCE = 150.0
-"""Seconds until an answer is given up: a rehearsal ends itself after 60, its start imports torch."""
+"""Seconds to wait for an answer: a rehearsal ends itself after 60, and imports torch before."""
 
 
 class Rehearsing:
-    """The process. Each strategy is rehearsed from the beginning."""
+    """The process of the rehearsals. Each strategy is rehearsed from the beginning."""
 
     def __init__(self, process: subprocess.Popen[bytes], words: IO[bytes]) -> None:
         self._process, self._words = process, words
 
     def __call__(self, strategy: StrategyPlan) -> Rehearsed:
-        """The cell's first step under ``strategy``; whatever goes wrong is its ``reason``."""
+        """Rehearse the cell's first step under ``strategy``. A failure is returned as ``reason``."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -62,7 +62,7 @@ class Rehearsing:
 
 @contextmanager
 def rehearsing(spec: JobSpec, capture: Capture, cwd: Path, home: Home, *, gpus: bool) -> Iterator[Rehearsing]:
-    """The process while the block lasts. What was captured is stored, as for a run. Raises ``StoreError``."""
+    """The process for the length of the block. Stores the captured data, as for a run. Raises ``StoreError``."""
     world = world_here(spec.options, cwd)
     with ExitStack() as stack:
         stack.enter_context(jobdir.creating(home, spec.job))
@@ -76,7 +76,7 @@ def rehearsing(spec: JobSpec, capture: Capture, cwd: Path, home: Home, *, gpus: 
             stderr=words,
             env=world.environ,
             cwd=world.cwd,
-            start_new_session=True,  # an interrupt of the kernel is not its own
+            start_new_session=True,  # an interrupt of the kernel must not reach it
         )
         stack.callback(_end, process)
         order = {
@@ -88,14 +88,14 @@ def rehearsing(spec: JobSpec, capture: Capture, cwd: Path, home: Home, *, gpus: 
             "gpus": gpus,
         }
         assert process.stdin is not None
-        with suppress(OSError):  # it has ended; the first question says how
+        with suppress(OSError):  # the process has ended; the first call reports why
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
         yield Rehearsing(process, words)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It, and a fork that may still rehearse."""
+    """End the process, and a fork of it that may still rehearse."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -108,7 +108,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def memory_plan(
     spec: JobSpec, capture: Capture, plan: Plan, cwd: Path, home: Home, inventory: Inventory | None = None
 ) -> MemoryPlan | None:
-    """The memory of a job that has a strategy, judged; None for one without. Raises ``StoreError``."""
+    """The memory that the job's strategy needs, and whether it fits; None without a strategy. Raises ``StoreError``."""
     strategy = plan.strategy
     if strategy.name == "none":
         return None
@@ -123,7 +123,7 @@ def memory_plan(
 
 
 def copy_fits(spec: JobSpec, capture: Capture, plan: Plan, cwd: Path, home: Home, inventory: Inventory) -> bool | None:
-    """Whether a rank's device holds the whole training, as ``--strategy auto`` asks; None where that is not known."""
+    """For ``--strategy auto``: whether a complete copy of the training fits on a rank's device; None if unknown."""
     with rehearsing(spec, capture, cwd, home, gpus=True) as rehearse:
         replicated = memory.replicated(plan)
         return memory.judge(rehearse(replicated.strategy), replicated, inventory).fits

@@ -1,4 +1,4 @@
-"""From what a user asked for to a running job: check, capture, plan, pack, write, hand over."""
+"""Turns a user's request into a running job: check, capture, plan, pack, write, hand over to a driver."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ class Request:
     """What to run, as the user gave it.
 
     ``kind`` is ``cell`` (``source`` with names of ``namespace``), ``function`` (``function`` with ``args`` and
-    ``kwargs``), ``script`` (``source`` is a file's text, ``label`` its path) or ``module`` (``source`` is its name);
-    ``argv`` is the program's ``sys.argv``.
+    ``kwargs``), ``script`` (``source`` is the file's text, ``label`` its path) or ``module`` (``source`` is the
+    module's name). ``argv`` is the program's ``sys.argv``.
     """
 
     source: str = ""
     label: str = ""
     first_line: int = 1
-    """Line of ``source``'s first line as the user counts."""
+    """The line number of ``source``'s first line that the user sees."""
     options: Options = field(default_factory=Options)
     namespace: Mapping[str, Any] = field(default_factory=dict)
-    """The very dictionary that functions of the notebook have as their globals."""
+    """The dictionary that is the globals of the notebook's functions."""
     hidden: frozenset[str] = frozenset()
-    """Names in it that are not the user's."""
+    """Names in ``namespace`` that do not belong to the user."""
     kind: str = "cell"
     flags: int = 0
     """Compiler flags of the notebook's ``from __future__`` imports."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """File name of an earlier cell's code -> what tracebacks call it, such as ``Cell In[3]``."""
+    """File name of an earlier cell's code -> its name in tracebacks, such as ``Cell In[3]``."""
     argv: tuple[str, ...] = ()
     notebook: str = ""
     cwd: Path | None = None
@@ -66,7 +66,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """What would run: ``--plan`` prints its plan and the capture's receipt, ``submit`` runs it."""
+    """A job ready to run: ``--plan`` prints its plan and the capture's receipt, ``submit`` runs it."""
 
     spec: JobSpec
     capture: Capture
@@ -75,9 +75,9 @@ class PreparedJob:
     home: Home
 
     def memory(self) -> MemoryPlan | None:
-        """What its strategy needs beside what there is, by a rehearsal (seconds); None without a strategy.
+        """The memory that the strategy needs and the memory available; None without a strategy.
 
-        What was captured is stored. Raises ``StoreError``.
+        Runs a rehearsal (seconds) and stores the captured data. Raises ``StoreError``.
         """
         return memory_plan(self.spec, self.capture, self.plan, self.cwd, self.home)
 
@@ -85,7 +85,7 @@ class PreparedJob:
 def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     """Check, capture and plan; nothing is started and nothing written.
 
-    But for ``--strategy auto`` on GPUs: a rehearsal of the first step says whether a whole copy fits there.
+    Exception: with ``--strategy auto`` on GPUs, a rehearsal of the first step finds out whether a complete copy fits.
 
     Raises ``OptionError``, ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``, ``ResourceError`` or
     ``LaunchError``.
@@ -94,7 +94,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     cwd = request.cwd or Path.cwd()
     chosen_variables(request.options)
     options = request.options
-    if options.checkpoint is not None:  # a rerun comes from elsewhere, and means the same directory
+    if options.checkpoint is not None:  # a rerun may start in another directory but uses the same checkpoint
         options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
     spec = JobSpec(
         job=new_job_id(),
@@ -119,11 +119,11 @@ def submit(
     pool: DriverPool | None = None,
     starting: Callable[[], None] = lambda: None,
 ) -> Job:
-    """Run it; returns when a driver has taken the job.
+    """Run the request. Returns when a driver has taken the job.
 
-    ``starting`` is called when all is ready and nothing has begun: from there on an interrupt should be held back.
+    ``starting`` is called just before the job is created: from there on the caller should hold back interrupts.
 
-    Raises what ``prepare`` raises, ``StoreError`` and ``LaunchError``; then nothing runs and no file is left but
+    Raises what ``prepare`` raises, ``StoreError`` and ``LaunchError``. Then nothing runs, and the only files left are
     captured data that the next cell may use.
     """
     home = home or default_home()
@@ -139,7 +139,7 @@ def submit(
 def launch_bundle(
     spec: JobSpec, manifest: Manifest, plan: Plan, cwd: Path, home: Home, pool: DriverPool | None = None
 ) -> Job:
-    """A running job from a bundle that is stored already. Raises ``StoreError``, ``ResourceError``, ``LaunchError``."""
+    """Run a job whose bundle is already stored. Raises ``StoreError``, ``ResourceError``, ``LaunchError``."""
     pool = pool or default_pool()
     with leases.choosing() if _on_gpus(plan) else contextlib.nullcontext():
         if _on_gpus(plan):
@@ -159,10 +159,10 @@ def launch_bundle(
 
 
 def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = None, cwd: Path | None = None) -> Job:
-    """The same bundle once more, as a new job; ``which`` is a job, an id, the beginning of one, or a name.
+    """Run the bundle of a job again, as a new job; ``which`` is a job, an id, the beginning of an id, or a name.
 
-    It runs in ``cwd`` (default: this process's directory) on GPUs chosen anew. Raises ``JobNotFound``,
-    ``DamagedJob`` (its data is gone), and what ``submit`` raises.
+    The new job runs in ``cwd`` (default: this process's directory) on newly chosen GPUs. Raises ``JobNotFound``,
+    ``DamagedJob`` (the captured data is missing), and what ``submit`` raises.
     """
     home = home or default_home()
     earlier = which if isinstance(which, Job) else attach_to(catalog.find(which, home), home, pool)
@@ -176,7 +176,7 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
 
 
 def _planned_anew(earlier: Plan, spec: JobSpec, home: Home) -> Plan:
-    """On what is free now. The same number of ranks keeps the strategy that was chosen with what is not known here."""
+    """A plan on GPUs that are free now. With as many ranks as before it keeps the strategy, which a capture chose."""
     plan = _plan(spec, home, _inventory(spec.options))
     return replace(plan, strategy=earlier.strategy) if plan.world_size == earlier.world_size else plan
 
@@ -186,9 +186,9 @@ def _on_gpus(plan: Plan) -> bool:
 
 
 def _free(spec: JobSpec, plan: Plan, home: Home, pool: DriverPool) -> Plan:
-    """The plan on GPUs that are free now: another kernel may have taken some while this one packed.
+    """The plan on GPUs that are free now: another kernel may have taken some while this kernel packed.
 
-    With ``--replace`` the earlier jobs that hold them are ended first.
+    With ``--replace``, jobs that hold the planned GPUs are ended first.
     """
     if spec.options.replace:
         wanted = {gpu for node in plan.nodes for gpu in node.gpus}
@@ -208,7 +208,7 @@ def new_job_id() -> str:
 def _capture(request: Request, cwd: Path) -> Capture:
     if request.kind == "function":
         return capturing.capture_call(request.function, request.args, request.kwargs, cwd=cwd, labels=request.labels)
-    script = request.kind in PROGRAMS  # a rank runs the file itself: nothing of it is in this process
+    script = request.kind in PROGRAMS  # a rank runs the file itself: this process has none of its names
     return capturing.capture_cell(
         "" if script else request.source,
         request.label,
@@ -230,7 +230,7 @@ def _inventory(options: Options) -> Inventory:
 def _plan(spec: JobSpec, home: Home, inventory: Inventory, fits: Callable[[Plan], bool | None] | None = None) -> Plan:
     holders = leases.holders(home) if inventory.gpus and spec.options.ranks is None else []
     own = {os.getpid()}
-    if spec.options.replace:  # what they hold will be free: ``submit`` ends them before it starts anything
+    if spec.options.replace:  # their GPUs will be free: ``submit`` ends these jobs before it starts the new one
         own.update(pid for holder in holders for pid in holder.pids)
         holders = []
     busy = {gpu: holder.paths.job for holder in holders for gpu in holder.gpus}

@@ -1,4 +1,4 @@
-"""Curves as a table: a pandas DataFrame where pandas can be imported, else a dict of columns."""
+"""Curves as a table: a pandas DataFrame if pandas can be imported, else a dict of columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..store import metrics
 
 
 def curves(paths: JobPaths) -> Any:
-    """``store.metrics.columns`` of the job, as a ``DataFrame`` with NaN for None where pandas is there."""
+    """``store.metrics.columns`` of the job; with pandas a ``DataFrame`` with NaN for None."""
     table = metrics.columns(paths)
     try:
         import pandas

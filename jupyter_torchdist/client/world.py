@@ -1,4 +1,4 @@
-"""What a rank on this machine shares with the process that asked for it. Handed through a pipe, never written down."""
+"""What a rank on this machine shares with the process that started the job. Sent through a pipe, never stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.world import LIBRARIES, World
 
 
 def world_here(options: Options, cwd: Path) -> World:
-    """This process's world. Raises ``OptionError`` for a variable of ``--env`` that is not set here."""
+    """The ``World`` of this process. Raises ``OptionError`` for a variable of ``--env`` that is not set here."""
     return World(
         environ={**os.environ, **chosen_variables(options)},
         cwd=str(cwd),
@@ -25,7 +25,7 @@ def world_here(options: Options, cwd: Path) -> World:
 
 
 def libraries() -> tuple[str, ...]:
-    """Packages of ``LIBRARIES`` that are imported here, and their public subpackages and modules."""
+    """The packages in ``LIBRARIES`` that are imported here, with their public subpackages and modules."""
     names = [name.split(".") for name in list(sys.modules) if name.startswith(LIBRARIES)]
     return tuple(
         sorted(".".join(parts) for parts in names if parts[0] in LIBRARIES and len(parts) <= 2 and parts[-1][0] != "_")
@@ -33,12 +33,12 @@ def libraries() -> tuple[str, ...]:
 
 
 def chosen_variables(options: Options) -> dict[str, str]:
-    """The variables of ``--env``, with the values given there or else those of this process."""
+    """The variables of ``--env``, with the values given there or else the values in this process."""
     chosen = {}
     for item in options.env:
         name, given, value = item.partition("=")
         if not given and name not in os.environ:
-            # A rerun comes here too: no value of the environment is ever written down.
+            # This also happens in a rerun, because values of the environment are never stored.
             hint = f"write --env {name}=VALUE, or set it here before: os.environ[{name!r}] = …"
             raise OptionError(f"--env {name}: there is no such variable here", hint)
         chosen[name] = value if given else os.environ[name]
@@ -46,12 +46,12 @@ def chosen_variables(options: Options) -> dict[str, str]:
 
 
 def sys_path(cwd: Path) -> list[str]:
-    """``sys.path`` with what is relative in it made absolute: ranks may change their directory."""
+    """``sys.path`` with absolute entries only, because ranks may change their directory."""
     return [str(cwd / entry) for entry in sys.path]
 
 
 def umask() -> int:
-    """This process's file mode mask, without changing it for a moment where the system tells it."""
+    """This process's file mode mask, read from /proc if possible, else by setting it for a moment."""
     try:
         with open("/proc/self/status") as file:
             for line in file:

@@ -1,1 +1,1 @@
-"""One process a job: it starts the ranks through agents, merges what they report, decides, and keeps the journal."""
+"""One process per job: starts the ranks through agents, merges their events, decides, and writes the journal."""

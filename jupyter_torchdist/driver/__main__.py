@@ -42,13 +42,13 @@ def main(words: list[str]) -> None:
 
 
 class Warmth:
-    """A connection that keeps the agent alive, and a warm process for jobs of this environment."""
+    """A connection that keeps the agent alive, with a warm process for jobs with this environment."""
 
     def __init__(self) -> None:
         self._channel: Channel | None = None
 
     def keep(self) -> None:
-        """Connect if there is no agent (it is new, was stopped, or has died)."""
+        """Connect unless connected. The agent may not have started yet, or it was stopped or died."""
         if self._channel is not None:
             try:
                 while self._channel.receive():
@@ -61,11 +61,11 @@ class Warmth:
             self._channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
             self._channel.send({"type": "warm", "python": sys.executable, "environ": dict(os.environ)})
         except (LaunchError, ChannelError) as error:
-            print(error, file=sys.stderr)  # said again, to the user, by the job that needs the agent
+            print(error, file=sys.stderr)  # the job that needs the agent reports it to the user again
             self._let_go()
 
     def drive(self, value: dict[str, Any]) -> None:
-        """In a driver, which has a connection of its own."""
+        """Run in a forked driver, which opens its own connection."""
         self._let_go()
         _drive(JobPaths(Path(value["job_root"])), World.from_json(value["world"]), value["blobs"])
 
@@ -82,7 +82,7 @@ def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None
 
 
 class _sole_driver(contextlib.AbstractContextManager[bool]):
-    """A lock on this machine's own disk, as locks are not to be had on every network file system."""
+    """A lock file on this machine's own disk, because not every network file system supports locks."""
 
     def __init__(self, job: str) -> None:
         self._path = make_private(runtime_dir()) / f"driver-{job}.lock"

@@ -1,4 +1,4 @@
-"""A job's submission to its engine: given, asked about, taken back."""
+"""A job's submission to its engine: submit, poll, cancel."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..protocol.events import Event
 from ..protocol.plan import Plan
 
 LOOK_SECONDS = 1.0
-"""Between two questions to the engine."""
+"""Seconds between two state queries to the engine."""
 
 
 class Engine:
-    """``say`` writes an event into the journal: a token at once, a state whenever it has changed."""
+    """``say`` writes an event into the journal: a token at once, a state whenever it changes."""
 
     def __init__(self, find: Callable[[], Launcher], plan: Plan, say: Callable[..., None]) -> None:
         self._find = find
@@ -36,7 +36,7 @@ class Engine:
         return self.state.word == ENDED
 
     def submit(self, attempt: int) -> Submission:
-        """A new submission; an earlier attempt's is taken back. Raises ``LaunchError``."""
+        """A new submission. The submission of an earlier attempt is cancelled. Raises ``LaunchError``."""
         self.cancel()
         submission = self._find().submit(self._plan, attempt)
         if submission.token:
@@ -61,7 +61,7 @@ class Engine:
         return submission
 
     def look(self, now: float) -> None:
-        """Ask how it stands, if it is time. An engine that does not answer leaves what is known."""
+        """Query the submission's state, if it is time. If the engine does not answer, the last state remains."""
         if self._submission is None or self.ended or now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
@@ -73,10 +73,10 @@ class Engine:
                 self._say("job.engine", **words)
 
     def cancel(self) -> None:
-        """Take the submission back. What goes wrong is a note, for whoever follows the job."""
+        """Cancel the submission. A failure is reported as a note in the journal."""
         submission, self._submission = self._submission, None
         if submission is not None:
             try:
                 submission.cancel()
-            except Exception as error:  # noqa: BLE001  # a stranger's code; the job's end must be written all the same
+            except Exception as error:  # noqa: BLE001  # foreign code; the job's end must be written anyway
                 self._say("job.note", text=f"the launcher could not remove the job, so look for it there: {error}")

@@ -1,4 +1,4 @@
-"""One channel a node, kept up: opened again where it breaks, with the offsets of what is already here."""
+"""One channel per node. A broken channel is opened again, with the offsets of the bytes already received."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ..store.files import publish
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 10.0
-"""An agent that answers no ping for so long is not there: the channel is opened again."""
+"""If an agent answers no ping for this time, the channel is opened again."""
 
 LOST_SECONDS = 30.0
-"""A node that could not be reached for so long is lost."""
+"""A node that could not be reached for this time is lost."""
 
 
 ROOM = 4 * CHUNK
-"""Bytes of blobs that may wait in a channel: a large bundle must not pile up in memory."""
+"""Bytes of blobs that may be queued in a channel, so that a large bundle does not fill the memory."""
 
 
 def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """A blob's frames."""
+    """The frames that transfer a blob."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         offset, last = 0, False
@@ -64,16 +64,16 @@ class Link:
         self._after_prepare: Callable[[], None] | None = None
         self._blobs_wanted: set[str] = set()
         self._going: deque[Iterator[tuple[dict[str, Any], bytes]]] = deque()
-        """Pieces of blobs that are still to be sent; what is queued in the channel is kept small."""
+        """Pieces of blobs that are not yet queued in the channel (see ``ROOM``)."""
         self._end: float | None = None
         self._order: Callable[[], None] | None = None
-        """Tells the node to start; given again to a new channel until the agent has shown that it heard it."""
+        """Sends the start order. Repeated on each new channel until a message shows that the agent received it."""
         self._known = False
 
     # -- connection
 
     def open(self, now: float) -> None:
-        """Connect; a job that was started is followed from what is here. Raises ``LaunchError``, ``ChannelError``."""
+        """Connect; follow a started job from the offsets received so far. Raises ``LaunchError``, ``ChannelError``."""
         self.channel = self._submission.connect(self.node)
         self._heard = self._pinged = now
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
@@ -100,7 +100,7 @@ class Link:
         )
 
     def _offsets(self) -> dict[str, int]:
-        """Bytes of the node's files that are here."""
+        """Size of each of the node's files in the driver's job directory."""
         folders = [self._paths.node(self.node.name).root, self._paths.results]
         return {
             str(file.relative_to(self._paths.root)): file.stat().st_size
@@ -111,7 +111,7 @@ class Link:
         }
 
     def keep(self, now: float) -> bool:
-        """Ping, notice silence, open again. False once the node is lost."""
+        """Ping the agent, drop a silent channel, reopen a dropped one. False once the node is lost."""
         if self.ended:
             return True
         if self.channel is not None:
@@ -142,7 +142,7 @@ class Link:
             self._down_since = now
 
     def receive(self, now: float) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """What the agent said. A broken channel ends quietly; ``keep`` opens it again."""
+        """Messages from the agent. A broken channel raises nothing; ``keep`` opens it again."""
         if self.channel is None:
             return
         try:
@@ -157,7 +157,7 @@ class Link:
             yield message, body
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Best effort: what matters is told again when the channel is opened again."""
+        """Send if possible. Important messages are repeated when the channel is reopened."""
         if self.channel is not None:
             with contextlib.suppress(ChannelError):
                 self.channel.send(header, body)
@@ -202,11 +202,11 @@ class Link:
 
     @property
     def writing(self) -> bool:
-        """Whether there is something to send as soon as the system takes it."""
+        """Whether bytes wait to be sent."""
         return self.channel is not None and bool(self.channel.pending or self._going)
 
     def pump(self) -> None:
-        """Send what the system takes, without waiting for it. Raises ``ChannelError`` when the peer is gone."""
+        """Send as much as possible without blocking. Raises ``ChannelError`` when the peer is gone."""
         if self.channel is None:
             return
         self.channel.flush()
@@ -230,7 +230,7 @@ class Link:
             begin()
 
     def on_bytes(self, name: str, offset: int, data: bytes) -> None:
-        """Append what a node's file has new to the copy here. Raises ``OSError`` for a full disk."""
+        """Append new bytes of a node's file to the driver's copy. Raises ``OSError`` when the disk is full."""
         folder, _, file_name = name.rpartition("/")
         if folder not in (f"nodes/{self.node.name}", "results"):
             raise ChannelError(f"{self.node.name} sent a file outside its directory")
@@ -246,7 +246,7 @@ class Link:
             os.close(fd)
 
     def on_whole(self, name: str, data: bytes) -> None:
-        """The node's gauges, as they are now. Nothing depends on them: a full disk keeps those of before."""
+        """Replace the node's gauges. Nothing depends on them: when the disk is full, the old gauges remain."""
         gauges = self._paths.node(self.node.name).gauges
         if name != f"nodes/{self.node.name}/{gauges.name}":
             raise ChannelError(f"{self.node.name} sent a file that is not replaced")

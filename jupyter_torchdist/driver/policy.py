@@ -1,4 +1,4 @@
-"""What a driver does next: decided from the job's state and the clock, without doing anything."""
+"""Decides what a driver does next, from the job's state and the clock. Has no side effects."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..protocol.plan import Plan
 from ..protocol.state import RANK_ENDS, JobState, RankState
 
 STOP_GRACE = 1.0
-"""Seconds that ranks of other nodes get after a rank failed: they only wait for it in a collective."""
+"""Grace in seconds for ranks of other nodes after a rank failed: they only wait for that rank in a collective."""
 
 ENGINE_GRACE = 1.0
-"""Seconds beyond the plan's grace in which the elastic agent ends its own node's ranks by itself."""
+"""Seconds beyond the plan's grace that the elastic agent has to end the ranks of its own node."""
 
 _CONSEQUENCES = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|read error|socket closed"
@@ -25,23 +25,23 @@ _CONSEQUENCES = re.compile(
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """Where an attempt stands beyond its state. Times in seconds on the driver's monotonic clock."""
+    """What the driver knows of an attempt beyond its ``JobState``. Times are in seconds on its monotonic clock."""
 
     interrupts: int = 0
     kill: bool = False
     terminate: bool = False
-    """Whether the ranks are to get SIGTERM, and their grace."""
+    """Whether the ranks are to get SIGTERM, with the plan's grace."""
     timed_out: bool = False
     stalled: bool = False
     ended: frozenset[str] = frozenset()
-    """Nodes on which nothing is alive any more."""
+    """Nodes on which no process of the job is alive."""
     lost: frozenset[str] = frozenset()
     failed_at: float | None = None
     interrupted_at: float | None = None
     signalled: bool = False
     """Whether the ranks were sent SIGINT."""
     end_sent: float | None = None
-    """The shortest grace that nodes were told to end with."""
+    """The shortest grace sent to the nodes so far."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class End:
-    """End what is left of the job on every node, with ``grace`` seconds between SIGTERM and SIGKILL."""
+    """End the job's processes on every node, with ``grace`` seconds between SIGTERM and SIGKILL."""
 
     grace: float
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """Say in the journal that the job is being stopped, and why."""
+    """Write in the journal that the job is being stopped, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Finish:
-    """Nothing is alive: the job ends."""
+    """No process is alive: the job ends."""
 
     state: str
     reason: str
@@ -74,14 +74,14 @@ class Finish:
 
 @dataclass(frozen=True)
 class Again:
-    """Nothing is alive and nothing was done yet: start the job again in new interpreters."""
+    """No process is alive and no user code has run: start the job again in new interpreters."""
 
 
 Action = Interrupt | End | Stopping | Finish | Again
 
 
 def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> list[Action]:
-    """What to do now; an empty list is to wait."""
+    """The actions to perform now; an empty list means to wait."""
     nodes = {node.name for node in plan.nodes}
     if nodes <= standing.ended | standing.lost:
         if standing.stalled and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
@@ -111,26 +111,26 @@ def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
 
 
 def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> float | None:
-    """Seconds between SIGTERM and SIGKILL with which the job is to end now; None to leave it alone."""
+    """The grace in seconds (SIGTERM to SIGKILL) if the job is to end now; None to let it run."""
     if standing.kill or standing.interrupts > 1:
         return 0.0
     if standing.terminate:
         return plan.grace
     if standing.stalled or standing.lost:
         return STOP_GRACE
-    if _fell_short(plan, state, standing):  # the others cannot go on without that node
+    if _fell_short(plan, state, standing):  # the other nodes cannot go on without it
         return STOP_GRACE
     if standing.interrupts or standing.timed_out:
         if standing.interrupted_at is not None and now - standing.interrupted_at > plan.grace:
             return 0.0
-        # SIGINT reaches user code only; ranks that have not come so far end at once.
+        # SIGINT interrupts only user code. When no rank runs user code yet, the ranks end at once.
         if not any(rank.state == "running" for rank in state.ranks.values()):
             return STOP_GRACE if not _all_ended(plan, state) else None
         return None
     if standing.failed_at is not None:
         if now - standing.failed_at > plan.grace + ENGINE_GRACE:
             return STOP_GRACE
-        # The failing rank's own node is ended by its elastic agent, once that rank is out.
+        # On the node of the failed rank, the elastic agent ends the other ranks once that rank has exited.
         if len(plan.nodes) > 1 and any(rank.code is not None for rank in failures(state)):
             return STOP_GRACE
     return None
@@ -141,7 +141,7 @@ def _stopped_on_request(standing: AttemptStatus) -> bool:
 
 
 def _fell_short(plan: Plan, state: JobState, standing: AttemptStatus) -> bool:
-    """Whether a node has ended whose ranks are not all done; it may never have been told to start."""
+    """Whether a node has ended although not all its ranks are done. It may never have been told to start."""
     ranks = (rank for node in plan.nodes if node.name in standing.ended for rank in node.ranks)
     return any(rank not in state.ranks or state.ranks[rank].state != "done" for rank in ranks)
 
@@ -151,20 +151,20 @@ def _all_ended(plan: Plan, state: JobState) -> bool:
 
 
 def failures(state: JobState) -> list[RankState]:
-    """Ranks that failed, causes before consequences, each group by time.
+    """Failed ranks: causes before consequences, each group sorted by time.
 
-    A rank whose peer died fails too, with a broken connection, and may well say so first.
+    A rank whose peer died fails too, with a broken connection, and may report its failure first.
     """
     return sorted(state.failures(), key=lambda rank: bool(rank.error and _CONSEQUENCES.search(rank.error.message)))
 
 
 def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
-    """The final state of an attempt after which nothing is alive."""
+    """The final state of an attempt, when no process of it is alive."""
     failed = failures(state)
     done = [rank for rank in state.ranks.values() if rank.state == "done"]
     if len(done) == plan.world_size:
         return Finish("succeeded", "", None)
-    # What broke the job before anybody stopped it is what the user must see.
+    # A failure before the request to stop has priority: the user must see it.
     failed_first = bool(failed) and state.state == "stopping" and state.reason == "failed"
     if _stopped_on_request(standing) and not failed_first:
         return Finish("cancelled", "stopped on request", None)
@@ -190,7 +190,7 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
 
 
 def _lost_its_launcher(rank: RankState) -> bool:
-    """Torch has a rank interrupted when its launcher dies; then nobody is there to see its exit code."""
+    """Whether the rank's launcher died. Torch then interrupts the rank, and nobody sees the rank's exit code."""
     return rank.state == "stopped" or (rank.state == "interrupted" and rank.code == -signal.SIGKILL)
 
 
@@ -201,7 +201,7 @@ def failure_in_words(rank: RankState) -> str:
 
 
 def resumed(state: JobState) -> AttemptStatus:
-    """Where a driver that takes up a job begins: what its predecessor was told is in the journal."""
+    """The status with which a driver takes up a job. The journal holds the requests to the earlier driver."""
     stopping = state.reason if state.state == "stopping" else ""
     return AttemptStatus(interrupts=int(stopping == "cancelled"), timed_out=stopping == "timed_out")
 

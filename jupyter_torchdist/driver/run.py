@@ -1,4 +1,4 @@
-"""Performs what ``policy`` decides: the only writer of a job's journal."""
+"""Performs the actions that ``policy`` decides. The driver is the only writer of a job's journal."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from .engine import Engine
 from .links import Link
 
 QUIET_TICK = 0.02
-"""Seconds between two looks at the requests of clients."""
+"""Seconds between two checks for requests of clients."""
 
 PATIENCE_SECONDS = 600.0
-"""How long a driver that has done everything waits for room on the disk for the journal's last lines."""
+"""How long a driver at its end waits for free disk space to write the journal's last lines."""
 
 _LAST_WORDS = 12
-"""Lines of a launcher's log that are quoted when no rank came to be."""
+"""Number of lines quoted from a launcher's log when no rank has started."""
 
 INTERNAL = ("launcher.child", "rank.ending")
-"""What launchers write for their agent, of no interest to a reader of the journal."""
+"""Events that only the agent needs; they are not written to the journal."""
 
 
 class Driver:
-    """One job from here to its end. ``world`` is None for a driver that takes up another's job.
+    """Drives one job until its end. ``world`` is None for a driver that takes up the job of an earlier driver.
 
-    ``find`` makes the launcher of a name, ``blobs`` is the directory of captured data.
+    ``find`` creates the launcher with a given name. ``blobs`` is the directory of captured data.
     """
 
     def __init__(self, paths: JobPaths, find: Callable[[str], Launcher], world: World | None, blobs: str = "") -> None:
@@ -83,7 +83,7 @@ class Driver:
         self._endpoint: tuple[str, int] | None = None
 
     def _deadline_of(self, timeout: float | None) -> float:
-        """On the monotonic clock: the wall clock may be set while the job runs."""
+        """The deadline on the monotonic clock, because the wall clock may be changed while the job runs."""
         if timeout is None:
             return float("inf")
         elapsed = max(0.0, time.time() - self._spec.created)
@@ -92,7 +92,7 @@ class Driver:
     # -- beginning
 
     def run(self) -> None:
-        """To the job's end. Whatever goes wrong here, the journal says so."""
+        """Run until the job's end. Any error of the driver is written to the journal."""
         if self._state.final:
             # An earlier driver died between the journal's last line and the summary.
             journal.publish_summary(self._paths, self._state)
@@ -177,7 +177,7 @@ class Driver:
             self._watch(link)
 
     def _watch(self, link: Link) -> None:
-        """Wake up when the node has said something, and when it takes what waits to be sent."""
+        """Register the link with the selector: wake up for input, and for output when bytes wait to be sent."""
         wanted: dict[int, int] = {}
         if link.channel is not None:
             wanted[link.channel.read_fd] = selectors.EVENT_READ
@@ -259,7 +259,7 @@ class Driver:
         self._engine.cancel()
 
     def _launcher_words(self) -> str:
-        """The end of what launchers printed: why no rank came to be."""
+        """The last lines of the launchers' logs, which show why no rank has started."""
         words = []
         for node in self._plan.nodes:
             with contextlib.suppress(OSError):
@@ -271,7 +271,7 @@ class Driver:
         journal.publish_summary(self._paths, self._state)
 
     def _give_up(self, error: Exception) -> None:
-        """A mistake of ours, or an agent that cannot be used: end what runs, and say so."""
+        """After a bug of the driver or an unusable agent: end all processes and write the reason to the journal."""
         for link in self._links:
             link.end(0.0)
         self._engine.cancel()
@@ -297,7 +297,7 @@ class Driver:
             ChannelError,
         ):  # a full disk, nonsense: over a new channel the node sends again what is missing
             link.drop(time.monotonic())
-        self._watch(link)  # at once: the number of a closed descriptor may soon be another channel's
+        self._watch(link)  # at once: a new channel may soon reuse the closed descriptor's number
 
     def _on_message(self, link: Link, message: dict[str, Any], body: bytes) -> None:
         said = understood(AGENT_SAYS, message)
@@ -325,9 +325,9 @@ class Driver:
             )
 
     def _on_stalled(self, link: Link, ranks: Sequence[int]) -> None:
-        """A node whose ranks wait for those of a node that is still starting does not hang.
+        """The attempt counts as stalled only when all nodes are: ranks may wait for a node that is still starting.
 
-        Where user code has begun on some rank, nothing is ended: the others may wait for what they load.
+        When user code has begun on any rank, nothing is ended: the other ranks may still be loading data.
         """
         link.send({"type": "stacks", "job": self._plan.job})
         who, stacks = ", ".join(map(str, ranks)), self._paths.node(link.node.name).root / "rank-*.stacks"
@@ -339,7 +339,7 @@ class Driver:
             self._standing = replace(self._standing, stalled=True)
 
     def _read_all(self) -> None:
-        """Events of every file that is here, for a driver that takes up a job."""
+        """Read the events of all files in the job directory, for a driver that takes up a job."""
         for link in self._links:
             root = self._paths.node(link.node.name).root
             for file in sorted(root.glob("*.events")):
@@ -409,14 +409,14 @@ class Driver:
         self._write()
 
     def _write_out(self) -> None:
-        """Until the last line is written nobody may think that the job has no driver."""
+        """Keep this process alive until the last line is written, so that no other driver takes up the job."""
         until = time.monotonic() + PATIENCE_SECONDS
         while self._unwritten and self._paths.root.is_dir() and time.monotonic() < until:
             time.sleep(0.2)
             self._write()
 
     def _write(self) -> None:
-        """What a full disk refuses is kept and tried again: the job must not die of its own journal."""
+        """Write pending events. On a full disk they are kept and tried again, so that the job goes on."""
         while self._unwritten:
             try:
                 written = self._writer.append(self._unwritten[0])

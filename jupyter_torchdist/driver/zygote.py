@@ -1,6 +1,6 @@
-"""The process that drivers are forked from: all that a driver imports is there, so no job waits for an interpreter.
+"""The process from which drivers are forked. It has imported all that a driver needs, so no job waits for imports.
 
-It has no threads. A driver is a session of its own: it outlives this process, and the kernel that started it.
+It has no threads. Each driver has its own session, so it survives the exit of this process and of the kernel.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Line = dict[str, Any]
 
 
 def serve(drive: Callable[[Line], None], settle: Callable[[], None] = lambda: None) -> None:
-    """Fork a driver, which calls ``drive``, for each JSON line on standard input; return at its end.
+    """Fork a driver, which calls ``drive``, for each JSON line on standard input. Return at end of file.
 
-    ``settle`` is called here after each fork. Standard output says of each driver ``{"job_root", "process"}``, and
-    ``{"job_root", "code"}`` when it has ended: an exit code, or minus the signal's number.
+    ``settle`` is called here after each fork. For each driver, standard output gets ``{"job_root", "process"}``, and
+    ``{"job_root", "code"}`` when the driver has exited: an exit code, or minus the signal's number.
     """
     drivers: dict[int, str] = {}
 
@@ -35,7 +35,7 @@ def serve(drive: Callable[[Line], None], settle: Callable[[], None] = lambda: No
                     _say(job_root=drivers.pop(pid), code=os.waitstatus_to_exitcode(status))
 
     signal.signal(signal.SIGCHLD, on_child)
-    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # the kernel may have died while it wrote
+    while (line := sys.stdin.buffer.readline()).endswith(b"\n"):  # a kernel that dies may leave a partial line
         value = codec.loads(line)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         pid = os.fork()
@@ -56,10 +56,10 @@ def _be_a_driver(drive: Callable[[Line], None], value: Line) -> NoReturn:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        os.dup2(2, 1)  # the zygote's own words end there
+        os.dup2(2, 1)  # standard output is the zygote's protocol
         drive(value)
         code = 0
-    except BaseException:  # noqa: BLE001  # this process's edge
+    except BaseException:  # noqa: BLE001  # top level of this process
         traceback.print_exc()
     finally:
         with contextlib.suppress(OSError):
@@ -69,5 +69,5 @@ def _be_a_driver(drive: Callable[[Line], None], value: Line) -> NoReturn:
 
 
 def _say(**words: Any) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more: standard input says so next
+    with contextlib.suppress(OSError):  # the reader is gone; end of file on standard input follows
         os.write(1, codec.dumps(words).encode("ascii") + b"\n")

@@ -1,4 +1,4 @@
-"""What a view of a job is told: the words of ``protocol/feed`` from the files of a job directory, in bounded pieces."""
+"""Sends a job to its views: messages of ``protocol/feed``, made from the files of a job directory, of bounded size."""
 
 from .feed import Feed
 

@@ -1,4 +1,4 @@
-"""Curves that are logged together, folded into a bounded number of bins while they come; no minimum is ever lost."""
+"""Curves that are logged together, folded into a bounded number of bins as they arrive. Extreme values are kept."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Any
 
 MOST = 2048
-"""Bins of one curve of one rank."""
+"""Largest number of bins of one curve of one rank."""
 
 
 def number(value: Any) -> float:
-    """A logged value as it stands in the file; what is no finite number becomes NaN or an infinity."""
+    """A logged value, in the form used in the file, as a float. A value that is no finite number becomes NaN or inf."""
     if isinstance(value, str):
         value = _TAGGED.get(value, value)
         if isinstance(value, str):
@@ -40,7 +40,7 @@ def _integer(text: str) -> float:
 
 @dataclass
 class Rows:
-    """Lines of the file that log the same names: a row of values each, as they stand there."""
+    """Lines of the file that log the same names: one row of values per line, unchanged."""
 
     x: list[float] = field(default_factory=list)
     t: list[float] = field(default_factory=list)
@@ -51,14 +51,14 @@ class Rows:
 
 @dataclass
 class Cells:
-    """One curve's bins. ``low`` is +inf and ``high`` -inf where no value of a bin is finite (``finite`` is 0)."""
+    """The bins of one curve. If a bin has no finite value (``finite`` is 0), ``low`` is +inf and ``high`` is -inf."""
 
     low: array[float] = field(default_factory=lambda: array("d"))
     high: array[float] = field(default_factory=lambda: array("d"))
     mean: array[float] = field(default_factory=lambda: array("d"))
     finite: array[float] = field(default_factory=lambda: array("d"))
     gaps: bool = False
-    """Whether some value was not finite."""
+    """Whether any value was not finite."""
 
     def append(self, column: Sequence[Any]) -> None:
         low, high, mean, finite = measure(column)
@@ -83,13 +83,13 @@ class Cells:
 
 
 def measure(column: Sequence[Any]) -> tuple[float, float, float, int]:
-    """Minimum, maximum and mean of the finite values in ``column``, and how many these are."""
+    """Minimum, maximum, mean and number of the finite values in ``column``."""
     try:
         total = sum(column)
         if math.isfinite(total):
             return min(column), max(column), total / len(column), len(column)
     except (TypeError, OverflowError):
-        pass  # something in it is no number, or no double holds it
+        pass  # a value is not a number, or too large for a double
     values = [value for item in column if math.isfinite(value := number(item))]
     if not values:
         return math.inf, -math.inf, 0.0, 0
@@ -97,7 +97,7 @@ def measure(column: Sequence[Any]) -> tuple[float, float, float, int]:
 
 
 def joined(mean: float, count: float, other: float, others: float) -> float:
-    """The mean of two parts; products first would leave the range of a double."""
+    """The mean of two parts. Divides before it multiplies, so that no product overflows a double."""
     total = count + others
     return mean * (count / total) + other * (others / total) if total else 0.0
 
@@ -115,42 +115,42 @@ def _halved(join: Any, values: array[Any]) -> array[Any]:
 
 
 class Bins:
-    """Bins over the lines that log ``names``. Each holds ``per`` lines; when they are too many, pairs are joined.
+    """Bins over the lines that log ``names``. Each bin holds ``per`` lines. When there are too many, pairs are joined.
 
     A step that goes backwards begins a new bin.
     """
 
     def __init__(self, names: tuple[str, ...], first: int = 0, per: int = 1) -> None:
-        """``first``: how many lines there were before, which is x where no step is given."""
+        """``first``: number of earlier lines. If no step is given, x is the number of lines before."""
         self.names = names
         self.lines = first
         self.per = per
         self.x, self.x_low, self.x_end = array("d"), array("d"), array("d")
-        """Of each bin the first line's x, the least and the greatest: pairs may have been joined over a step back."""
+        """Per bin: x of its first line, smallest x, largest x. Joined pairs may contain a step that goes backwards."""
         self.t, self.t_low, self.t_end = array("d"), array("d"), array("d")
         self.where = array("q")
         self.count: array[Any] = array("q")
         self.cells = [Cells() for _ in names]
         self.in_order = True
-        """Whether neither steps nor times went back from one bin to the next."""
+        """Whether neither steps nor times go backwards from one bin to the next."""
 
     def __len__(self) -> int:
         return len(self.count)
 
     def inside(self, axis: str, low: float, high: float) -> list[int]:
-        """The bins with lines from ``low`` to ``high`` of ``axis`` (``step`` or ``time``), in order of the file."""
+        """Indices of the bins with lines from ``low`` to ``high`` on ``axis`` (``step`` or ``time``), in file order."""
         least, greatest = (self.x_low, self.x_end) if axis == "step" else (self.t_low, self.t_end)
         reaches = zip(least, greatest, strict=True)
         return [number for number, (begin, end) in enumerate(reaches) if begin <= high and end >= low]
 
     def add(self, rows: Rows, most: int = MOST) -> None:
-        """Fold lines in, in the order of the file, and keep at most about ``most`` bins."""
+        """Fold in lines, which must be in file order. Keeps at most about ``most`` bins."""
         for begin, end in _runs(rows.x):
             while begin < end:
                 begin = self._add_run(rows, begin, end, most)
 
     def _add_run(self, rows: Rows, begin: int, end: int, most: int) -> int:
-        """Fold lines ``begin``… into one bin; where the next one goes on."""
+        """Fold lines from ``begin`` on into one bin. Returns the index of the first line that is left."""
         room = self.per - self.count[-1] if self.count else 0
         if room <= 0 or rows.x[begin] < self.x_end[-1]:
             while len(self) >= max(2, most):
@@ -191,7 +191,7 @@ class Bins:
 
 
 def _runs(x: list[float]) -> list[tuple[int, int]]:
-    """Parts of ``x`` that do not go backwards."""
+    """Index ranges of ``x`` whose values do not go backwards."""
     if not any(map(operator.gt, x, x[1:])):
         return [(0, len(x))]
     breaks = [index + 1 for index, (one, next_) in enumerate(pairwise(x)) if one > next_]

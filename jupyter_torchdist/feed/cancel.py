@@ -1,4 +1,4 @@
-"""Ending a job from a view."""
+"""Cancels a job from a view."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..store import liveness
 
 
 def cancel(paths: JobPaths, home: Home, kill: bool, pool: DriverPool | None = None) -> str:
-    """Ask for the end; what was done, as a sentence. A job without a driver gets one. Raises ``TorchDistError``."""
+    """Cancel the job. Returns what was done, as a sentence. Starts a driver if it died. Raises ``TorchDistError``."""
     job = attach_to(paths, home, pool)
     state = job.state
     if state.final:

@@ -1,4 +1,4 @@
-"""What a job took with it, as views are told of it."""
+"""What a job captured, in the form sent to views."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from ..store import jobdir
 
 
 def captured(paths: JobPaths) -> tuple[list[dict[str, Any]], list[str]]:
-    """The receipt, and what was said while it was made. Raises ``JobNotFound``, ``DamagedJob``."""
+    """The receipt, and the notes written during capture. Raises ``JobNotFound``, ``DamagedJob``."""
     manifest = jobdir.read_manifest(paths)
     return [asdict(one) for one in manifest.receipt], list(manifest.notes)

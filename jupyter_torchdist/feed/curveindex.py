@@ -1,4 +1,4 @@
-"""The curves of one job, read as far as the ranks have written them; shared by all feeds of this process."""
+"""The curves of one job, as far as they were read. One index is shared by all feeds of this process."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from .bins import MOST, Bins, Rows, number
 from .merging import Merging
 
 NAMES = 1000
-"""Curves of one job that are kept."""
+"""Largest number of curves kept for one job."""
 
 LONGEST_NAME = 200
-"""Characters."""
+"""Longest name of a curve in characters."""
 
 CELLS = 1_500_000
-"""Bins of all curves of all ranks together (about 32 bytes each)."""
+"""Largest number of bins of all curves of all ranks together (about 32 bytes each)."""
 
 CHUNK = 64 * 1024
 LONGEST = 1024 * 1024
-"""Bytes of one line; a longer one is passed over."""
+"""Longest line in bytes; longer lines are skipped."""
 
 _TOGETHER = 64
-"""Sets of names that are logged together and get bins of their own; others are binned name by name."""
+"""Largest number of name sets with bins of their own (names logged together). Other names get bins one by one."""
 _ROUTES = 4096
 _BARS = 16
 _PEEK = 64 * 1024
 _SAMPLES = 64
 _SAMPLE = 4 * 1024
 _FAR = 1e300
-"""Steps and times beyond are none: the difference of two must be a number."""
+"""Steps and times beyond this are ignored, so that the difference of two is finite."""
 
 _scan = json.JSONDecoder(parse_constant=lambda text: "@nan").scan_once  # type: ignore[attr-defined]
 
@@ -49,15 +49,15 @@ Route = list[tuple[Bins, tuple[int, ...] | None]]
 
 @dataclass
 class Names:
-    """Which curves are kept; the first come."""
+    """Which curves are kept: the first ``NAMES``."""
 
     kept: dict[str, None] = field(default_factory=dict)
     left: bool = False
-    """Whether some were not."""
+    """Whether some curves were not kept."""
 
     @property
     def note(self) -> str:
-        """A sentence about those that are not kept; empty where all are."""
+        """A sentence about curves that are not kept; empty if all are kept."""
         return f"more than {NAMES} curves, or very long names: the first {NAMES} are shown" if self.left else ""
 
     def admits(self, name: str) -> bool:
@@ -71,7 +71,7 @@ class Names:
 
 
 class RankCurves:
-    """One rank's file from ``offset`` on."""
+    """The curves of one rank, read from its file from ``offset`` on."""
 
     def __init__(self, path: Path, names: Names, offset: int = 0) -> None:
         self.path, self.offset = path, offset
@@ -85,7 +85,7 @@ class RankCurves:
         self._skipping = False
         self._latest: dict[tuple[str, ...], dict[str, Any]] = {}
         self._expected: dict[tuple[str, ...], int] = {}
-        """About how many lines of each set of names a long file holds."""
+        """Estimated number of lines for each set of names in a long file."""
 
     def size(self) -> int:
         try:
@@ -94,7 +94,7 @@ class RankCurves:
             return 0
 
     def peek(self) -> None:
-        """The last values of a long file before the rest of it is read, and about what there is in it."""
+        """Read the last values of a long file before the rest, and estimate its content."""
         size = self.size()
         if size > 4 * _PEEK:
             head, _, data = read(self.path, size - _PEEK, size).partition(b"\n")
@@ -104,7 +104,7 @@ class RankCurves:
             self._estimate(size)
 
     def _estimate(self, size: int) -> None:
-        """Look at a few places: bins that are wide from the begin on need not be joined again and again."""
+        """Sample a few places of the file. Bins that are wide from the beginning need not be joined repeatedly."""
         seen: Counter[tuple[str, ...]] = Counter()
         places = range(0, size - _SAMPLE, size // _SAMPLES)
         for place in places:
@@ -115,7 +115,7 @@ class RankCurves:
         self._expected = {names: count * size // (len(places) * _SAMPLE) for names, count in seen.items()}
 
     def advance(self, end: int, most: int = MOST) -> bool:
-        """Read a piece of what is before ``end``; whether there was any whole line (or part of an endless one)."""
+        """Read a piece before ``end``. Returns whether it had a complete line (or part of a line that is too long)."""
         data = read(self.path, self.offset, min(end, self.offset + CHUNK))
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) == CHUNK:
@@ -145,7 +145,7 @@ class RankCurves:
             self.points += len(rows.x)
 
     def _note(self, record: dict[str, Any]) -> dict[str, Any] | None:
-        """Keep what the status shows; the values of a line that logs some."""
+        """Keep what the status shows. Returns the values if the line logs values, else None."""
         kind, values = record.get("k"), record.get("v")
         if kind == "log" and isinstance(values, dict):
             if isinstance(step := record.get("step"), int):
@@ -208,7 +208,7 @@ class RankCurves:
         return tuple(index for index, name in enumerate(names) if self._names.admits(name))
 
     def _per(self, expected: int) -> int:
-        """Lines of a bin: too few rather than too many, for bins are joined and never parted."""
+        """Lines per bin: rather too few than too many, because bins can be joined but not split."""
         per = 1
         while expected > 2 * MOST * per:
             per *= 2
@@ -221,7 +221,7 @@ class RankCurves:
 
 
 class Closer(RankCurves):
-    """Lines of one of ``whole``'s bins once more, for ``wanted`` names."""
+    """Reads the lines behind some bins of ``whole`` again, for the names ``wanted``."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class Closer(RankCurves):
         wanted: frozenset[str],
         asked: Callable[[float, float], bool],
     ) -> None:
-        """``inside``: which of the bins reach into the range; ``asked(step, time)``: whether a line is in it."""
+        """``inside``: indices of the bins that overlap the range. ``asked(step, time)``: whether a line is in it."""
         super().__init__(whole.path, whole._names, bins.where[inside[0]])
         last = inside[-1] + 1
         self.end = bins.where[last] if last < len(bins) else whole.offset
@@ -253,9 +253,9 @@ class Closer(RankCurves):
 
 
 def _records(data: bytes, offset: int) -> list[tuple[int, dict[str, Any]]]:
-    """(offset, record) of each whole line; damaged ones are passed over.
+    """(offset, record) of each line; damaged lines are skipped.
 
-    The codec's own way to numbers is too slow for millions: tagged ones stay strings here (``bins.number``).
+    The codec is too slow for millions of numbers. So tagged numbers remain strings here (see ``bins.number``).
     """
     found = []
     for line in data.decode("latin-1").split("\n"):
@@ -270,7 +270,7 @@ def _records(data: bytes, offset: int) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _step(step: Any, count: int) -> float:
-    """The step as a number; where none was given, how many lines there were before."""
+    """The step as a number; if no step was given, the number of lines before."""
     if isinstance(step, (int, float, str)):
         x = number(step)
         if -_FAR < x < _FAR:
@@ -279,7 +279,7 @@ def _step(step: Any, count: int) -> float:
 
 
 class CurveIndex:
-    """All ranks' curves. Safe in threads; every call is short."""
+    """The curves of all ranks. Thread-safe; every call is short."""
 
     _shared: ClassVar[WeakValueDictionary[Path, CurveIndex]] = WeakValueDictionary()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
@@ -293,7 +293,7 @@ class CurveIndex:
 
     @staticmethod
     def of(paths: JobPaths) -> CurveIndex:
-        """The one of this process for that job."""
+        """The index of this process for the job."""
         with CurveIndex._sharing:
             index = CurveIndex._shared.get(paths.root)
             if index is None:
@@ -302,16 +302,16 @@ class CurveIndex:
 
     @property
     def version(self) -> int:
-        """Grows with every line that is read."""
+        """Increases with every line that is read."""
         return sum(rank.points for rank in self.ranks.values())
 
     @property
     def most(self) -> int:
-        """Bins that one curve of one rank may have now."""
+        """Number of bins that one curve of one rank may have now."""
         return max(16, min(MOST, CELLS // max(1, len(self.names.kept) * len(self.ranks))))
 
     def advance(self, seconds: float) -> bool:
-        """Read on for so long; whether all is read. The rank that is behind comes first."""
+        """Read for ``seconds``, beginning with the rank that is furthest behind. Returns whether everything is read."""
         until = time.monotonic() + seconds
         if not self.lock.acquire(blocking=False):
             return False  # another feed is reading
@@ -328,7 +328,7 @@ class CurveIndex:
             self.lock.release()
 
     def look(self) -> None:
-        """Find the files of ranks that have begun to log. The last values of a long one are known at once."""
+        """Find the files of ranks that have begun to log. Of a long file, the last values are read at once."""
         found = metrics.files(self._paths)
         with self.lock:
             for rank, path in found.items():

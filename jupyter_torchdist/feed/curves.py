@@ -1,4 +1,4 @@
-"""Answers about curves: as many points as the screen can show, and what was merged into each."""
+"""Answers to questions about curves: as many points as the screen can show, with the range merged into each."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from .merging import Grid
 
 Answer = Mapping[str, Any]
 Work = Generator[None, None, Answer]
-"""An answer in the making: it pauses wherever the time may be up."""
+"""A generator that computes an answer. It yields often, so that the caller can pause it when the time is up."""
 
 Closers = dict[int, dict[tuple[str, ...], Closer]]
-"""What was read again for a range, by rank and the bins' names."""
+"""Lines that were read again for a range, by rank and by the names of the bins."""
 
 POINTS = 40_000
-"""Points in one answer, of all its curves."""
+"""Largest number of points in one answer, of all its curves together."""
 
 SERIES = 4096
-"""Curves times ranks in one answer."""
+"""Largest number of curves times ranks in one answer."""
 
 RANGE_BYTES = 64 * 1024 * 1024
-"""Bytes that are read again for a range; a wider one is answered from what is held."""
+"""Largest number of bytes read again for a range; a wider range is answered from the bins in memory."""
 
 COLUMNS: tuple[Literal["x", "y", "low", "high"], ...] = ("x", "y", "low", "high")
-"""Of a series, each an ``array`` of doubles."""
+"""Columns of a series, each an ``array`` of doubles."""
 
 _NONE = (array("d"),) * len(COLUMNS)
 _FEWEST = 16
@@ -39,7 +39,7 @@ _FEWEST = 16
 
 @dataclass(frozen=True)
 class Question:
-    """``curves`` as asked; ``low`` and ``high`` are infinite where no range was given."""
+    """A ``curves`` question. ``low`` and ``high`` are infinite if no range was given."""
 
     names: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -55,7 +55,7 @@ class Question:
 
     @staticmethod
     def of(asked: dict[str, Any], index: CurveIndex) -> Question:
-        """Raises ``UserError`` where more is asked for than one answer can hold."""
+        """Parse a question. Raises ``UserError`` if it asks for more than one answer can hold."""
         known = sorted(index.ranks)
         wanted = [rank for rank in known if rank in asked.get("ranks", [])] if asked.get("ranks") else known
         ranks = wanted[:1] if asked["mode"] == "rank0" else wanted
@@ -84,7 +84,7 @@ class Question:
 
 @dataclass
 class Points:
-    """One curve of one rank, in order of x; ``finite`` values of ``count`` lines are in each point."""
+    """One curve of one rank, sorted by x. Each point merges ``count`` lines; ``finite`` of them have a finite value."""
 
     x: list[float] = field(default_factory=list)
     mean: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Points:
             mine.extend(its[begin:])
 
     def add(self, bins: Bins, name: str, asked: Question) -> None:
-        """Append the bins that reach into the range."""
+        """Append the bins that overlap the range."""
         if not asked.ranged:
             self.add_from(bins, name, asked.axis, 0)
             return
@@ -138,11 +138,11 @@ class Points:
         return self.x, self.mean, self.low, self.high, self.finite, self.count
 
     def decimated(self, width: int) -> Points:
-        """Not more than ``width`` points: neighbours are merged."""
+        """At most ``width`` points: neighbours are merged."""
         return self.joined(max(1, -(-len(self) // width)))
 
     def joined(self, each: int) -> Points:
-        """So many neighbours merged into one."""
+        """``each`` neighbours merged into one point."""
         if each == 1:
             return self
         found = Points()
@@ -156,7 +156,7 @@ class Points:
         return found
 
     def to_json(self, name: str, rank: int | None, before: tuple[array[float], ...] = _NONE) -> Series:
-        """A point without any finite value is NaN; one that hides such values is followed by a NaN: the line breaks."""
+        """A point without finite values is NaN. After a point with some non-finite values a NaN follows: a gap."""
         columns = [self.x, self.mean, self.low, self.high]
         if any(map(float.__ne__, self.finite, map(float, self.count))):
             columns = self._with_gaps()
@@ -172,7 +172,7 @@ class Points:
 
 
 def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
-    """The series. Raises ``UserError``."""
+    """Compute the series. Raises ``UserError``."""
     with index.lock:
         question = Question.of(asked, index)
         version = index.version
@@ -197,7 +197,7 @@ class _Answer:
         self._grids: dict[tuple[tuple[int, int], ...], Grid] = {}
 
     def add_merged(self, name: str, ranks: tuple[int, ...]) -> bool:
-        """Add one line for ``ranks`` from what was merged before; whether that can be done."""
+        """Add one line for ``ranks`` from bins merged earlier. Returns False if that is not possible."""
         with self._index.lock:
             grid = None if self._question.ranged else self._grid(name, ranks)
             if grid is None or not grid.common or grid.gaps(name):
@@ -219,7 +219,7 @@ class _Answer:
         return True
 
     def _grid(self, name: str, ranks: tuple[int, ...]) -> Grid | None:
-        """None where some rank logs the curve together with other names than the others do."""
+        """The grid of a curve; None if the ranks log the curve together with different names."""
         found: list[Bins] = []
         for rank in ranks:
             found += [bins for names, bins in self._index.ranks[rank].by_names.items() if name in names]
@@ -231,7 +231,7 @@ class _Answer:
         return self._grids[key]
 
     def add(self, name: str, ranks: tuple[int, ...]) -> Generator[None, None, None]:
-        """Add one line for ``ranks``, whatever they logged."""
+        """Add one line for ``ranks``. Works for any logged data."""
         found: list[Points] = []
         for rank in ranks:
             with self._index.lock:
@@ -258,7 +258,7 @@ def _points(curves: RankCurves, closer: dict[tuple[str, ...], Closer], name: str
 
 
 def _closer(index: CurveIndex, question: Question) -> Generator[None, None, Closers]:
-    """The range read again from the files, where bins are too coarse for it: by rank and the bins' names."""
+    """Read the range again from the files if bins are too coarse for it. By rank and by the names of the bins."""
     with index.lock:
         readers = {rank: list(_plans(index.ranks[rank], question)) for rank in question.ranks}
     plans = [reader for of_rank in readers.values() for reader in of_rank]
@@ -281,15 +281,15 @@ def _plans(curves: RankCurves, question: Question) -> Iterator[Closer]:
 
 
 def _band(ranks: list[Points], width: int, apart: float = 0.0) -> tuple[Points, bool]:
-    """Mean of the ranks, least and greatest value, and whether every point is one step of each rank.
+    """Mean, minimum and maximum over the ranks, and whether every point is a single step of each rank.
 
-    ``apart``: the least distance of two points.
+    ``apart``: the smallest allowed distance between two points.
     """
     if not ranks:
         return Points(), True
     begin = min(points.x[0] for points in ranks)
     end = max(points.x[-1] for points in ranks)
-    # As wide as the coarsest rank's distance between points, or ranks would alternate in a zigzag.
+    # The spacing of the coarsest rank; with less, buckets would alternate between ranks (a zigzag).
     spacing = max((points.x[-1] - points.x[0]) / max(1, len(points) - 1) for points in ranks)
     spacing = max(spacing, apart, (end - begin) / max(1, width - 1))
     buckets: dict[int, list[tuple[float, float, float, float, float, int]]] = {}

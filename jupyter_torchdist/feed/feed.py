@@ -1,7 +1,7 @@
-"""One view's feed: messages in, messages out, all of it read from the job directory.
+"""The feed of one view: messages in, messages out. All data is read from the job directory.
 
-It keeps no thread and no clock: whoever holds the view calls ``receive`` for each message and ``poll`` some twenty
-times a second. Each call ends within about 0.1 s (a search: 0.15 s); what takes longer goes on in the next one.
+A feed has no thread and no clock. Its owner calls ``receive`` for each message, and ``poll`` about twenty times a
+second. Each call ends within about 0.1 s (a search: 0.15 s). Longer work continues in the next call.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from .states import States
 Message = dict[str, Any]
 
 WORK = 0.04
-"""Seconds that one call goes on with reading curves, and as long with answers."""
+"""Seconds that one call spends on reading curves, and again on answers."""
 
 STATUS_PERIOD = 0.25
 LOOK_PERIOD = 0.5
-"""Seconds between two looks for new files, and at whether the driver and the directory are there."""
+"""Seconds between two checks for new files, for the driver and for the directory."""
 
 FLOOD = 8 * 1024 * 1024
-"""Bytes a second, of all logs, beyond which lines are sent once in ``FLOOD_PERIOD`` only."""
+"""If all logs together grow by more bytes per second, lines are sent only once per ``FLOOD_PERIOD``."""
 FLOOD_PERIOD = 1.0
 FLOOD_LOOK = 0.05
-"""Seconds between two looks at how fast they grow."""
+"""Seconds between two measurements of this growth."""
 
 TASKS = 32
-"""Questions that may be open."""
+"""Largest number of open questions."""
 
 _BURST = 3.0
 
@@ -72,9 +72,9 @@ class _Task:
 
 
 class Feed:
-    """What one view of the job is told. Raises ``JobNotFound``, or ``DamagedJob`` where its specification is none.
+    """The feed of one view. Raises ``JobNotFound``, or ``DamagedJob`` if the job's specification or plan is damaged.
 
-    ``may_cancel``: whether the person who looks may end the job.
+    ``may_cancel``: whether the user of the view may cancel the job.
     """
 
     def __init__(self, paths: JobPaths, home: Home, may_cancel: bool = True) -> None:
@@ -87,7 +87,7 @@ class Feed:
         self._start({})
 
     def _start(self, have: dict[str, int]) -> None:
-        """A view opens: everything begins anew, the numbers of messages too."""
+        """A view opens: reset everything, also the message numbers."""
         self._n = self._acked = 0
         self._states = States(self._paths)
         self._tail = Tail(have)
@@ -97,7 +97,7 @@ class Feed:
         self._tokens, self._refilled = _BURST, float("-inf")
         self._looked = self._told = self._marked = self._sized = self._lined = self._folded = float("-inf")
         self._abreast = False
-        """Whether all curves had been read at the last look."""
+        """Whether all curves were completely read at the last call."""
         self._size = 0
         self._fast = False
         self._status: Status | None = None
@@ -106,7 +106,7 @@ class Feed:
     # ---- in
 
     def receive(self, message: Message) -> list[Message]:
-        """What is said at once in return; answers that take longer come from ``poll``."""
+        """Handle a message. Returns immediate replies; answers that take longer come from ``poll``."""
         if self._closed:
             return []
         kind = message.get("type")
@@ -125,7 +125,7 @@ class Feed:
         return bool(self._tasks)
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Send no more messages."""
         self._closed = True
         self._tasks.clear()
 
@@ -151,7 +151,7 @@ class Feed:
     # ---- out
 
     def poll(self, now: float) -> list[Message]:
-        """What is to be sent now. ``now`` is in seconds, on any clock that does not go back."""
+        """The messages to send now. ``now``: seconds on a monotonic clock."""
         if self._closed or not self._opened:
             return []
         if gone := self._look(now):
@@ -168,7 +168,7 @@ class Feed:
         return said
 
     def _read_curves(self, now: float) -> None:
-        """New points are told of as often as the status is; many at once are folded in with less work."""
+        """Read new points as often as the status is sent. Reading many points at once costs less."""
         if not self._abreast or now - self._folded >= STATUS_PERIOD:
             self._folded = now
             self._abreast = self._curves.advance(WORK)
@@ -274,7 +274,7 @@ class Feed:
         return self._unasked("lines", **lines)
 
     def _floods(self, size: int, now: float) -> bool:
-        """Whether ranks write so fast that reading along would take the cores from them: then it is done seldom."""
+        """Whether to wait: ranks write so fast that frequent reading would take CPU time from them."""
         if now - self._sized >= FLOOD_LOOK:
             self._fast = size - self._size > FLOOD * (now - self._sized)
             self._sized, self._size = now, size
@@ -283,7 +283,7 @@ class Feed:
     # ---- answers
 
     def _go_on(self, seconds: float) -> list[Message]:
-        """Work at open questions in turn, for so long."""
+        """Work on the open questions in turn, for ``seconds``."""
         until = time.monotonic() + seconds
         said: list[Message] = []
         while task := self._next_task():
@@ -299,7 +299,7 @@ class Feed:
         return said
 
     def _next_task(self) -> _Task | None:
-        """The first one that need not wait."""
+        """The first task that need not wait."""
         for _ in range(len(self._tasks)):
             if not self._tasks[0].on_curves or self._may_draw():
                 return self._tasks[0]
@@ -307,11 +307,11 @@ class Feed:
         return None
 
     def _may_draw(self) -> bool:
-        """Not before the files were read, or there would be no points. A job that runs is asked again and again."""
+        """Whether curves may be answered now: after the first read, and for a running job within the allowed pace."""
         return self._folded > float("-inf") and (self._states.state.final or self._pace.open)
 
     def _step(self, task: _Task) -> curves.Answer | None:
-        """The answer, or None while it takes longer."""
+        """Continue a task. Returns its answer, or None if it is not finished."""
         try:
             next(task.work)
         except StopIteration as end:
@@ -364,5 +364,5 @@ def _sentence(error: TorchDistError) -> str:
 
 
 def _whole(value: Any) -> int:
-    """A number that a view sent; 0 for what is none."""
+    """A non-negative integer sent by a view; 0 if the value is invalid."""
     return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**62 else 0

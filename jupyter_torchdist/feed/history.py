@@ -1,4 +1,4 @@
-"""Lines that a view does not hold any more: the ones before its oldest, and the ones around a place."""
+"""Lines that a view does not hold: lines before its oldest line, and lines around an offset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..store.segments import Log, Segment
 from ..store.tail import line_after
 
 MOST = 1024 * 1024
-"""Bytes of text in one answer."""
+"""Largest number of bytes of text in one answer."""
 
 _WINDOW = 64 * 1024
 
@@ -24,7 +24,7 @@ class BackReader:
     ready: list[Segment] = field(default_factory=list)
 
     def last(self) -> Segment | None:
-        """The segment before ``position``, None at the begin of the file."""
+        """The segment before ``position``; None at the beginning of the file."""
         if not self.ready and self.position > 0:
             self.ready = self._before(self.position)
         return self.ready[-1] if self.ready else None
@@ -38,7 +38,7 @@ class BackReader:
         start = max(0, end - _WINDOW)
         data = self.log.read(start, end)
         if start > 0 and data:
-            # ``data`` may begin inside a line: that line belongs to the next window, unless it fills this one.
+            # ``data`` may begin inside a line. The line belongs to the next window, unless it fills this window.
             newline = data.find(b"\n", 0, len(data) - 1)
             skip = newline + 1 if newline >= 0 else segments.from_character(data)
             start, data = start + skip, data[skip:]
@@ -46,7 +46,7 @@ class BackReader:
 
 
 def older(logs: dict[str, Log], at: dict[str, int], names: list[str], limit: int) -> Older:
-    """The ``limit`` bytes before ``at``, merged by time. A file that ``at`` does not name begins at its end."""
+    """The ``limit`` bytes before ``at``, merged by time. A file that is not in ``at`` is read from its end."""
     limit = min(max(limit, 1), MOST)
     readers = {
         name: BackReader(log, min(at.get(name, log.size()), log.size()))
@@ -74,7 +74,7 @@ def around(log: Log, offset: int, limit: int) -> Around:
     size = log.size()
     middle = min(max(0, offset), size)
     start = line_after(log, max(0, min(middle, size - limit // 2) - limit // 2))
-    if start > middle:  # a long line: from the piece that holds the place on
+    if start > middle:  # a long line: begin with the piece at the offset
         start = middle + segments.from_character(log.read(middle, middle + 4))
     data = log.read(start, start + limit + LINE_LIMIT)
     found, room = [], limit

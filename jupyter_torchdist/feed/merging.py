@@ -1,6 +1,6 @@
-"""Bins that lie on the same steps in all ranks, merged column by column; what is closed is merged once only.
+"""Merges bins that have the same steps in all ranks, column by column. Each closed bin is merged only once.
 
-This is what a view that looks at a running job asks for twice a second.
+A view of a running job asks for these twice a second.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from .bins import Bins
 
 KEPT = 512
-"""Merged curves that are kept of one job (each up to some ten kilobytes)."""
+"""Largest number of merged curves kept for one job (up to some ten kilobytes each)."""
 
 
 @dataclass
 class Columns:
-    """What was merged so far of one curve: of each rank ``done`` bins of ``per`` lines."""
+    """The merged part of one curve: ``done`` bins of ``per`` lines from each rank."""
 
     per: int = 0
     done: int = 0
@@ -29,20 +29,20 @@ class Columns:
 
     @property
     def spacing(self) -> float:
-        """The distance of the last two points; 0 where there are not two."""
+        """The distance of the last two points; 0 if there are fewer than two."""
         return self.x[-1] - self.x[-2] if len(self.x) > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The bins of all ranks that log some names together, and how many of them are closed and lie on the same steps."""
+    """The bins of all ranks for names logged together. ``common``: how many are closed and have the same steps."""
 
     bins: tuple[Bins, ...]
     common: int
 
     @staticmethod
     def of(bins: tuple[Bins, ...]) -> Grid:
-        """With none in common where ranks have logged other steps, or steps went back."""
+        """``common`` is 0 if ranks logged different steps, or steps went backwards."""
         first = bins[0]
         common = max(0, min(map(len, bins)) - 1)
         alike = all(one.per == first.per and one.in_order for one in bins)
@@ -68,7 +68,7 @@ class Merging:
         self._kept: OrderedDict[tuple[object, ...], Columns] = OrderedDict()
 
     def columns(self, grid: Grid, name: str, axis: str, each: int) -> Columns:
-        """The common bins of ``grid``, ``each`` of them a point; mean over the ranks, least and greatest value."""
+        """The common bins of ``grid``, ``each`` bins per point: mean, minimum and maximum over the ranks."""
         key = (*map(id, grid.bins), name, axis, each)
         columns = self._kept.pop(key, None)
         if columns is None or columns.per != grid.bins[0].per:
@@ -98,7 +98,7 @@ def _extend(columns: Columns, grid: Grid, name: str, axis: str, each: int, stop:
 
 
 def _averages(columns: list[array[float]]) -> list[float]:
-    """Row by row; all bins hold the same number of lines."""
+    """The mean of each row; all bins hold the same number of lines."""
     count = len(columns)
     totals = list(map(sum, zip(*columns, strict=True)))
     if all(map(math.isfinite, totals)):

@@ -1,4 +1,4 @@
-"""How much of a processor the curves of a running job may take: the job's own notebook needs it more."""
+"""Limits the CPU time for curves of a running job, because the job's notebook needs the CPU more."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SHARE = 0.04
-"""Of the time that passes."""
+"""Allowed CPU time as a share of the elapsed time."""
 
 AT_ONCE = 0.4
-"""Seconds of the processor that a view which has rested may take as fast as it can."""
+"""CPU seconds that an idle view may use at once."""
 
 WRITING = 3e-6
-"""Seconds that a point of an answer costs whoever sends it."""
+"""CPU seconds that the sender of an answer needs per point."""
 
 
 class Pace:
@@ -24,19 +24,19 @@ class Pace:
 
     @property
     def open(self) -> bool:
-        """Whether there is anything left."""
+        """Whether any of the allowance is left."""
         now = time.monotonic()
         self._left = min(AT_ONCE, self._left + (now - self._refilled) * SHARE)
         self._refilled = now
         return self._left > 0
 
     def spend(self, points: int) -> None:
-        """For an answer of so many points."""
+        """Charge the cost of sending an answer with so many points."""
         self._left -= points * WRITING
 
     @contextmanager
     def spending(self, counted: bool) -> Iterator[None]:
-        """Around work of this thread that counts, or does not."""
+        """Use around work of this thread. ``counted``: whether its CPU time is charged."""
         begun = time.thread_time()
         try:
             yield

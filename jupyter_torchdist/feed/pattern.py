@@ -1,7 +1,7 @@
-"""What is searched in a line, and how long that may take.
+"""The pattern of a search, and the time that matching a line may take.
 
-Expressions are Python's own (``re`` says what is wrong with one). They run in ``regex``, which means the same by them
-but for rare letters in ``\\w`` and ``\\s``, lets other threads go on, and stops when its time is over.
+Expressions have the syntax of Python's ``re``, which reports their errors. They are run by ``regex``: it gives the
+same results except for rare letters in ``\\w`` and ``\\s``, can release the GIL, and has a timeout.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ else:
     import sre_parse as sre_parser
 
 LONGEST = 2000
-"""Characters of an expression."""
+"""Largest length of an expression in characters."""
 
 LARGEST = 20_000
-"""Characters that an expression may ask for, its repetitions written out: ``regex`` does write them out."""
+"""Largest length of an expression with its repetitions expanded, since ``regex`` does expand them."""
 
 PIECE = 4096
-"""Characters of a long line that are searched at a time."""
+"""A long line is searched in pieces of so many characters."""
 
 _OVERLAP = 256
 _BOUND = 1_000_000
-"""Steps (some ms) up to which no clock is needed: to look at it costs more than a usual search."""
+"""Up to this number of steps (some ms) no timeout is used: it would cost more than a usual search."""
 
 _SHORT = 4
-"""Up to so many characters it is faster to make everything small first than to search for both cases."""
+"""For texts up to this length, lower-casing the data first is faster than a case-insensitive search."""
 
 _UNCOUNTED = 16
-"""From so many repetitions on, how many there are is counted as any number."""
+"""More repetitions than this count as unlimited."""
 
 _BRACE = re.compile(r"(\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:\d+(?:,\d*)?|,\d*)\})|\{", re.DOTALL)
 
 
 class Overtime(Exception):
-    """The expression took longer on a line than it was given."""
+    """The expression exceeded its time on a line."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """At most ``factor * n ** power`` ways to match at one place of ``n`` characters; ``size``: its least length."""
+    """At most ``factor * n ** power`` ways to match at one offset of ``n`` characters. ``size``: expanded length."""
 
     factor: float
     power: float
     size: int
 
     def steps(self, length: int) -> float:
-        """Of a search in a line of that length."""
+        """Upper bound of the steps of a search in a line of this length."""
         try:
             return self.factor * math.pow(max(2, length), self.power + 1)
         except OverflowError:
@@ -70,30 +70,30 @@ class Cost:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What is searched: a text, or a regular expression that is found within single lines."""
+    """The pattern of a search: a text, or a regular expression that matches within single lines."""
 
     text: str
     case: bool
     regex: regex.Pattern[str] | None = None
     cost: Cost | None = None
     needed: Callable[[bytes], bool] | None = None
-    """Whether ASCII lines can hold it at all; None: nothing is known without a look at each."""
+    """Quick check whether ASCII lines can contain a match; None: each line must be searched."""
 
     @staticmethod
     def of(text: str, is_regex: bool, case: bool) -> Pattern:
-        """Raises ``UserError`` for what is no regular expression, or too large a one."""
+        """Raises ``UserError`` if the text is not a regular expression, or too large."""
         if is_regex:
             return _expression(text, case)
         return Pattern(text if case else text.lower(), case, needed=_finder(text, case))
 
     def find(self, line: str, seconds: float) -> int:
-        """Where in ``line`` it is found; -1 if it is not. Raises ``Overtime`` after about twice that time."""
+        """Index of the first match in ``line``, or -1. Raises ``Overtime`` after about twice ``seconds``."""
         if self.regex is None:
             return (line if self.case else line.lower()).find(self.text)
         if len(line) <= PIECE:
             return self._search(line, seconds)
         for begin in range(0, len(line), PIECE):
-            # A pattern that needs the square of a line's length is only bearable on pieces of a long line.
+            # A pattern with quadratic cost is fast enough only on pieces of a long line.
             first = max(0, begin - _OVERLAP)
             if (found := self._search(line[first : begin + PIECE], seconds)) >= 0:
                 return first + found
@@ -111,7 +111,7 @@ class Pattern:
         return match.start() if match else -1
 
     def maybe(self, data: bytes) -> bool:
-        """Whether lines, as they stand in the file, can hold it at all: by this most of a log is passed over."""
+        """Whether lines (bytes of the file) can contain a match. With this check most of a log is skipped quickly."""
         if self.needed is not None and data.isascii():
             return self.needed(data)
         if self.regex is not None:
@@ -140,7 +140,7 @@ def _expression(text: str, case: bool) -> Pattern:
 
 
 def _finder(text: str, case: bool) -> Callable[[bytes], bool] | None:
-    """Finds an ASCII text in ASCII bytes, one to three gigabytes a second; None where it cannot be."""
+    """A function that finds an ASCII text in ASCII bytes (1 to 3 GB/s); None if ``text`` is empty or not ASCII."""
     if not text or not text.isascii():
         return None
     needle = text.encode()
@@ -149,13 +149,13 @@ def _finder(text: str, case: bool) -> Callable[[bytes], bool] | None:
     if len(needle) <= _SHORT:
         lower = needle.lower()
         return lambda data: lower in data.lower()
-    # Not re, which has no fast way without case, and takes twenty times as long.
+    # Not ``re``: its case-insensitive search takes twenty times as long.
     anyhow = regex.compile(regex.escape(needle, literal_spaces=True), regex.IGNORECASE)
     return lambda data: anyhow.search(data) is not None
 
 
 def _literal(parsed: Any) -> str:
-    """The longest text that every match holds, as far as it stands at the top of the expression."""
+    """The longest text that every match contains, found at the top level of the expression."""
     if parsed.state.flags & ~(re.IGNORECASE | re.UNICODE):  # flags in the expression: (?x), (?a)…
         return ""
     runs, run = [""], ""
@@ -170,12 +170,12 @@ def _short(text: str) -> str:
 
 
 def _plain_braces(text: str) -> str:
-    """A brace that counts nothing is one in ``re``; in ``regex`` it could ask for a match with errors in it."""
+    """Escape braces that are not repetitions: ``re`` takes them literally, ``regex`` may read fuzzy matching."""
     return _BRACE.sub(lambda found: found[1] or r"\{", text)
 
 
 def _cost(parsed: Any) -> Cost:
-    """Of a sequence: each part's ways times each other's."""
+    """The cost of a sequence: the product of the costs of its parts."""
     factor, power, size = 1.0, 0.0, 0
     for part in (_part(code, argument) for code, argument in parsed):
         factor, power, size = min(factor * part.factor, 1e300), power + part.power, size + part.size
@@ -198,7 +198,7 @@ def _repeated(body: Cost, least: int, most: int) -> Cost:
     bounded = most if most <= _UNCOUNTED else least
     size = body.size * max(least, most if most <= LARGEST else 0, 1)
     if body.factor > 1 or body.power > 0:
-        # Each round may go several ways: with no bound on the rounds there is none on the ways.
+        # Each repetition may match in several ways. Without a limit on repetitions there is none on the ways.
         ways = min(body.factor, 1e30) ** min(bounded, 10) if most <= _UNCOUNTED else float("inf")
         return Cost(min(ways * (most - least + 1), float("inf")), body.power * max(1, bounded), size)
     return Cost(most - least + 1.0, 0.0, size) if most - least <= _UNCOUNTED else Cost(1.0, 1.0, size)

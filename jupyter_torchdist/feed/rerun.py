@@ -1,4 +1,4 @@
-"""What one types in a shell to run a job again."""
+"""The shell command that runs a job again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..protocol.spec import OPTIONS, PROGRAMS, JobSpec, Option, Options
 
 _SHELL = "torchdist"
 _NOT_AGAIN = ("plan", "watch", "background", "config")
-"""A configuration file too: what it set stands in the other options."""
+"""Options left out of the command. ``config``, too: the other options contain the values that the file set."""
 
 
 def command(spec: JobSpec) -> str:
-    """``torchdist run`` for a program; the bundle is run again for what was captured from a notebook."""
+    """``torchdist run`` for a program; ``torchdist rerun``, with the stored bundle, for code from a notebook."""
     if spec.kind not in PROGRAMS:
         return shlex.join([_SHELL, "rerun", spec.job])
     words = [word for option in OPTIONS for word in _words(option, spec.options)]

@@ -1,4 +1,4 @@
-"""Search in the logs, the newest lines first, a bounded time each call."""
+"""Search in the logs, newest lines first, in a bounded time per call."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..store.segments import Log
 from .pattern import Overtime, Pattern
 
 BUDGET = 0.1
-"""Seconds of one call."""
+"""Seconds for one call."""
 
 LINE_BUDGET = 0.06
-"""Seconds of the processor that an expression may take on one line (``regex`` may take half as much again)."""
+"""CPU seconds that an expression may take on one line (``regex`` may exceed this by half)."""
 
 HITS = 500
-"""Hits of one answer; where there are more, one asks again."""
+"""Largest number of hits in one answer; the client asks again for more."""
 
 SHOWN = 2000
-"""Characters of a hit's line."""
+"""Largest number of characters of a line in a hit."""
 
 _BLOCK = 1024 * 1024
 _SLICE = 16 * 1024
-"""Bytes of a block that are looked through line by line where they may hold a hit."""
+"""A block is checked in slices of so many bytes. Only slices that may contain a hit are searched line by line."""
 _BEFORE = 200
 
 
 class Search:
-    """One call's work."""
+    """The work of one call."""
 
     def __init__(self, logs: dict[str, Log], pattern: Pattern, at: dict[str, int] | None) -> None:
         self._logs, self._pattern = logs, pattern
@@ -44,10 +44,10 @@ class Search:
         self._hits: list[Hit] = []
         self._searched = 0
         self._begun = False
-        """Whether a line was searched to its end: then a slow one has the next call for itself."""
+        """Whether this call has finished a line. If so, a slow line is left to the next call, with its full time."""
 
     def run(self) -> Found:
-        """The answer: hits, newest first, and where the next call goes on (None: everything was searched)."""
+        """The answer: hits, newest first, and the offsets for the next call (None: everything was searched)."""
         while self._times and not self._spent:
             name = max(self._times, key=lambda name: (self._times[name], name))
             before = self._at[name]
@@ -66,7 +66,7 @@ class Search:
         return len(self._hits) >= HITS or time.monotonic() >= self._until
 
     def _block(self, name: str) -> None:
-        """Search the lines before ``at`` in one file, from the last one up."""
+        """Search a block of lines before offset ``_at`` in one file, from the last line to the first."""
         log, end = self._logs[name], self._at[name]
         start = max(0, end - _BLOCK)
         data = log.read(start, end)
@@ -80,7 +80,7 @@ class Search:
         self._at[name] = start + (self._slices(log, start, data) if self._pattern.maybe(data) else 0)
 
     def _slices(self, log: Log, start: int, data: bytes) -> int:
-        """Search the lines of ``data`` from the last one up; where the time was over, in bytes from ``start``."""
+        """Search the lines of ``data``, last line first. Returns the offset from ``start`` at which it stopped."""
         high = len(data)
         while high > 0:
             low = data.rfind(b"\n", 0, max(0, high - _SLICE)) + 1
@@ -93,9 +93,9 @@ class Search:
         return 0
 
     def _lines_of(self, log: Log, start: int, data: bytes, texts: list[str]) -> int:
-        """Search lines from the last one up; where the time was over, in bytes from ``start``."""
+        """Search lines, last line first. Returns the offset from ``start`` at which it stopped."""
         bounds: list[tuple[int, int]] = []
-        if len(data) > LINE_LIMIT and max(map(len, texts)) >= LINE_LIMIT // 4:  # maybe one that comes in pieces
+        if len(data) > LINE_LIMIT and max(map(len, texts)) >= LINE_LIMIT // 4:  # maybe a line to split
             bounds = _lines(data)
             texts = [store_logs.decode(data[low:high]).removesuffix("\n") for low, high in bounds]
         elif not texts[-1]:
@@ -118,7 +118,7 @@ class Search:
         return 0
 
     def _give_up(self, log: Log, start: int, end: int) -> int:
-        """On a line that takes too long. Raises ``UserError`` where it had all the time of a call."""
+        """Handle a line that takes too long. Raises ``UserError`` if it was the first line of the call."""
         if self._begun:
             self._until = 0.0
             return end
@@ -133,7 +133,7 @@ class Search:
 
 
 def _lines(data: bytes) -> list[tuple[int, int]]:
-    """Begin and end of each line, of a very long one in pieces."""
+    """(begin, end) of each line; a very long line in pieces."""
     found, low = [], 0
     while low < len(data):
         high = data.find(b"\n", low, low + LINE_LIMIT) + 1
@@ -145,7 +145,7 @@ def _lines(data: bytes) -> list[tuple[int, int]]:
 
 
 def search(logs: dict[str, Log], question: dict[str, Any]) -> Found:
-    """The answer to a ``search``. Raises ``UserError`` for a pattern that cannot be searched."""
+    """The answer to a ``search`` question. Raises ``UserError`` for an invalid or too slow pattern."""
     pattern = Pattern.of(str(question["pattern"]), bool(question.get("regex")), bool(question.get("case")))
     names = question.get("files") or list(logs)
     at = question.get("at")

@@ -1,4 +1,4 @@
-"""The job's state and what happens to it, from its summary or its journal."""
+"""The job's state and its events, from its summary or its journal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..store import journal
 
 
 class States:
-    """``state`` is where the job stands after everything that was told. Raises ``JobNotFound``, ``StoreError``."""
+    """``state`` is the job's state after all events returned so far. Raises ``JobNotFound``, ``StoreError``."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
@@ -22,7 +22,7 @@ class States:
             self._end()
 
     def poll(self) -> tuple[list[dict[str, Any]], bool]:
-        """Events since then as JSON, and whether the state must be told anew: it ended and the journal lacks it."""
+        """New events as JSON, and whether to send the whole state again: the job ended, but its journal lacks that."""
         if self.state.final:
             return [], False
         events = self._read()
@@ -37,7 +37,7 @@ class States:
         return events
 
     def _end(self) -> bool:
-        """Take the summary, if there is one."""
+        """Use the summary, if there is one. Returns whether the job has ended."""
         if not self._paths.summary.exists():
             return False
         self.state = journal.state(self._paths)
@@ -45,6 +45,6 @@ class States:
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """An event as it stands in the journal; kinds that nobody knows pass."""
+    """An event as JSON, as in the journal. Unknown kinds are included."""
     words = {"seq": event.seq, "t": event.t, "node": event.node, "rank": event.rank, "kind": event.kind}
     return {**words, **event.data}

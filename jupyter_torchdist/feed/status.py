@@ -1,4 +1,4 @@
-"""What changes many times a second: progress, steps, last values; and what ranks take."""
+"""The status message, which changes often: progress, steps, last values, and gauges of the ranks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .bins import number
 from .curveindex import CurveIndex, RankCurves
 
 VALUES = 2000
-"""Last values of all ranks in one message; with many ranks each has its first curves only."""
+"""Largest number of last values in one message. With many ranks, only the first curves of each rank are sent."""
 
 
 def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> Status:
-    """The ``status`` message. ``curves.note`` is a sentence where some curves are left out, else empty."""
+    """The ``status`` message. ``curves.note`` is a sentence if some curves are left out, else empty."""
     with index.lock:
         each = max(1, VALUES // max(1, len(index.ranks)))
         ranks = {str(rank): _rank(curves, each) for rank, curves in sorted(index.ranks.items())}
@@ -33,7 +33,7 @@ def _rank(curves: RankCurves, each: int) -> RankStatus:
 
 
 def progress(index: CurveIndex) -> Progress | None:
-    """The outermost bar of the lowest rank that has one and is not at its end, else the last one it had."""
+    """A progress bar of the lowest rank that has any: the outermost unfinished bar, else the last bar."""
     for _, curves in sorted(index.ranks.items()):
         bars = list(curves.bars.values())
         if bars:

@@ -1,4 +1,4 @@
-"""A cell as IPython sees it, as values: source, label, first line, namespace. Reads the shell, changes nothing."""
+"""Reads the running cell from IPython: source, label, first line, compiler flags. Does not change the shell."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _INPUTS = re.compile(r"_i+|_i\d+|__\w+__")
-"""Names the shell renews with every cell, so that their values are not among its hidden ones."""
+"""Names that the shell sets again with every cell; their values therefore differ from ``user_ns_hidden``."""
 _OUTPUTS = re.compile(r"_|__|___|_\d+")
-"""Hidden by the shell, and yet values of the notebook: what earlier cells showed."""
+"""Names that the shell hides although they are values of the notebook: the output of earlier cells."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Cell:
     """One cell under ``%%distribute``."""
 
     source: str
-    """Python: IPython's ``!command`` and ``%magic`` are calls of ``get_ipython()`` by now."""
+    """Python code: ``!command`` and ``%magic`` are already calls of ``get_ipython()``."""
     label: str
     first_line: int
-    """Line of ``source``'s first line as the user counts: 2 under the magic, 3 with ``%%time`` above it."""
+    """Line number in the cell of ``source``'s first line: 2 under the magic, 3 with ``%%time`` above it."""
     flags: int
     """Compiler flags of the notebook's ``from __future__`` imports."""
     labels: dict[str, str]
@@ -33,7 +33,7 @@ class Cell:
 
 
 def read(ip: InteractiveShell, body: str) -> Cell:
-    """The cell that runs now, whose text below the magic is ``body``. Raises ``CellSyntaxError``."""
+    """The running cell; ``body`` is its text below the magic. Raises ``CellSyntaxError``."""
     first_line = _first_line(ip, body)
     transform: Any = ip.transform_cell
     label = f"Cell In[{_number(ip)}]"
@@ -52,13 +52,13 @@ def read(ip: InteractiveShell, body: str) -> Cell:
 
 
 def labels(ip: InteractiveShell) -> dict[str, str]:
-    """File names of the cells that ran, as tracebacks should call them."""
+    """File name of an executed cell's code -> its name in tracebacks."""
     numbers: dict[str, Any] = getattr(ip.compile, "_filename_map", {})
     return {name: f"Cell In[{number}]" for name, number in numbers.items()}
 
 
 def shells_own(ip: InteractiveShell) -> frozenset[str]:
-    """Names among the notebook's that are the shell's (``In``, ``Out``, ``_i``, ``exit``, ``get_ipython``…)."""
+    """Names in the notebook's namespace that belong to the shell (``In``, ``Out``, ``_i``, ``get_ipython``…)."""
     hidden = ip.user_ns_hidden
     return frozenset(
         name
@@ -68,12 +68,12 @@ def shells_own(ip: InteractiveShell) -> frozenset[str]:
 
 
 def _number(ip: InteractiveShell) -> int:
-    """The running cell's number: newer versions of IPython raise ``execution_count`` before the cell runs."""
+    """The running cell's number. Newer versions of IPython increase ``execution_count`` before the cell runs."""
     return len(ip.history_manager.input_hist_parsed) - 1 if ip.history_manager else ip.execution_count
 
 
 def _first_line(ip: InteractiveShell, body: str) -> int:
-    """Where ``body`` begins in the cell as it was typed; 2 when that text is not at hand."""
+    """The line of the typed cell in which ``body`` begins; 2 if the typed text is unknown."""
     wanted = body.rstrip()
     for raw in _raw_cells(ip):
         text = raw.rstrip()
@@ -83,7 +83,7 @@ def _first_line(ip: InteractiveShell, body: str) -> int:
 
 
 def _raw_cells(ip: InteractiveShell) -> list[str]:
-    """The running cell's text: from the request in a kernel, else from the history."""
+    """Candidates for the running cell's text: from the kernel's request, then from the history."""
     parent: Any = getattr(ip, "get_parent", dict)() or {}
     code = parent.get("content", {}).get("code")
     history = ip.history_manager.input_hist_raw if ip.history_manager else []

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 ON_ONE_LINE = str.maketrans({" ": "\N{NO-BREAK SPACE}", "-": "\N{NON-BREAKING HYPHEN}"})
-"""JupyterLab gives what stands beside a choice the room of its longest word, and draws the rest over its neighbours."""
+"""JupyterLab makes the text beside a choice as wide as its longest word, and the rest overlaps: so it gets one word."""
 
 Names = Callable[[], Iterable[str]]
-"""The notebook's own names, asked for when they are needed."""
+"""Returns the notebook's own names."""
 
 EXCLUDING = {"--gpus": ("--ranks",), "--ranks": ("--gpus",)}
 EXAMPLES = {
@@ -29,14 +29,14 @@ EXAMPLES = {
     "grace": ("5s", "30s", "2m"),
     "grad_accumulation": ("2", "4", "8"),
 }
-"""Values that show the form where there is no list of all."""
+"""Example values for options without a complete list."""
 STREAMS = ("out", "err")
 ABOUT = 72
-"""Characters that stand beside a choice in a list."""
+"""The largest number of characters of the text beside a choice."""
 
 
 def options(words: list[str], names: Names = tuple) -> list[str]:
-    """What may follow ``words`` of the option line (the last one is being typed)."""
+    """Choices for the last of ``words`` in the option line, which is being typed."""
     if option := being_valued(words):
         return _settings(words) if option.field == "option" else _values(option, names)
     given = [word.partition("=")[0] for word in words[:-1]]
@@ -46,7 +46,7 @@ def options(words: list[str], names: Names = tuple) -> list[str]:
 
 
 def being_valued(words: list[str]) -> Option | None:
-    """The option whose value the last of ``words`` is, as ``--watch text`` or ``--watch=text``; None: it is a flag."""
+    """The option whose value is the last word, as in ``--watch text`` or ``--watch=text``; None if it is a flag."""
     before = BY_FLAG.get(words[-2]) if len(words) > 1 else None
     if before is not None and before.convert is not None:
         return before
@@ -55,7 +55,7 @@ def being_valued(words: list[str]) -> Option | None:
 
 
 def setting(words: list[str]) -> tuple[str, bool]:
-    """The key that stands behind ``-O``, and whether its value is being typed."""
+    """The key after ``-O``, and whether its value is being typed."""
     text = words[-1]
     if text.startswith(("-O=", "--option=")):
         text = text.partition("=")[2]
@@ -64,7 +64,7 @@ def setting(words: list[str]) -> tuple[str, bool]:
 
 
 def _settings(words: list[str]) -> list[str]:
-    """Options of the line's strategy, or the values of the one that stands there."""
+    """The options of the line's strategy, or the values of the option that is being typed."""
     key, valued = setting(words)
     if not valued:
         return [f"{row.name}=" for row in options_of(strategy_of(words))]
@@ -87,7 +87,7 @@ def _values(option: Option, names: Names) -> list[str]:
 
 
 def dist(words: list[str], names: Names = tuple) -> list[str]:
-    """What may follow ``%dist`` and ``words``: a verb, else a job's id or name, or the verb's options."""
+    """Choices for the last of ``words`` after ``%dist``: a verb, a job's id or name, or the verb's options."""
     if len(words) <= 1:
         return list(parse.VERBS)
     if words[0] == "plan":
@@ -100,7 +100,7 @@ def dist(words: list[str], names: Names = tuple) -> list[str]:
 
 
 def _jobs() -> list[str]:
-    from ..store import catalog  # sqlite3 and all: not before it is needed
+    from ..store import catalog  # imported late, because it imports sqlite3
 
     try:
         jobs = catalog.jobs()
@@ -110,7 +110,7 @@ def _jobs() -> list[str]:
 
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
-    """Complete the two magics; the function returned undoes it."""
+    """Complete the two magics. Returns a function that undoes this."""
     shell: Any = ip
 
     def names() -> Iterable[str]:
@@ -122,7 +122,7 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
             return {"completions": []}
         line = context.text_until_cursor
         found = [SimpleCompletion(text=text, type=about(line, text).translate(ON_ONE_LINE)) for text in offered]
-        # Names of Python make no sense here, so that no other matcher is heard.
+        # Python names make no sense here: suppress all other matchers.
         return {"completions": found, "suppress": True, "ordered": True}
 
     decorate: Any = context_matcher(identifier="jupyter_torchdist", priority=100)
@@ -137,23 +137,23 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
 
 
 def complete(line: str, token: str, names: Names = tuple) -> list[str] | None:
-    """What to offer behind ``line``, in place of ``token``: IPython completes from the last ``=``, ``,`` and the like.
+    """Choices to replace ``token`` at the end of ``line``; IPython's token begins after the last ``=``, ``,`` etc.
 
-    None where the line is another one's.
+    None if the line is not one of the two magics.
     """
     magic, *words = line.split() or [""]
     if line[-1:].isspace():
         words.append("")
     choices = {"%%distribute": options, "%dist": dist}.get(magic)
-    if choices is None or not words:  # not words: the magic's own name is still being typed
+    if choices is None or not words:  # not words: the magic's name is still being typed
         return None
     return [choice for choice in choices(words, names) if choice.startswith(token)]
 
 
 def about(line: str, choice: str) -> str:
-    """What ``choice`` is and does, in a few words: front ends show them beside it, as the type of a completion.
+    """A short description of ``choice``: front ends show it beside the choice, as the type of the completion.
 
-    A matcher of IPython's can give a type and nothing else; what there is to say besides is asked for by inspection.
+    A matcher of IPython can give nothing but a type; Shift-Tab shows the complete help.
     """
     text = _about(line, choice)
     if len(text) > ABOUT:
@@ -178,4 +178,4 @@ def _about(line: str, choice: str) -> str:
 
 
 _VALUED = {"out": "name", "exclude": "name", "env": "variable", "config": "file", "timeout": "time", "grace": "time"}
-"""What the values of an option are."""
+"""The kind of an option's values."""

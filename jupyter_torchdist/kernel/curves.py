@@ -1,4 +1,4 @@
-"""The ranks' curves and progress as the still picture shows them, from what the feeds of this process read, too."""
+"""The ranks' curves and progress for the still picture, from the curve index that this process's feeds share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .picture import Trace
 from .snapshot import CURVES, Progress
 
 POINTS = 120
-"""Points of one drawn curve, at the most: one for two pixels of its picture."""
+"""The largest number of points of a drawn curve: one for two pixels of its picture."""
 SHARE = 25
-"""Reading takes one part in so many of the time that has passed, where no view has read the curves already."""
+"""Reading takes 1/``SHARE`` of the time that has passed, if no view has read the curves already."""
 LEAST, MOST = 0.005, 0.1
-"""Seconds that it takes at once: meanwhile the waiting cell hears no interrupt."""
+"""Limits in seconds for one reading, during which the waiting cell handles no interrupt."""
 CATCH_UP = 1.0
-"""Seconds that reading to the end may take when the job has ended."""
+"""Limit in seconds for reading to the end when the job has ended."""
 
 
 class Curves:
-    """Last value and course of each curve, and the progress: rank 0's where it reports one, else the lowest rank's."""
+    """Last value and points of each curve, and the progress: rank 0's if it reports one, else the lowest rank's."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._index = CurveIndex.of(paths)
@@ -40,7 +40,7 @@ class Curves:
 
     @property
     def traces(self) -> dict[str, Trace]:
-        """Curve -> what is drawn of it, for the first ``CURVES`` of those that have more than one point."""
+        """Curve -> its drawn points, for the first ``CURVES`` curves with more than one point."""
         with self._index.lock:
             names = list(self._index.names.kept)
         found: dict[str, Trace] = {}
@@ -57,12 +57,12 @@ class Curves:
         return Progress(bar["n"], bar["total"] or None, bar["desc"]) if bar else None
 
     def poll(self) -> int:
-        """Take new records in, as many as the time allows; a number that grows with them."""
+        """Read new records, as many as the time allows. Returns a number that grows with them."""
         now = time.monotonic()
         return self._read(min(MOST, max(LEAST, (now - self._polled) / SHARE)))
 
     def read_to_end(self) -> None:
-        """Take in all that is there, for as long as ``CATCH_UP`` at the most; last values are the last ones anyhow."""
+        """Read all records within ``CATCH_UP`` seconds; the last values are read in any case."""
         self._read(CATCH_UP)
         with self._index.lock:
             for rank in self._index.ranks.values():
@@ -84,7 +84,7 @@ class Curves:
 
 
 def _whole(work: curves.Work) -> curves.Answer:
-    """The answer, without a pause."""
+    """Run the generator to its end and return the answer."""
     while True:
         try:
             next(work)

@@ -1,4 +1,4 @@
-"""``%dist``: the verbs that need the cell (to show, to wait) here, the others as in a shell."""
+"""``%dist``: verbs that show a job under the cell are implemented here, the others are shared with the shell."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 TAIL = 1000
-"""Lines of each rank that ``%dist logs`` prints unless told otherwise: a notebook stores what it shows."""
+"""How many lines of each rank ``%dist logs`` prints by default: a notebook stores all of its output."""
 
 
 def perform(ip: InteractiveShell, line: str) -> Any:
-    """Print a verb's text; ``attach`` and ``rerun`` show the job and give it. Raises ``TorchDistError``."""
+    """Print a verb's text; ``attach`` and ``rerun`` show the job and return it. Raises ``TorchDistError``."""
     try:
         arguments = parse.parse(line, "%dist")
     except parse.HelpShown as shown:

@@ -1,4 +1,4 @@
-"""``%load_ext`` and ``%unload_ext``: the magics, their completion, a driver zygote for a warm first cell."""
+"""``%load_ext`` and ``%unload_ext``: the magics, their completion, and a driver zygote for a fast first cell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 _loaded: dict[int, Callable[[], None]] = {}
-"""Shell (by id: one a process, but tests make several) -> what undoes the load."""
+"""Shell (by id: a process has one, but tests make several) -> the function that undoes the load."""
 
 
 def load(ip: InteractiveShell) -> None:
@@ -43,7 +43,7 @@ def load(ip: InteractiveShell) -> None:
 
 
 def unload(ip: InteractiveShell) -> None:
-    """Take everything back; jobs go on."""
+    """Undo ``load``; jobs continue."""
     if undo := _loaded.pop(id(ip), None):
         undo()
 
@@ -52,7 +52,7 @@ def warm(ip: InteractiveShell) -> None:
     """Start the driver zygote, and import what a cell needs."""
     from ..protocol.errors import TorchDistError
 
-    with contextlib.suppress(TorchDistError):  # the first cell starts its own driver, or says why it cannot
+    with contextlib.suppress(TorchDistError):  # the first cell tries again, or reports the error
         _drivers().pool().warm()
     importlib.import_module("jupyter_torchdist.kernel.run")
     modules.note(ip)
@@ -60,9 +60,9 @@ def warm(ip: InteractiveShell) -> None:
 
 
 def _when_idle(action: Callable[[], None]) -> Callable[[], None]:
-    """Do it as soon as the kernel's loop is free, else (a terminal) now; the function returned calls it off.
+    """Run ``action`` when the kernel's event loop is free, or now in a terminal. Returns a function that cancels it.
 
-    Not in a thread: a module that two threads import at once may be seen half made.
+    It does not run in a thread: another thread could see a partly imported module.
     """
     try:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""Exceptions as the notebook shows them: a rank's with the notebook's own lines, ours short. Knows IPython's two doors.
+"""How IPython shows exceptions: a rank's exception with lines of the notebook, our own exceptions without a stack.
 
-IPython asks an exception for ``_render_traceback_`` first, but never a SyntaxError or an exception group;
-``install`` makes it ask these too.
+IPython first calls an exception's ``_render_traceback_``, but not for a ``SyntaxError`` or an exception group;
+``install`` adds these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RED, GREEN, CYAN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
 RULE = 75
 AROUND = 2
-"""Source lines shown above and below the one that raised."""
+"""How many source lines are shown above and below the line that raised."""
 _CHAINED = (
     "\nThe above exception was the direct cause of the following exception:\n",
     "\nDuring handling of the above exception, another exception occurred:\n",
@@ -33,7 +33,7 @@ _CHAINED = (
 
 
 class Rendering:
-    """What ``_render_traceback_`` is set to: a callable that survives pickling and copying with its exception."""
+    """The value of ``_render_traceback_``: a callable that can be pickled and copied with its exception."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = list(lines)
@@ -43,7 +43,7 @@ class Rendering:
 
 
 def attach(error: BaseException, lines: Sequence[str]) -> BaseException:
-    """``error``, which IPython will show as ``lines``; where it refuses attributes they become a note."""
+    """Make IPython show ``error`` as ``lines``. If ``error`` refuses attributes, the lines become a note."""
     try:
         # Not setattr: the class may be a frozen dataclass, or have a ``__setattr__`` of its own.
         object.__setattr__(error, "_render_traceback_", Rendering(lines))
@@ -54,18 +54,18 @@ def attach(error: BaseException, lines: Sequence[str]) -> BaseException:
 
 
 def dress(ip: InteractiveShell, error: BaseException, lines: Sequence[str]) -> BaseException:
-    """``attach`` in the colours of this shell."""
+    """``attach``, with or without colours as the shell is configured."""
     return attach(error, in_colours_of(ip, lines))
 
 
 def in_colours_of(ip: InteractiveShell, lines: Sequence[str]) -> Sequence[str]:
-    """``lines`` without their colours, where the user wants none."""
+    """``lines``, without colours if the shell's ``colors`` is ``NoColor``."""
     plain = str(getattr(ip, "colors", "")).lower() == "nocolor"
     return [ansi.drop_colours(line) for line in lines] if plain else lines
 
 
 def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequence[str]]) -> list[str]:
-    """The traceback of the first failed rank, the other ranks folded under it. ``sources``: label -> its lines."""
+    """The traceback of the first failed rank, with the other ranks summarized below. ``sources``: label -> lines."""
     record = rank.error
     assert record is not None
     head = f"{RED}{record.type}{PLAIN}"
@@ -88,13 +88,13 @@ def _place(rank: RankState) -> str:
 
 
 def _causes(text: str) -> str:
-    """What led to the last exception of a chain, with the sentence that joins them; empty when nothing did."""
+    """The part of a chained traceback before the last exception, with the joining sentence; empty without a chain."""
     end = max((text.rfind(sentence) + len(sentence) for sentence in _CHAINED if sentence in text), default=0)
     return text[:end].strip("\n")
 
 
 def _ending(record: ErrorRecord) -> str:
-    """Message and notes, as they stand at the end of the recorded traceback."""
+    """The message and the notes at the end of the recorded traceback."""
     start = record.text.rfind(record.title)
     found = record.text[start:].rstrip() if start >= 0 else record.title
     return found[len(record.type) :].removeprefix(":").lstrip(" ")
@@ -106,14 +106,14 @@ def _frame(frame: tuple[str, int, str, str], sources: Mapping[str, Sequence[str]
     inside = f", in {CYAN}{function}{PLAIN}" if function and function != "<module>" else ""
     source = sources.get(file) or [text.rstrip("\n") for text in linecache.getlines(file)]
     if not 1 <= number <= len(source) or (line and source[number - 1].strip() != line.strip()):
-        # The file here is not the one that ran there: only the rank's own line is true.
+        # The file here differs from the file that the rank ran: show only the rank's line.
         return f"{where}{inside}\n{GREEN}----> {number}{PLAIN} {line}\n"
     rows = [_row(at, source[at - 1], at == number) for at in _window(number, source)]
     return "\n".join([f"{where}{inside}", *rows, ""])
 
 
 def _window(number: int, source: Sequence[str]) -> range:
-    """The lines to show around ``number``, without blank ones at the edges (the magic's own line is such a one)."""
+    """The lines to show around ``number``, without blank lines at the edges (the magic's line is blank)."""
     first, last = max(number - AROUND, 1), min(number + AROUND, len(source))
     while first < number and not source[first - 1].strip():
         first += 1
@@ -130,7 +130,7 @@ def _row(number: int, line: str, here: bool) -> str:
 
 
 def sources_of(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, list[str]]:
-    """The lines of every cell a traceback may name, counted as the user sees them: the magic's lines are blank."""
+    """The lines of every cell that a traceback may name, by label. The magic's lines are blank, so numbers match."""
     found = {label: linecache.getlines(file) for file, label in labels.items()}
     sources = {label: [line.rstrip("\n") for line in lines] for label, lines in found.items() if lines}
     sources[spec.label] = [""] * (spec.first_line - 1) + spec.source.split("\n")
@@ -138,7 +138,7 @@ def sources_of(spec: JobSpec, labels: Mapping[str, str]) -> dict[str, list[str]]
 
 
 def refusal(error: TorchDistError) -> list[str]:
-    """One of our own errors without our own stack: where, what, and what to do now."""
+    """One of our own errors without our stack: the place, the message, and a hint."""
     lines = []
     if isinstance(error, CellSyntaxError):
         lines = _caret(error)
@@ -149,7 +149,7 @@ def refusal(error: TorchDistError) -> list[str]:
 
 
 def hint(error: BaseException) -> list[str]:
-    """What to do now, where one of our errors says it."""
+    """The hint of one of our errors, if it has one."""
     return [f"  → {error.hint}"] if isinstance(error, TorchDistError) and error.hint else []
 
 
@@ -165,7 +165,7 @@ def _caret(error: CellSyntaxError) -> list[str]:
 
 
 def brief(error: BaseException) -> list[str]:
-    """Type and message alone, for what needs no place: an interrupt, a timeout."""
+    """Type and message only, for errors without a place: an interrupt, a timeout."""
     return [f"{RED}{type(error).__name__}{PLAIN}: {error}"]
 
 
@@ -179,7 +179,7 @@ def _groups() -> tuple[type[BaseException], ...]:
 
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
-    """Show attached renderings of syntax errors and exception groups too; the function returned undoes it."""
+    """Show attached renderings of syntax errors and exception groups, too. Returns a function that undoes this."""
     previous = (ip.custom_exceptions, ip.CustomTB)
 
     def show(
@@ -199,7 +199,7 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
     installed = ip.CustomTB
 
     def uninstall() -> None:
-        if ip.CustomTB is installed:  # else someone else's came later, and ours is not in use any more
+        if ip.CustomTB is installed:  # else other code replaced our handler
             ip.custom_exceptions, ip.CustomTB = previous
 
     return uninstall

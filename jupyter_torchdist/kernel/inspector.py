@@ -1,7 +1,7 @@
-"""Shift-Tab on ``%%distribute``, ``%dist`` and their options: what they are and take.
+"""Shift-Tab on ``%%distribute``, ``%dist`` and their options: shows their help.
 
-IPython is asked about names, and an option is none: the kernel's answer is taken over for these two lines alone. That
-serves every front end, VS Code too.
+IPython can only explain Python names. Therefore ``do_inspect`` of the kernel is replaced, for these two magics only.
+This works in every front end, VS Code included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def explain(code: str, position: int) -> str | None:
-    """What to say at ``position`` (characters) of a cell; None where IPython knows better."""
+    """The help for ``position`` (characters) in a cell; None if IPython should answer."""
     start = code.rfind("\n", 0, position) + 1
     end = code.find("\n", position)
     line = code[start : end if end >= 0 else len(code)]
@@ -34,9 +34,9 @@ def explain(code: str, position: int) -> str | None:
 
 
 def _until(line: str, column: int) -> list[str]:
-    """The words up to the one at ``column``, which is the last, whole."""
+    """The words of the line up to the word at ``column``, which is the last and complete."""
     rest = line[column:]
-    # In the blanks behind a word one still means it, or the value that is to come.
+    # Blanks after a word still belong to the word, or to the value that follows.
     return (line[:column] + (rest.split(maxsplit=1)[0] if rest and not rest[0].isspace() else "")).split()
 
 
@@ -50,7 +50,7 @@ def _of_options(words: list[str]) -> str:
 
 
 def _settings(option: Option, words: list[str]) -> str:
-    """``-O`` itself, and what may stand behind it."""
+    """The help for ``-O`` and for the keys that may follow it."""
     return f"{_of_option(option)}\n\n{strategy_help(strategy_of(words), below)}"
 
 
@@ -79,7 +79,7 @@ def _of_verbs(words: list[str]) -> str:
 
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
-    """Answer for the two lines; the function returned undoes it. A terminal has no such question."""
+    """Replace ``do_inspect``. Returns a function that undoes this. Without a kernel (a terminal) nothing happens."""
     kernel: Any = getattr(ip, "kernel", None)
     original = getattr(kernel, "do_inspect", None)
     if original is None:

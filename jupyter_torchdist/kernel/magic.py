@@ -1,6 +1,6 @@
-"""``%%distribute`` and ``%dist``: from IPython's words to ours.
+"""``%%distribute`` and ``%dist``: IPython's arguments become our requests.
 
-What runs a cell is imported by the first cell, or before it when the kernel is idle: ``%load_ext`` should be instant.
+Modules that run a cell are imported by the first cell, or before when the kernel is idle: ``%load_ext`` stays fast.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def in_words(ip: InteractiveShell) -> Iterator[None]:
-    """Our own errors are shown without our own stack; no error's stack keeps alive what was captured."""
+    """Show our own errors without our stack, and clear the frames of all errors: they keep captured objects alive."""
     try:
         yield
     except BaseException as error:
-        traceback.clear_frames(error.__traceback__)  # IPython keeps it
+        traceback.clear_frames(error.__traceback__)  # IPython keeps the traceback
         if not isinstance(error, TorchDistError):
             raise
         if not hasattr(error, "_render_traceback_"):
@@ -41,7 +41,7 @@ def in_words(ip: InteractiveShell) -> Iterator[None]:
 
 @magics_class
 class TorchDistMagics(Magics):
-    """The two magics. They hold nothing: a job is on disk, the last one in ``session``."""
+    """The two magics. They have no state: jobs are on disk, and ``session`` has the last job."""
 
     shell: InteractiveShell
 
@@ -86,7 +86,7 @@ class TorchDistMagics(Magics):
 
 
 def _quiet(cell: str) -> bool:
-    """Whether a semicolon at the end asks not to show the value; a cell that cannot be read is told of later."""
+    """Whether a semicolon at the end hides the value; the error of a cell that does not parse is raised later."""
     asks: Any = DisplayHook.semicolon_at_end_of_expression
     try:
         return bool(asks(cell))
@@ -95,23 +95,23 @@ def _quiet(cell: str) -> bool:
 
 
 def notebook(ip: InteractiveShell) -> str:
-    """The notebook's path as the front end tells it; empty where it does not (a plain terminal, nbclient)."""
+    """The notebook's path from the front end; empty if it gives none (a plain terminal, nbclient)."""
     told = os.environ.get("JPY_SESSION_NAME") or ip.user_ns.get("__vsc_ipynb_file__") or ""
     return told if isinstance(told, str) else ""
 
 
 def notebook_directory(ip: InteractiveShell) -> Path:
-    """Where the notebook lies, else where the shell was started."""
+    """The directory of the notebook, else the directory in which the shell was started."""
     folder = os.path.dirname(notebook(ip))
     return Path(folder if folder and os.path.isdir(folder) else getattr(ip, "starting_dir", "") or os.getcwd())
 
 
 def with_body(lines: list[str]) -> list[str]:
-    """Lets ``%%distribute --help`` stand alone: IPython refuses a cell magic without a body."""
+    """Allow ``%%distribute --help`` without a body, which IPython refuses for a cell magic."""
     if len(lines) == 1 and lines[0].startswith("%%distribute"):
         return [lines[0].rstrip("\n") + "\n", "\n"]
     return lines
 
 
-# IPython leaves such a transformer out when it asks whether a terminal's input is complete.
+# IPython skips transformers with side effects when it checks whether a terminal's input is complete.
 with_body.has_side_effects = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What the notebook's cells do to modules: noted after each of them, as files change, and for the next capture."""
+"""Notes after each cell what it did to modules, before files change and for the next capture."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _ROOM = "jupyter_torchdist.capture"
 
 
 def install(ip: InteractiveShell) -> Callable[[], None]:
-    """Note after every cell; what is returned ends that."""
+    """Call ``note`` after every cell. Returns a function that ends this."""
 
     def after_cell(_result: Any = None) -> None:
-        if _ROOM in sys.modules:  # until ``warm`` has imported it, nothing is late
+        if _ROOM in sys.modules:  # ``warm`` imports it and then calls ``note``
             note(ip)
 
     ip.events.register("post_run_cell", after_cell)
@@ -25,13 +25,13 @@ def install(ip: InteractiveShell) -> Callable[[], None]:
 
 
 def note(ip: InteractiveShell) -> None:
-    """The sources of modules that were imported or reloaded, and what the cells have set."""
+    """Note the sources of modules that were imported or reloaded, and the attributes that cells set."""
     importlib.import_module(f"{_ROOM}.sources").note(_reloads(ip))
     importlib.import_module(f"{_ROOM}.attributes").note(ip.user_ns)
 
 
 def _reloads(ip: InteractiveShell) -> dict[str, float]:
-    """{module: mtime of the file} as ``%autoreload`` has it."""
+    """{module: mtime of the file} as ``%autoreload`` recorded it."""
     magics: Any = ip.magics_manager.registry.get("AutoreloadMagics")
     times = getattr(getattr(magics, "_reloader", None), "modules_mtimes", None)
     return times if isinstance(times, dict) else {}

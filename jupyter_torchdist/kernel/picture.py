@@ -1,6 +1,6 @@
-"""A curve as inline SVG for the still picture: no script, no style sheet, the page's own text colour. Pure.
+"""A curve as inline SVG for the still picture: no script, no style sheet, the page's own text colour. Pure functions.
 
-All words stand in HTML around it: a site that takes SVG away (GitHub does) leaves a readable page, not loose labels.
+All text is in the HTML around the SVG, so the page stays readable on a site that removes SVG (as GitHub does).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MARGIN = 3
 
 @dataclass(frozen=True)
 class Trace:
-    """A curve over its steps: the mean of the ranks within a band from the least to the greatest. Finite numbers."""
+    """A curve over its steps: the mean of the ranks, and a band from their minimum to their maximum. Finite numbers."""
 
     x: tuple[float, ...]
     mean: tuple[float, ...]
@@ -24,7 +24,7 @@ class Trace:
 
 
 def multiples(traces: Mapping[str, Trace], last: Mapping[str, float], width: int) -> str:
-    """One small picture a curve, beside each other; names are cut at ``width`` characters."""
+    """One small picture for each curve, side by side; names are cut at ``width`` characters."""
     return "".join(
         _panel(name if len(name) <= width else name[: width - 1] + "…", trace, last.get(name))
         for name, trace in traces.items()
@@ -60,7 +60,7 @@ def _svg(trace: Trace, words: str) -> str:
 
 
 def _scaled(values: Sequence[float], low: float, high: float, start: float, end: float) -> list[float]:
-    """``low`` to ``high`` laid on ``start`` to ``end``; what does not vary lies in the middle."""
-    if not high / 2 - low / 2 > 0:  # halves: the span of 1e308 and -1e308 is no number
+    """``values`` scaled from ``low``…``high`` to ``start``…``end``; constant values are in the middle."""
+    if not high / 2 - low / 2 > 0:  # halves: the difference of 1e308 and -1e308 overflows
         return [(start + end) / 2] * len(values)
     return [start + (end - start) * ((value / 2 - low / 2) / (high / 2 - low / 2)) for value in values]

@@ -1,7 +1,7 @@
-"""Carries messages between the views of one job and their feeds, in a thread of its own.
+"""Passes messages between the views of one job and their feeds, in a separate thread.
 
-Handlers of a comm only ``hand`` in what came: they run in whatever thread the kernel likes. The thread is there while
-the job runs or a view has something to hear, and comes back with the next message.
+Handlers of a comm run in any thread of the kernel; they only call ``hand``. The thread runs while the job runs or a
+view is waiting for messages, and starts again with the next message.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any, Protocol
 log = logging.getLogger(__name__)
 
 PERIOD = 0.1
-"""Seconds between two looks while a view is open: each message passes three threads of the kernel."""
+"""Seconds between two polls while a view is open: each message passes three threads of the kernel."""
 ALONE = 1.0
-"""Seconds between two looks while none is."""
+"""Seconds between two polls while no view is open."""
 VANISHED = 30.0
-"""Seconds without an ``ack`` after which a view is taken for gone."""
+"""Seconds without an ``ack`` after which a view counts as closed."""
 LINGER = 5.0
-"""Seconds after the job's end in which a view may still open."""
+"""Seconds after the job's end during which a view may still open."""
 QUIET = 2.0
-"""Seconds without a word after the job's end after which the thread rests."""
+"""After the job's end the thread ends when there was no message for so many seconds."""
 
 BUNDLE = 256 * 1024
-"""Characters of messages that travel together: a page unpacks them and does nothing else meanwhile."""
+"""The largest number of characters sent together: unpacking them blocks the page."""
 
 Message = dict[str, Any]
 
 
 class Feed(Protocol):
-    """What ``feed.Feed`` is."""
+    """The interface of ``feed.Feed``."""
 
     def receive(self, message: Message) -> list[Message]: ...
 
@@ -45,21 +45,21 @@ class Feed(Protocol):
 
 
 class Port(Protocol):
-    """The other side of a pump: the comm, and what is to be known of the job."""
+    """What a pump needs from its owner: the comm, and facts about the job."""
 
     def feed(self) -> Feed:
-        """A new view's feed."""
+        """The feed for a new view."""
 
     def send(self, view: str, messages: list[Message], binary: bool) -> None: ...
 
     def ended(self) -> bool:
-        """Whether the job has."""
+        """Whether the job has ended."""
 
     def abandoned(self) -> None:
-        """The job has ended, and no view is there nor expected. Called in the pump's thread, its last act."""
+        """The job has ended and there is no view. This is the last call in the pump's thread."""
 
     def held(self) -> AbstractContextManager[None]:
-        """What has to be there while the thread is."""
+        """A context that is open while the thread runs."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class _View:
     sent: int = 0
     shown: int = 0
     waiting: float = field(default=0.0)
-    """Since when (monotonic) something is without an ``ack``."""
+    """Since when (monotonic time) messages wait for an ``ack``."""
 
     @property
     def behind(self) -> bool:
@@ -77,7 +77,7 @@ class _View:
 
 
 class Pump:
-    """All views of one widget. Safe in threads."""
+    """All views of one widget. Thread-safe."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -89,7 +89,7 @@ class Pump:
         self._heard = 0.0
 
     def start(self) -> None:
-        """Have the thread running."""
+        """Start the thread, unless it runs."""
         with self._lock:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="torchdist-view", daemon=True)
@@ -97,12 +97,12 @@ class Pump:
                 self._thread.start()
 
     def hand(self, content: Message) -> None:
-        """What came from a view: ``{view, binary, message}``, ``{view, ping}``, ``{view, bye}``. From any thread."""
+        """Add a view's message: ``{view, binary, message}``, ``{view, ping}`` or ``{view, bye}``. From any thread."""
         self._inbox.put(content)
         self.start()
 
     def close(self) -> None:
-        """End the thread and every feed; what comes later is not heard."""
+        """End the thread and every feed; later messages are ignored."""
         self._closed = True
         self._inbox.put({})
         if (thread := self._thread) and thread is not threading.current_thread():
@@ -115,7 +115,7 @@ class Pump:
                 self._step(PERIOD if self._views else ALONE)
 
     def _step(self, pause: float) -> None:
-        """Hear what comes within ``pause`` seconds, then let every feed speak: at once where a view has opened."""
+        """Handle messages for ``pause`` seconds, then poll every feed. A new view ends the pause."""
         until, open_before = time.monotonic() + pause, len(self._views)
         while len(self._views) == open_before and not self._closed:
             try:
@@ -132,7 +132,7 @@ class Pump:
         if not isinstance(name, str) or self._closed:
             return
         if name not in self._views and isinstance(message, dict) and message.get("type") == "ack":
-            return  # the last words of a view that is gone: an answer could be acknowledged in its turn, for ever
+            return  # a late ack of a closed view: an answer could be acknowledged again, endlessly
         self._heard = time.monotonic()
         if content.get("bye"):
             self._drop(name)
@@ -157,7 +157,7 @@ class Pump:
     def _let_speak(self, name: str, view: _View, speak: Callable[[Feed], list[Message]]) -> None:
         try:
             messages = speak(view.feed)
-        except Exception as error:  # the edge of the thread: one view's trouble is not the others'
+        except Exception as error:  # an error of one view must not end the thread for the other views
             log.exception("jupyter_torchdist: a view of a job ended")
             messages = [{"n": view.sent + 1, "type": "gone", "reason": f"the view failed: {error!r}"}]
         self._say(name, view, messages)
@@ -179,7 +179,7 @@ class Pump:
                 view.feed.close()
 
     def _rests(self) -> bool:
-        """Whether the thread ends now; a message that is handed in later starts another."""
+        """Whether the thread ends now; a later message starts another thread."""
         quiet = time.monotonic() - self._heard
         over = self._closed or (quiet > (QUIET if self._views else LINGER) and self._port.ended())
         if over and self._views and any(view.behind for view in self._views.values()) and not self._closed:
@@ -194,7 +194,7 @@ class Pump:
 
 
 def bundles(texts: Iterable[str]) -> Iterator[str]:
-    """JSON texts in as few JSON lists, each of not more than ``BUNDLE`` characters, or of one text."""
+    """JSON texts joined into few JSON lists; a list has at most ``BUNDLE`` characters, or a single text."""
     held: list[str] = []
     for text in texts:
         if held and sum(map(len, held)) + len(text) > BUNDLE:

@@ -1,4 +1,4 @@
-"""Rich output of rank 0 (tables, figures, ``clear_output``), published in the notebook in the order it was made."""
+"""Rich output of rank 0 (tables, figures, ``clear_output``), published in the notebook in its original order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 32 * 1024 * 1024
 
 
 class RichOutput:
-    """Reads rank 0's display file as it grows. ``result`` is the last line's value as a record, once it is there."""
+    """Reads rank 0's display file as it grows. ``result`` is the record of the last line's value, once it exists."""
 
     def __init__(self, ip: InteractiveShell, paths: JobPaths, visible: bool = True) -> None:
         self._publisher: Any = ip.display_pub
@@ -27,7 +27,7 @@ class RichOutput:
         self.result: dict[str, Any] | None = None
 
     def tick(self, state: JobState) -> bool:
-        """Publish what is new; True when it cleared the cell's output."""
+        """Publish new records. Returns True if one of them cleared the cell's output."""
         cleared = False
         for record in self._read(state):
             kind = record.get("kind")
@@ -41,13 +41,13 @@ class RichOutput:
         return cleared
 
     def publish_result(self) -> None:
-        """The last line's value as rank 0 rendered it, for one that has no pickled form."""
+        """Publish the last line's value as rank 0 rendered it, for a value that cannot be pickled."""
         if self.result:
             self._publish(self.result, False)
 
     def _publish(self, record: dict[str, Any], update: bool) -> None:
         name = record.get("id")
-        # The rank's display ids are the job's own: another job may use the same ones.
+        # The rank's display ids are unique in the job only: another job may use the same ids.
         transient = {"display_id": f"{self._paths.job}-{name}"} if name else {}
         self._publisher.publish(
             record.get("data", {}), record.get("metadata", {}), transient=transient, update=update and bool(name)
@@ -59,7 +59,7 @@ class RichOutput:
                 return []
             self._file = str(self._paths.node(first.node).display(0))
         try:
-            if os.stat(self._file).st_size <= self._offset:  # polled often: a look must cost nothing
+            if os.stat(self._file).st_size <= self._offset:  # called often, so it must be cheap
                 return []
             with open(self._file, "rb") as file:
                 file.seek(self._offset)

@@ -1,4 +1,4 @@
-"""One cell on the ranks, from its text to its value: submit, wait and show, bring, raise."""
+"""Runs one cell on the ranks: submit, wait and show, bring the results, raise the exception."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
-    """The cell's value, or the job at once under ``--background``; None under ``--plan``, which prints.
+    """Run the cell and return its value, or the job with ``--background``, or None with ``--plan``, which prints.
 
-    ``quiet``: the cell ends in a semicolon, so that its value is not shown.
+    ``quiet``: the cell ends in a semicolon, so its value is not shown.
 
     Raises what the first failing rank raised, ``JobCancelled`` after an interrupt, and what ``submit`` raises.
     """
@@ -36,7 +36,7 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
 
 
 def plan_text(request: Request) -> str:
-    """What would run: the plan, the memory that a strategy needs, and the receipt. No rank is started."""
+    """The plan, the memory that a strategy needs, and the receipt. No rank is started."""
     prepared = prepare(request)
     receipt = wording.indent(plan_tables.receipt_table(prepared.capture.receipt))
     notes = [f"note: {note}" for note in prepared.capture.notes]
@@ -48,13 +48,13 @@ def plan_text(request: Request) -> str:
 def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:
     rich = RichOutput(ip, job.paths, visible=job.spec.options.watch != "off")
     watch = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)
-    # A kernel that is asked to shut down, or to restart, notes it there in another thread.
+    # On a request to shut down or restart, another thread of the kernel sets ``exit_now``.
     closing = (lambda: bool(ip.exit_now)) if show.is_notebook(ip) else None
     state = wait(job, interrupts, watch.tick, closing=closing)
     interrupts.release()
     try:
         brought = _bring(ip, job, state)
-    except BaseException:  # damaged results, or an interrupt: the picture must not go on saying "running"
+    except BaseException:  # damaged results, or an interrupt: the picture must not stay at "running"
         watch.finish(state, (f"the results were not brought; `td.attach({job.id!r}).bring()` tries again",))
         raise
     watch.finish(state, remarks(state, brought, interrupts.count))
@@ -63,11 +63,11 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
             raise error from error.__cause__
         return None if quiet else _value(job, rich)
     finally:
-        job.let_go()  # it is all the notebook's own again, to keep or to drop; ``td.last`` keeps the job
+        job.let_go()  # the notebook has the results now; ``td.last`` keeps the job
 
 
 def follow(ip: InteractiveShell, job: Job) -> JobState:
-    """Show a job that runs (or ran) until its end. An interrupt only stops the showing: the job is not this cell's."""
+    """Show a job until its end. An interrupt only ends the display, because the job does not belong to this cell."""
     session.last = job
     watch = show.watch(ip, job.paths, job.spec.options.watch, RichOutput(ip, job.paths), job.manifest.notes)
     with Interrupts() as interrupts:
@@ -75,14 +75,14 @@ def follow(ip: InteractiveShell, job: Job) -> JobState:
         state = wait(job, interrupts, watch.tick, detach=True)
         interrupts.release()
         watch.finish(state, () if state.final else (f"the job goes on: `%dist cancel {job.id}` ends it",))
-    # All that the ranks wrote has been printed there, their tracebacks among it.
+    # ``Text`` has printed all output of the ranks, their tracebacks included.
     if not isinstance(watch, show.Text) and (lines := _failure(ip, job, state)):
         print("\n".join(failure.in_colours_of(ip, lines)))
     return state
 
 
 def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
-    """Assign what came back; None when the ranks left nothing, as after a kill."""
+    """Assign the results; None if the ranks left none, as after a kill."""
     ranks = range(job.plan.world_size) if job.plan.collect == "all" else (0,)
     if not all(job.paths.result(rank).exists() for rank in ranks):
         return None
@@ -90,7 +90,7 @@ def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
 
 
 def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[str, ...]:
-    """What to say about the results: nothing when all is as expected."""
+    """Remarks on the results; empty if everything is as expected."""
     lines = [*failure_text.lost_lines(state), *(failure_text.left_early(state) if state.state == "succeeded" else ())]
     if state.state != "succeeded" and state.final:
         came = ", ".join(brought.names) if brought and brought.names else "nothing"
@@ -100,7 +100,7 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
         names_by_reason: dict[str, list[str]] = {}
         for name, why in left:
             names_by_reason.setdefault(why, []).append(name)
-        # A reason may begin with the path to the culprit, which begins with the name.
+        # A reason may begin with the path to the object that failed, and so with the name.
         lines.append(
             "stayed behind: "
             + "; ".join(
@@ -117,7 +117,7 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
 
 
 def _error(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | None:
-    """The exception to raise, dressed for IPython."""
+    """The exception to raise, with its rendering for IPython."""
     if not state.final:
         error: BaseException | None = JobCancelled(f"stopped waiting for job {job.id}, which is {state.state}")
     else:
@@ -131,7 +131,7 @@ def _error(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | N
 
 
 def _failure(ip: InteractiveShell, job: Job, state: JobState) -> list[str]:
-    """The traceback of the rank whose exception ended the job; empty where none did."""
+    """The traceback of the rank whose exception ended the job; empty if there is none."""
     first = state.ranks.get(state.first_failure) if state.first_failure is not None else None
     first = first or next(iter(state.failures()), None)
     if state.state != "failed" or first is None or first.error is None:
@@ -140,7 +140,7 @@ def _failure(ip: InteractiveShell, job: Job, state: JobState) -> list[str]:
 
 
 def _value(job: Job, rich: RichOutput) -> Any:
-    """The last line's value as a real one; what is a picture, or could not be pickled, as rank 0 rendered it."""
+    """The last line's value. A figure, or a value that could not be pickled, is shown as rank 0 rendered it."""
     if not job.paths.result(0).exists() or VALUE not in job.result() or _is_figure(job.value):
         rich.publish_result()
         return None
@@ -148,5 +148,5 @@ def _value(job: Job, rich: RichOutput) -> Any:
 
 
 def _is_figure(value: Any) -> bool:
-    """A figure would be drawn again here, with this kernel's backend if it has one: rank 0 has drawn it already."""
+    """Whether the value is a Matplotlib figure: rank 0 has rendered it, and this kernel would render it again."""
     return any(kind.__module__ == "matplotlib.figure" for kind in type(value).__mro__)

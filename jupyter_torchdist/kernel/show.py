@@ -1,8 +1,8 @@
 """How a job is shown while the cell waits for it: a live view, one updating picture, plain lines, or nothing.
 
-Under the cell stands one output in several forms, of which each front end takes the best it knows: the job type (our
-JupyterLab extension asks the server), the widget (asks this kernel), the still picture and its text. The picture is
-drawn from the waiting loop, so that it lands under the cell that waits.
+The cell has one output with several MIME types; each front end shows the best one that it knows: the job type (our
+JupyterLab extension asks the server), the widget (asks this kernel), the still picture as HTML and as text. The
+waiting loop draws the picture, so that it appears under the waiting cell.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 FRAME = 0.15
 """Seconds between two updates of the picture; the first change after a quiet time is drawn at once."""
 BESIDE = 0.5
-"""The same, where a front end may have something better to show than the picture."""
+"""Like ``FRAME``, if the front end may show the widget instead of the picture."""
 BEHIND = 5.0
-"""The same, where a live view is known to be shown: then the picture is only for what is saved."""
+"""Like ``FRAME``, while a live view is open: then the picture only matters for the saved notebook."""
 SHARE = 50
-"""Drawing takes at most one part in so many of the time: the picture of many ranks is drawn less often."""
+"""Drawing takes at most 1/``SHARE`` of the time: the picture of many ranks is drawn less often."""
 LOOK = 0.05
-"""Seconds between two looks at whether there is anything new to draw."""
+"""Seconds between two checks for something new to draw."""
 CLOCK = 1.0
-"""Seconds after which a picture in which nothing changed is drawn again, for its elapsed time."""
+"""Seconds after which an unchanged picture is drawn again, to update its elapsed time."""
 TAIL = 16 * 1024
 TEXT_LIMIT = 32_000_000
-"""Characters that ``--watch text`` prints at the most into one cell, as the notebook stores every one of them."""
+"""The largest number of characters that ``--watch text`` prints in one cell: the notebook stores all of them."""
 
 
 class Watch(Protocol):
-    """What the cell's waiting loop calls."""
+    """The interface that the cell's waiting loop calls."""
 
     def tick(self, state: JobState) -> None: ...
 
@@ -56,14 +56,14 @@ class Watch(Protocol):
 
 
 def is_notebook(ip: InteractiveShell) -> bool:
-    """Whether the front end can replace what it has shown; a plain terminal cannot."""
+    """Whether the front end can update its output; a plain terminal cannot."""
     return getattr(ip, "kernel", None) is not None
 
 
 def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, notes: tuple[str, ...] = ()) -> Watch:
     """The watch that ``--watch`` names; ``full`` and ``compact`` fall back to ``text`` in a plain terminal.
 
-    ``notes`` is what there was to say about the capture.
+    ``notes`` are the notes of the capture.
     """
     if how == "off":
         return Silence(rich)
@@ -73,28 +73,28 @@ def watch(ip: InteractiveShell, paths: JobPaths, how: str, rich: RichOutput, not
 
 
 def ready(ip: InteractiveShell) -> Any:
-    """The module of the widget, where one can be shown; None elsewhere."""
+    """The module of the widget, if a widget can be shown, else None."""
     if not importlib.util.find_spec("anywidget") or getattr(ip, "kernel", None) is None:
         return None
     try:
         module = importlib.import_module(".widget", __package__)
-    except ImportError:  # a part of it is missing: the other forms do without
+    except ImportError:  # a dependency is missing: the other forms do not need it
         return None
     return module if module.possible(ip) else None
 
 
 class Silence:
-    """Shows nothing; the result and the exception are the cell's own."""
+    """Shows nothing but the cell's result or exception."""
 
     def __init__(self, rich: RichOutput) -> None:
         self._rich = rich
 
     def tick(self, state: JobState) -> None:
-        """Take rank 0's rich output in, for the result among it."""
+        """Read rank 0's rich output, which contains the result."""
         self._rich.tick(state)
 
     def finish(self, state: JobState, remarks: tuple[str, ...]) -> None:
-        """Nothing is said."""
+        """Read the last rich output and show nothing."""
         self._rich.tick(state)
 
 
@@ -113,7 +113,7 @@ class Text:
         self._rich.tick(state)
 
     def finish(self, state: JobState, remarks: tuple[str, ...]) -> None:
-        """Print what is left, and what there is to say about the results."""
+        """Print the rest of the output, and remarks on the results."""
         self._console.finish(state, time.time())
         self._rich.tick(state)
         for remark in remarks:
@@ -121,12 +121,12 @@ class Text:
 
 
 class Picture:
-    """One output that is replaced as the job goes, and stays as it was at the end."""
+    """One output that is updated while the job runs and shows the last state afterwards."""
 
     def __init__(
         self, ip: InteractiveShell, paths: JobPaths, rich: RichOutput, notes: tuple[str, ...] = (), full: bool = False
     ) -> None:
-        """``full``: with the forms that are live views."""
+        """``full``: with the MIME types of the live views."""
         self._publisher: Any = ip.display_pub
         self._paths = paths
         self._rich = rich
@@ -142,13 +142,13 @@ class Picture:
         self._cost = 0.0
         """Seconds that the last drawing took."""
         self._lock = threading.Lock()
-        """Held while the output is replaced: the widget goes in a thread of its own, and must not come back."""
+        """Held while the output is updated: another thread may remove the widget, which must not reappear."""
         self._seen: object = None
         self._stage: object = None
         self._last: dict[str, Any] = {}
 
     def tick(self, state: JobState) -> None:
-        """Draw when something changed, but no more often than eyes or the front end need; a turn of the job at once."""
+        """Draw changes, but not more often than the front end needs; draw a new stage of the job at once."""
         if self._rich.tick(state):
             self._published = False
             self._draw(state)
@@ -168,7 +168,7 @@ class Picture:
             self._draw(state)
 
     def finish(self, state: JobState, remarks: tuple[str, ...]) -> None:
-        """The still picture that is saved with the notebook."""
+        """Draw the still picture that is saved with the notebook."""
         self._rich.tick(state)
         self._tails.poll()
         self._curves.read_to_end()
@@ -199,21 +199,21 @@ class Picture:
         self._publisher.publish(bundle, transient={"display_id": self._id}, update=update)
 
     def _without_widget(self) -> None:
-        """The widget is about to close: a front end that knows no better shows the picture instead."""
+        """Publish the output without the widget, which is about to close; front ends then show the picture."""
         with self._lock:
             if self._last:
                 self._publish(self._last, True)
 
 
 class Tails:
-    """The last lines of each rank, read again only where a file grew."""
+    """The last lines of each rank, read again only if the file's size changed."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
         self._known: dict[Path, tuple[int, logs.LogFile, list[str]]] = {}
 
     def poll(self) -> tuple[int, ...]:
-        """Read what changed; the files' sizes in bytes, which differ whenever a line may."""
+        """Read files that changed. Returns the files' sizes in bytes, which differ if a line may have changed."""
         sizes = []
         for file in logs.files(self._paths):
             size = file.path.stat().st_size
@@ -224,7 +224,7 @@ class Tails:
         return tuple(sizes)
 
     def lines(self) -> dict[int, list[str]]:
-        """Rank -> lines, oldest first: stdout's, then stderr's (at most half of them)."""
+        """Rank -> lines, oldest first: stdout, then stderr (at most half of the lines if stdout has enough)."""
         streams: dict[int, dict[str, list[str]]] = {}
         for _, file, lines in self._known.values():
             streams.setdefault(file.rank, {})[file.stream] = lines

@@ -1,7 +1,7 @@
-"""The still picture of a job, as text and as HTML: bounded, escaped, complete without a kernel, no script in it. Pure.
+"""The still picture of a job as text and HTML: bounded, escaped, without script, complete without a kernel. Pure.
 
-It is read where style attributes are taken away (GitHub), on light and on dark paper: all that it tells stands in its
-words, in the page's own colour; what colours there are only underline it.
+Readers may see it without style attributes (GitHub) and on light or dark pages. Therefore the text, in the page's own
+colour, contains all information; colours only emphasize.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from ..views import failure_text, job_text, wording
 from .picture import Trace, multiples
 
 LOG_LINES = 28
-"""Log lines of all ranks together; with header, curves, notes and folds the whole stays within 40 lines."""
+"""Log lines of all ranks together; with header, curves, notes and summaries the text has at most 40 lines."""
 LINES_OF_A_RANK = 10
 CURVES = 12
 NOTES = 4
 REMARKS = 8
 RUNS = 6
-"""Runs of ranks in one label."""
+"""The largest number of rank ranges in one label."""
 WAITS = 3
-"""Collectives of which it is said that ranks wait in them."""
+"""The largest number of collectives for which waiting ranks are shown."""
 BYTES = 100_000
-"""Of the HTML; with text and all a saved picture is below 300 kB, whatever was printed."""
+"""Limit of the HTML; with its text a saved picture is below 300 kB, whatever was printed."""
 WIDTHS = (200, 120, 60, 24)
 """Line lengths to try until the HTML fits into ``BYTES``."""
 HEAD = 400
-"""Characters of the first line: state, place, time and what went wrong."""
+"""The largest number of characters of the first line: state, place, time and error."""
 NAME = 40
-"""Characters of a curve's name."""
+"""The largest number of characters of a curve's name."""
 _NO_FORMULAS = "mathjax_ignore tex2jax_ignore"
-"""What MathJax 3 (JupyterLab) and 2 (nbconvert) pass over: an error's text may have two dollar signs."""
+"""Classes that MathJax 3 (JupyterLab) and 2 (nbconvert) ignore: an error's text may have two dollar signs."""
 _LOG = "margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:var(--jp-code-font-family,monospace)"
-"""With a font of its own: nbconvert's pages give none to an output's ``pre``."""
+"""It names a font, because nbconvert's pages set none for ``pre`` in an output."""
 _RED = "#c62828"
 _COLOURS = {"succeeded": "#2e7d32", "failed": _RED, "timed_out": _RED, "lost": _RED, "cancelled": "#ad6800"}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The job's bar: ``done`` of ``total`` steps (None: unknown), as the rank that is furthest reported it."""
+    """The job's progress bar: ``done`` of ``total`` steps (None: unknown), reported by the most advanced rank."""
 
     done: float
     total: float | None = None
@@ -52,7 +52,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is shown. ``lines`` are the last whole lines of each rank, oldest first, as printed."""
+    """What is shown. ``lines`` are the last complete lines of each rank, oldest first, as printed."""
 
     state: JobState
     now: float
@@ -60,13 +60,13 @@ class Snapshot:
     curves: Mapping[str, float] = field(default_factory=dict)
     progress: Progress | None = None
     remarks: tuple[str, ...] = ()
-    """What the kernel says at the end: what came back, what stayed behind."""
+    """The kernel's remarks at the end: which values came back, and which were left behind."""
     traces: Mapping[str, Trace] = field(default_factory=dict)
-    """The courses of ``curves``, as far as they are drawn."""
+    """The points of the ``curves`` that are drawn."""
 
 
 def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
-    """For plain terminals, and beside the HTML for everything else."""
+    """The picture as text, for plain terminals and as the text form beside the HTML."""
     title, head = job_text.title(snapshot.state), job_text.headline(snapshot.state, snapshot.now)
     lines = [f"{_cut(title, width)}: {_cut(ansi.plain(head), HEAD)}"]
     lines += _failure(snapshot, width)
@@ -79,7 +79,7 @@ def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
 
 
 def as_html(snapshot: Snapshot) -> str:
-    """The same in HTML with the curves drawn, within ``BYTES``."""
+    """The picture as HTML with drawn curves, within ``BYTES``."""
     for width in WIDTHS:
         page = _page(snapshot, width)
         if len(page.encode("utf-8", "replace")) <= BYTES:
@@ -119,7 +119,7 @@ def _page(snapshot: Snapshot, width: int) -> str:
 
 def _line_html(line: str, width: int) -> str:
     short = ansi.plain(line)
-    # A line that has to be cut loses its colours: cutting between escapes is not worth its code.
+    # A line that must be cut loses its colours, because cutting between escapes is complicated.
     return ansi.to_html(line) if len(short) <= width and len(line) <= 2 * width else html.escape(_cut(short, width))
 
 
@@ -155,7 +155,7 @@ class Voices:
 
 
 def _log(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Who said it, and a line: of as many as there is room for. One that failed comes first, and gets what it needs."""
+    """Pairs of a label of ranks and a line, within ``LOG_LINES``. Failed ranks come first, with all their lines."""
     chosen = _voices(snapshot)[:LOG_LINES]
     found: list[tuple[str, str]] = []
     if chosen and set(chosen[0].ranks) & set(_failed_ranks(snapshot)):
@@ -166,7 +166,7 @@ def _log(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _voices(snapshot: Snapshot) -> list[Voices]:
-    """Of all ranks that printed: first those that failed (the one that is blamed before all), else by number."""
+    """The lines of all ranks that printed: first failed ranks (the first failure at the top), then by number."""
     failed = {rank: place for place, rank in enumerate(_failed_ranks(snapshot))}
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank, lines in sorted(snapshot.lines.items()):
@@ -194,7 +194,7 @@ def _footer(snapshot: Snapshot, width: int) -> list[str]:
 
 
 def _failure(snapshot: Snapshot, width: int) -> list[str]:
-    """What went wrong, or what ranks wait for: before all else, as it is what one looks for."""
+    """The failure, or what ranks wait for. It is shown first, because readers look for it."""
     state = snapshot.state
     failed = state.failures()
     lines = _failed(state, failed[0]) if failed else job_text.waiting_lines(state, snapshot.now)[:WAITS]
@@ -202,7 +202,7 @@ def _failure(snapshot: Snapshot, width: int) -> list[str]:
 
 
 def _failed(state: JobState, first: RankState) -> list[str]:
-    """Who failed first, unless the job's reason in the first line says it already, and what became of the others."""
+    """The rank that failed first, unless the first line already names it, and what happened to the other ranks."""
     where = f"rank {first.rank}" + (f" on {first.host}" if first.host else "")
     said = [] if state.reason.startswith(where) else [f"{where} {job_text.rank_line(state, first)}"]
     return [*said, *filter(None, [failure_text.others(state, first.rank) if state.final else ""])]

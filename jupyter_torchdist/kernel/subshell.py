@@ -1,9 +1,9 @@
-"""How a widget's messages are heard while a cell blocks the kernel.
+"""Handles a widget's messages while a cell blocks the kernel.
 
-ipykernel 7.4 asks each comm which subshell shall handle what comes in (``_reply_subshell_for``): we name one of our
-own, so that it also works in front ends that know of no subshells (VS Code). Older kernels have no such question:
-there the waiting cell itself looks through the main shell's queue. Both are inner parts of ipykernel, used only where
-they are found; where they are not, a front end's own subshell still hears, and ■ always cancels.
+ipykernel 7.4 asks each comm which subshell handles its messages (``_reply_subshell_for``). We name a subshell of our
+own, so that it also works in front ends without subshells (VS Code). Older kernels do not ask: there the waiting cell
+itself reads the main shell's queue. Both are private parts of ipykernel, used only if they exist. Without them a
+subshell of the front end still receives the messages, and ■ always cancels.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ log = logging.getLogger(__name__)
 
 HOOK = "_reply_subshell_for"
 PATIENCE = 5.0
-"""Seconds for the kernel's control thread to make a subshell, or take one away."""
+"""Seconds for the kernel's control thread to create or delete a subshell."""
 
 Handler = Callable[[dict[str, Any]], None]
-"""Takes a message of a comm."""
+"""Handles a message of a comm."""
 
 
 class Subshells:
-    """The one subshell of ours in a kernel, there while somebody holds it. Safe in threads."""
+    """Our single subshell in a kernel; it exists while at least one caller holds it. Thread-safe."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._lock = threading.Lock()
         self._holders = 0
         self.name: str | None = None
-        """Its id; None while nobody holds one, and where the kernel cannot make one."""
+        """The subshell's id; None while no caller holds it, and if the kernel cannot create one."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Have it for the length of the block."""
+        """Hold the subshell for the length of the block."""
         with self._lock:
             self._holders += 1
             if self._holders == 1:
@@ -49,18 +49,18 @@ class Subshells:
             with self._lock:
                 self._holders -= 1
                 if not self._holders and (name := self.name):
-                    self.name = None  # first, so that no message is sent to one that is going
+                    self.name = None  # first, so that no message is sent to a subshell that is being deleted
                     self._ask("delete_subshell_request", subshell_id=name)
 
     def route(self, comm: Any) -> bool:
-        """Have ``comm``'s messages handled here, else where the front end asks for; whether the kernel can do that."""
+        """Handle the messages of ``comm`` in this subshell. Returns whether the kernel can do that."""
         if not hasattr(comm, HOOK):
             return False
         setattr(comm, HOOK, lambda _data, asked: self.name or asked)
         return True
 
     def _ask(self, kind: str, **content: Any) -> dict[str, Any]:
-        """The kernel's answer to a request of its own control channel; empty when there is none."""
+        """The kernel's answer to a request on its control channel; empty if there is none."""
         if not getattr(self._kernel, "_supports_kernel_subshells", False):
             return {}
         try:
@@ -71,7 +71,7 @@ class Subshells:
 
 
 def _request(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Ask this very process as a client does: over its connection file, without Jupyter's event loop."""
+    """Send a request to this process as a client does: with its connection file, without Jupyter's event loop."""
     from ipykernel.connect import get_connection_file
     from jupyter_client.blocking.client import BlockingKernelClient
 
@@ -88,14 +88,14 @@ def _request(kind: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 class MainShell:
-    """The messages that wait for the main shell while its cell runs. Only for the main thread."""
+    """The messages in the main shell's queue while its cell runs. Only for the main thread."""
 
     def __init__(self, session: Any, stream: Any) -> None:
         self._session, self._stream = session, stream
 
     @staticmethod
     def of(kernel: Any) -> MainShell | None:
-        """Where this kernel keeps them; None when that is not known."""
+        """The queue of this kernel; None if its stream is not found."""
         stream = getattr(kernel, "shell_stream", None)
         if getattr(kernel, "_supports_kernel_subshells", False):
             manager = getattr(getattr(kernel, "shell_channel_thread", None), "manager", None)
@@ -105,7 +105,7 @@ class MainShell:
         return MainShell(kernel.session, stream) if all(hasattr(stream, part) for part in parts) else None
 
     def poll(self, handlers: dict[str, Handler]) -> None:
-        """Hand out what came for these comms (by id); everything else goes where it would have gone, in its order."""
+        """Handle messages for these comms (by id). All other messages go to their usual handler, in order."""
         while True:
             try:
                 frames = self._stream.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -124,12 +124,12 @@ class MainShell:
                 return None
             return handlers.get(self._session.unpack(parts[4].bytes)["comm_id"])
         except (IndexError, KeyError, ValueError, TypeError):
-            return None  # the kernel itself says what is wrong with it
+            return None  # the kernel itself reports the error
 
 
 _subshells: dict[int, Subshells] = {}
 
 
 def subshells(kernel: Any) -> Subshells:
-    """The kernel's (one a process, but tests make several)."""
+    """The ``Subshells`` of the kernel (a process has one kernel, but tests make several)."""
     return _subshells.setdefault(id(kernel), Subshells(kernel))

@@ -1,7 +1,7 @@
 """The widget under a cell: views in the browser, fed by the kernel, for front ends without our server extension.
 
-This file alone imports anywidget, which is optional. A widget is shown only to a person: programs that run notebooks
-(nbclient, papermill, nbconvert) would store its state, the whole JavaScript, in what they save.
+Only this file imports anywidget, which is optional. Only a person gets a widget: programs that run notebooks
+(nbclient, papermill, nbconvert) would save its state, with all of its JavaScript, in the notebook.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
-"""Built from ``labextension/src/widget.ts``; a checkout that was never built has none."""
+"""Built from ``labextension/src/widget.ts``; missing in a checkout that was never built."""
 STYLE = SCRIPT.with_suffix(".css")
 VIEW_TYPE = "application/vnd.jupyter.widget-view+json"
 LARGE = 16 * 1024
-"""Characters of JSON from which on a message travels as a binary buffer, where the front end can take one."""
+"""A message with more characters of JSON is sent as a binary buffer, if the front end supports it."""
 STRAYS = 2.0
-"""Seconds for which a message may still be on its way to the main shell once there is a subshell of ours."""
+"""For so many seconds after our subshell exists, messages may still arrive at the main shell."""
 IDLE = 0.1
-"""Seconds after which the kernel has said that a message was handled."""
+"""Seconds after which the kernel has sent *idle* for a handled message."""
 KEPT = 8
-"""Widgets of ended jobs that stay alive with their views; earlier ones become still pictures."""
+"""How many widgets of ended jobs are kept with their views; older ones become still pictures."""
 
 
 class JobWidget(anywidget.AnyWidget):
-    """The model. ``snapshot`` is what a view shows before it has heard anything: {job, host, state, text}."""
+    """The model. ``snapshot`` is what a view shows before its first message: {job, host, state, text}."""
 
     _esm = SCRIPT if SCRIPT.exists() else ""
     _css = STYLE if STYLE.exists() else ""
@@ -50,10 +50,10 @@ class JobWidget(anywidget.AnyWidget):
 
 
 class Live:
-    """The widget of one job, from the cell's start until nobody looks any more."""
+    """The widget of one job, from the cell's start until its last view is closed."""
 
     def __init__(self, kernel: Any, paths: JobPaths, still: Callable[[], None]) -> None:
-        """``still``: show the picture again, this time without the widget. It is called from a thread."""
+        """``still`` shows the picture again without the widget. It is called from a thread."""
         self._paths, self._still = paths, still
         self._kernel, self._subshells = kernel, subshells(kernel)
         self._idle_at = math.inf
@@ -72,18 +72,18 @@ class Live:
 
     @property
     def forms(self) -> dict[str, Any]:
-        """What the widget adds to the output's bundle; nothing once it is closed."""
+        """The widget's MIME types for the output's bundle; empty once the widget is closed."""
         if (widget := self._widget) is None:
             return {}
         return {VIEW_TYPE: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, so that nobody waits for this widget."""
+        """Whether the widget is closed or its job has ended."""
         return self._widget is None or self.ended()
 
     def tick(self) -> None:
-        """From the waiting cell: what came while no subshell of ours heard is in the main shell's queue."""
+        """Called by the waiting cell: handle messages in the main shell's queue that our subshell did not receive."""
         self._stay_busy()
         if not (self._routed and self._subshells.name):
             self._heard_elsewhere = math.inf
@@ -93,23 +93,23 @@ class Live:
             self._main.poll({self._comm.comm_id: self._comm.handle_msg})
 
     def _stay_busy(self) -> None:
-        """After each message on any channel the kernel says *idle*, and front ends show that of the whole kernel."""
+        """Send *busy* again: after each message the kernel sends *idle*, and front ends show it for the kernel."""
         if time.monotonic() >= self._idle_at:
             self._idle_at = math.inf
             kernel, status = self._kernel, {"execution_state": "busy"}
             kernel.session.send(kernel.iopub_socket, "status", status, kernel.get_parent("shell"))
 
     def _idles(self) -> None:
-        """The kernel is about to say so."""
+        """The kernel will soon send *idle*."""
         self._idle_at = min(self._idle_at, time.monotonic() + IDLE)
 
     def show(self, snapshot: dict[str, Any]) -> None:
-        """What a view that opens from now on begins with."""
-        if (widget := self._widget) is not None:  # the pump's thread may take it away at any time
+        """Set what a new view shows first."""
+        if (widget := self._widget) is not None:  # the pump's thread may close the widget at any time
             widget.snapshot = snapshot
 
     def retire(self) -> None:
-        """Close the widget; where it was, the still picture is shown."""
+        """Close the widget and show the still picture in its place."""
         if self._widget is not None:
             self._pump.close()
             self._end()
@@ -117,11 +117,11 @@ class Live:
     # ---- for the pump
 
     def feed(self) -> Feed:
-        """A new view's."""
+        """The feed for a new view."""
         return Feed(self._paths, Home(self._paths.root.parent.parent))
 
     def send(self, view: str, messages: list[dict[str, Any]], binary: bool) -> None:
-        """Messages of the comm, each with some of ``messages`` in it as text or as a buffer of UTF-8."""
+        """Send ``messages`` in few comm messages, as text or as a buffer of UTF-8."""
         for text in pump.bundles(map(codec.dumps, messages)):
             if (widget := self._widget) is None:
                 return
@@ -135,18 +135,18 @@ class Live:
         return self._paths.summary.exists() or not self._paths.spec.exists()
 
     def abandoned(self) -> None:
-        """Nobody looks: the widget goes, the picture stays."""
+        """There is no view: close the widget and show the picture."""
         self._end()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """The subshell, while the thread lives."""
+        """Hold the subshell while the thread runs."""
         with self._subshells.held():
             self._idles()
             yield
 
     def _hear(self, content: Any) -> None:
-        """In whatever thread the kernel chose."""
+        """Handle a message of the comm, in any thread."""
         self._idles()
         if isinstance(content, dict):
             with contextlib.suppress(ValueError, TypeError):
@@ -156,7 +156,7 @@ class Live:
     def _end(self) -> None:
         widget, self._widget = self._widget, None
         if widget is not None:
-            self._still()  # before the model goes: a view without one shows an error
+            self._still()  # before the model closes: a view without a model shows an error
             widget.close()
 
 
@@ -164,7 +164,7 @@ _lives: list[Live] = []
 
 
 def _remember(live: Live) -> None:
-    """Keep the number of widgets bounded: every one is state that the browser loads again with the page."""
+    """Limit the number of widgets: the browser loads the state of each one again with the page."""
     _lives[:] = [earlier for earlier in _lives if earlier.forms]
     ended = [earlier for earlier in _lives if earlier.over]
     for earlier in ended[: max(0, len(ended) - KEPT)]:
@@ -173,13 +173,13 @@ def _remember(live: Live) -> None:
 
 
 def possible(ip: InteractiveShell) -> bool:
-    """Whether a person sits at a front end that may show a widget, and what they ask would be heard."""
+    """Whether a person uses a front end that may show a widget, and its messages would be handled."""
     kernel = getattr(ip, "kernel", None)
     return kernel is not None and SCRIPT.exists() and _somebody_is_there(ip) and _hears(kernel)
 
 
 def _somebody_is_there(ip: InteractiveShell) -> bool:
-    """Whether ``input()`` would be answered: programs that run notebooks say that it will not."""
+    """Whether ``input()`` would be answered: programs that run notebooks declare that it would not."""
     parent: Any = getattr(ip, "get_parent", dict)() or {}
     return bool(parent.get("content", {}).get("allow_stdin"))
 

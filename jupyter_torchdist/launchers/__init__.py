@@ -1,1 +1,1 @@
-"""Engines that start the processes of a plan: one file each."""
+"""Engines that start the processes of a plan: one file per engine."""

@@ -17,11 +17,11 @@ QUEUED, RUNNING, ENDED = "queued", "running", "ended"
 
 @dataclass(frozen=True)
 class EngineState:
-    """What an engine says about a submission.
+    """State of a submission, as the engine reports it.
 
-    ``word`` is ``queued`` (no agent was started yet), ``running`` (agents are there, or are starting) or ``ended``
-    (no agent of the submission is left). ``position`` in the queue counts from 1; None where the engine does not
-    say. ``reason`` is the engine's own: why it waits, or why it ended.
+    ``word`` is ``queued`` (no agent was started yet), ``running`` (agents run or are starting) or ``ended``
+    (no agent of the submission is left). ``position`` in the queue counts from 1; None if the engine does not
+    report it. ``reason`` is the engine's text: why the submission waits, or why it ended.
     """
 
     word: str = RUNNING
@@ -30,7 +30,7 @@ class EngineState:
 
 
 class Submission(Protocol):
-    """One attempt of a job, given to an engine. No method may block the driver for more than a moment."""
+    """One attempt of a job, submitted to an engine. No method may block the driver for long."""
 
     @property
     def token(self) -> dict[str, Any]:
@@ -40,45 +40,45 @@ class Submission(Protocol):
         """A new channel to the node's agent. Not called while the state is ``queued``.
 
         Raises ``ChannelError`` or ``LaunchError`` when the agent cannot be reached. The driver tries again for half a
-        minute. Only a ``LaunchError`` of a job's very first try fails the job at once, with its words.
+        minute. Only a ``LaunchError`` at the very first try of a job fails the job at once, with its message.
         """
 
     def shared(self, node: NodePlan) -> bool:
         """Whether the node sees the driver's job directory on a local disk."""
 
     def state(self) -> EngineState:
-        """How the submission stands. Asked about once a second. Raises ``LaunchError`` when the engine is silent."""
+        """The submission's state. Called about once a second. Raises ``LaunchError`` if the engine does not answer."""
 
     def cancel(self) -> None:
-        """Take it back: afterwards nothing of it runs, or ever will. May be called twice, and after its end."""
+        """Cancel the submission: nothing of it runs afterwards or later. May be called twice, and after its end."""
 
 
 class Launcher(Protocol):
-    """An engine. Made without arguments, by the name of its entry point (``launchers/registry.py``).
+    """An engine. Created without arguments, by the name of its entry point (``launchers/registry.py``).
 
     An engine with one submission for all nodes (Slurm, Ray, Spark, Kubernetes) has a queue and a token. An engine
-    with one channel a node (this machine, SSH) is a ``ChannelPerNode``.
+    with one channel per node (this machine, SSH) is a ``ChannelPerNode``.
     """
 
     def probe(self, environ: Mapping[str, str]) -> Inventory:
-        """What a node of the engine has, for a job with the variables ``environ``.
+        """The inventory of a node of the engine, for a job with the variables ``environ``.
 
-        Raises ``LaunchError`` when the engine cannot be asked.
+        Raises ``LaunchError`` when the engine cannot be reached.
         """
 
     def submit(self, plan: Plan, attempt: int) -> Submission:
-        """Ask for the nodes of ``plan``. Raises ``LaunchError`` when the engine refuses."""
+        """Request the nodes of ``plan``. Raises ``LaunchError`` when the engine refuses."""
 
     def attach(self, plan: Plan, token: Mapping[str, Any]) -> Submission:
         """The submission with that token, for a driver that takes up a job.
 
-        ``token`` is empty when the first driver died before the journal had it: the engine then looks for
-        ``plan.job``. Raises ``LaunchError`` when there is no such submission.
+        ``token`` is empty when the first driver died before it wrote the token to the journal. The engine then
+        searches for ``plan.job``. Raises ``LaunchError`` when there is no such submission.
         """
 
 
 class ChannelPerNode:
-    """An engine without a queue: it is its own submission, and always running. Subclasses connect."""
+    """An engine without a queue: it is its own submission, and always running. Subclasses implement ``connect``."""
 
     token: ClassVar[dict[str, Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Which engines there are: the entry points of the group ``jupyter_torchdist.launchers``, by name."""
+"""The available engines: the entry points of the group ``jupyter_torchdist.launchers``, by name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def names() -> tuple[str, ...]:
 
 
 def launcher(name: str) -> Launcher:
-    """The engine of that name.
+    """The engine with this name.
 
-    Raises ``OptionError`` for a name that nobody registered, ``LaunchError`` when its package cannot be imported.
+    Raises ``OptionError`` when the name is not registered, ``LaunchError`` when its package cannot be imported.
     """
-    if name == LOCAL:  # without a look at every installed package: that takes longer than to start a rank
+    if name == LOCAL:  # scanning all installed packages would take longer than starting a rank
         return LocalLauncher()
     found = _points().get(name)
     if found is None:
@@ -32,7 +32,7 @@ def launcher(name: str) -> Launcher:
         )
     try:
         made: Launcher = found.load()()
-    except Exception as error:  # whatever a stranger's package raises while it is imported
+    except Exception as error:  # a foreign package may raise anything at import
         raise LaunchError(
             f"--launcher {name}: {_package(found)} could not be loaded ({found.value}): {error!r}",
             f"install what it needs, or remove it; other launchers still work: "

@@ -1,16 +1,16 @@
-"""Both directions of the crossing between a notebook and its ranks; used in the kernel and in the ranks.
+"""Pickling between a notebook and its ranks, in both directions; used in the kernel and in the ranks.
 
 In a rank::
 
     load_bundle(manifest, blob_dir: Path, main: ModuleType, *, source_dir: Path | None = None) -> Loaded
-        checks the digests, unpacks local modules and puts them first on sys.path, fills linecache,
-        fills ``vars(main)`` with the captured names. Loaded.names, Loaded.memo {place: object}.
+        checks the digests, unpacks local modules, puts their directory first on sys.path, fills linecache
+        and fills ``vars(main)`` with the captured names. Loaded.names, Loaded.memo {place: object}.
     changed_names(loaded, main: ModuleType | dict) -> list[str]
         captured names whose object graph changed, and globals that captured functions set.
     dump_results(values: Mapping[str, Any], loaded, directory: JobPaths, rank: int, stays=None) -> Dumped
         Dumped.names, Dumped.left ((name, reason), …), Dumped.size; raises StoreError.
     dump_exception(exc, loaded: Loaded | None, path: Path) -> None
-    attributes: names such as ``settings:BATCH``, which stand for attributes of modules on both sides
+    attributes: names such as ``settings:BATCH``, for attributes of modules in both processes
 
 In the notebook (or any later kernel)::
 

@@ -1,7 +1,7 @@
-"""Attributes of modules, and of classes in modules, as names that cross: ``settings:BATCH``, ``torch.nn:Linear.extra``.
+"""Names for attributes of modules and of classes in modules: ``settings:BATCH``, ``torch.nn:Linear.extra``.
 
-No name of Python code can be written so. They stand in the stream and among results beside the notebook's names, so
-their values keep their identity with these.
+No name in Python code contains a colon. Streams and results contain these names together with the notebook's names,
+so objects that both share keep their identity.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _NAME = re.compile(r"([\w.]+):([\w.]+)")
 
 
 CONTAINERS = (list, dict, set, deque, defaultdict, OrderedDict, Counter)
-"""Exact types whose content can be put into another object of the type."""
+"""Exact types whose items can be put into another object of the same type."""
 
 
 class Content:
-    """A container that an attribute alone has. On a rank its content goes into the container that the import made,
-    which may have been given to others: as a default argument, to an object."""
+    """A container that only an attribute refers to. On a rank its items are put into the container that the import
+    made, because other code may already refer to that one, for example as a default argument."""
 
     def __init__(self, container: Any) -> None:
         self.container = container
 
     def is_in(self, other: Any) -> bool:
-        """Whether ``other`` has these very items, in this order."""
+        """Whether ``other`` contains the identical items in the same order."""
         if type(other) is not type(self.container) or len(other) != len(self.container):
             return False
         if isinstance(other, set):
@@ -41,7 +41,7 @@ def _items(container: Any) -> Iterator[Any]:
 
 
 class Absent:
-    """The class itself is the value of an attribute that is not there."""
+    """This class itself is the value for a missing attribute."""
 
 
 def name_of(module: str, path: Iterable[str]) -> str:
@@ -61,17 +61,17 @@ def attribute_of(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """As it is written in code: ``settings.BATCH``. Other names are as they are."""
+    """The attribute as code writes it: ``settings.BATCH``. Other names are unchanged."""
     return name.replace(":", ".") if is_attribute(name) else name
 
 
 def take(names: dict[str, Any]) -> dict[str, Any]:
-    """The attributes among ``names``, taken out of there."""
+    """Remove the attributes from ``names`` and return them."""
     return {name: names.pop(name) for name in list(names) if is_attribute(name)}
 
 
 def owner(name: str) -> Any:
-    """The module or class that has the attribute. Raises ``LookupError`` where it is not loaded here."""
+    """The module or class that has the attribute. Raises ``LookupError`` if it is not loaded here."""
     module, _, path = name.partition(":")
     found = sys.modules.get(module)
     for part in path.split(".")[:-1]:
@@ -82,7 +82,7 @@ def owner(name: str) -> Any:
 
 
 def read(name: str) -> Any:
-    """Its value, or ``Absent``. A class has it as it was put there: a ``staticmethod``, a ``property``."""
+    """The attribute's value, or ``Absent``. Descriptors of a class (``staticmethod``, ``property``) stay unresolved."""
     try:
         return vars(owner(name)).get(attribute_of(name), Absent)
     except LookupError:
@@ -90,8 +90,8 @@ def read(name: str) -> Any:
 
 
 def with_contents(values: Mapping[str, Any], sent: Callable[[], Mapping[int, Any]]) -> Iterator[tuple[str, Any]]:
-    """``values`` in the order in which to send them. A container becomes ``Content`` unless other data that is sent
-    has it, too, by then; ``sent`` gives that, by ``id``."""
+    """``values`` in the order in which to send them. A container becomes ``Content`` unless data that was sent before
+    contains it, too. ``sent`` gives the objects that were sent, by ``id``."""
     last = {name: value for name, value in values.items() if type(value) in CONTAINERS}
     yield from ((name, value) for name, value in values.items() if name not in last)
     there = sent() if last else {}
@@ -100,7 +100,7 @@ def with_contents(values: Mapping[str, Any], sent: Callable[[], Mapping[int, Any
 
 
 def write(name: str, value: Any) -> None:
-    """Set or delete it. Raises ``LookupError``, and what the owner raises."""
+    """Set or delete the attribute. Raises ``LookupError``, and what the owner raises."""
     if value is not Absent:
         setattr(owner(name), attribute_of(name), value)
     elif read(name) is not Absent:
@@ -108,21 +108,21 @@ def write(name: str, value: Any) -> None:
 
 
 def write_back(values: dict[str, Any]) -> tuple[str, ...]:
-    """Set what a rank had set, in the modules that are loaded here. Notes say what could not be."""
+    """Set the attributes that a rank set, in modules that are loaded here. Returns notes on those that failed."""
     notes = []
     for name, value in values.items():
         if isinstance(value, Content):
-            continue  # what changed in its items is in these already
+            continue  # changes in its items are updated in place
         if module_of(name) in sys.modules and read(name) is not value:
             try:
                 put(name, value)
-            except Exception as error:  # noqa: BLE001  # a module's or a class's own __setattr__
+            except Exception as error:  # noqa: BLE001  # the owner's __setattr__ may raise anything
                 notes.append(f"{shown(name)} could not be set in the notebook: {type(error).__name__}: {error}")
     return tuple(notes)
 
 
 def put(name: str, value: Any) -> None:
-    """A container stays the object that it is, as others may have it."""
+    """Set the attribute. A container is updated in place, because other code may refer to it."""
     there = read(name)
     if type(there) is not type(value) or type(value) not in CONTAINERS:
         write(name, value)

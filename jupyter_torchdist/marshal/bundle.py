@@ -1,4 +1,4 @@
-"""Reading a bundle: in a rank before user code, and in a kernel that has to know what an earlier one captured."""
+"""Loads a bundle: in a rank before user code, and in a kernel that needs what an earlier kernel captured."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _ATOMS: frozenset[type] = frozenset(
 )
 
 STATES = b"states"
-"""Stands in a stream before the state of the notebook (``states``): it comes last, so that what cannot be read of it
-costs nothing else."""
+"""The marker in a stream before the state of the notebook (``states``). The state is last, so that an error in it
+affects nothing else."""
 
 
 @dataclass
 class Loaded:
-    """What a rank was given: ``memo`` maps an object's place in the stream to the object."""
+    """What a rank loaded. ``memo`` maps an object's place in the stream to the object."""
 
     names: tuple[str, ...]
     memo: dict[int, Any]
@@ -48,18 +48,18 @@ class Loaded:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """``id`` of an object → its place. The memo keeps the objects alive, so an id stays theirs."""
+        """``id`` of an object → its place. The memo keeps the objects alive, so their ids are not reused."""
         return {id(value): place for place, value in self.memo.items()}
 
     @cached_property
     def storages(self) -> dict[int, rebuild.Storage]:
-        """The captured storages by torch's own handle."""
+        """The captured storages by torch's handle (``_cdata``)."""
         found = (value for value in self.memo.values() if isinstance(value, rebuild.Storage))
         return {storage.untyped._cdata: storage for storage in found}
 
     @cached_property
     def pristine(self) -> Loaded | None:
-        """The same bundle read again, as it was; None where that fails."""
+        """The same bundle loaded again, with the captured values; None if that fails."""
         scope: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
         try:
             return read_stream(self.manifest, self.blob_dir, scope)
@@ -68,7 +68,7 @@ class Loaded:
 
 
 class Memo(dict[int, Any]):
-    """{place in the stream: object}; ``notes`` say what had to be taken from the bundle."""
+    """{place in the stream: object}; ``notes`` name functions and classes that had to be taken from the bundle."""
 
     notes: tuple[str, ...] = ()
 
@@ -76,11 +76,11 @@ class Memo(dict[int, Any]):
 def load_bundle(
     manifest: Manifest, blob_dir: Path, main: types.ModuleType, *, source_dir: Path | None = None
 ) -> Loaded:
-    """Fill ``main`` with the captured names; local modules and the lines for tracebacks come first.
+    """Fill ``main`` with the captured names, after unpacking local modules and the lines for tracebacks.
 
-    ``source_dir`` is where the local modules are unpacked (default: the job's, beside the blobs).
-    Raises ``DamagedJob`` for a blob that is missing or not what was written, ``CaptureError`` for an object that
-    cannot be rebuilt here.
+    The local modules are unpacked into ``source_dir`` (default: the job's source directory, beside the blobs).
+    Raises ``DamagedJob`` for a blob that is missing or was changed, ``CaptureError`` for an object that cannot be
+    rebuilt here.
     """
     for blob in dict.fromkeys(manifest.blobs):
         mapping.check_blob(blob, blob_dir)
@@ -101,7 +101,7 @@ def read_stream(
     *,
     registers: bool = False,
 ) -> Loaded:
-    """The captured names in ``main``, from blobs already checked. ``registers`` as in ``rebuild.Loading``."""
+    """Load the captured names into ``main``, from checked blobs. ``registers`` as in ``rebuild.Loading``."""
     buffers = [mapping.map_private(blob_dir / blob.digest, blob.size) for blob in manifest.buffers]
     ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
     with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve, registers=registers):
@@ -122,7 +122,7 @@ def read_stream(
 
 
 def _load_states(unpickler: pickle.Unpickler, file: Any, main: dict[str, Any]) -> str:
-    """The last part of the stream: what cannot be rebuilt there, and why; the job goes on without it."""
+    """Load the last part of the stream. Returns the first error, or ""; the job continues without the rest."""
     try:
         for state in _loads(unpickler, file):
             main.update(state)
@@ -132,7 +132,7 @@ def _load_states(unpickler: pickle.Unpickler, file: Any, main: dict[str, Any]) -
 
 
 def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:
-    """Every pickle of the stream; they share one memo, so identity holds across them."""
+    """Every pickle of the stream; they share one memo, so they share objects."""
     size = os.fstat(file.fileno()).st_size
     while file.tell() < size:
         try:
@@ -146,9 +146,9 @@ def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:
 
 
 def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
-    """The memo without atoms and without what only the pickling itself referred to.
+    """The memo without atoms and without objects to which only the pickling itself referred.
 
-    Storages stay: tensors refer to them behind Python's back.
+    Storages are kept: tensors refer to them without a Python reference.
     """
     memo[-1] = object()
     counts = {}
@@ -156,7 +156,7 @@ def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
         value = memo[place]
         if type(value) not in _ATOMS:
             counts[place] = sys.getrefcount(value)
-    # The object made above has no other reference than the loop's: what has no more than it, nobody can reach.
+    # Only the memo and this loop refer to the object made above; an object with as few references is unreachable.
     alone = counts.pop(-1)
     del value
     return {
@@ -172,7 +172,7 @@ def install_lines(manifest: Manifest, blob_dir: Path) -> None:
 
 
 def unpack_sources(manifest: Manifest, blob_dir: Path, directory: Path) -> None:
-    """Local modules as files below ``directory``; the first process that is done wins, the others keep its work."""
+    """Write local modules as files below ``directory``. The first process to finish wins; the others use its files."""
     if directory.is_dir():
         return
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -195,10 +195,10 @@ def unpack_sources(manifest: Manifest, blob_dir: Path, directory: Path) -> None:
 def memo_from_bundle(
     manifest: Manifest, blob_dir: Path, main_dict: dict[str, Any], *, source_dir: Path | None = None
 ) -> Memo:
-    """What the captured places mean in a kernel that did not capture them.
+    """The captured objects by place, for a kernel that did not capture them.
 
-    A function or class that ``main_dict`` holds with the same code stands for the captured one; every other
-    object is the bundle's own, as captured. ``notes`` name functions and classes whose code differs here.
+    A function or class in ``main_dict`` with the same code replaces the captured one. All other objects come from
+    the bundle, as captured. ``notes`` name functions and classes whose code differs here.
     Raises ``DamagedJob``.
     """
     for blob in dict.fromkeys(manifest.blobs):
@@ -225,7 +225,7 @@ def memo_from_bundle(
 
 @contextlib.contextmanager
 def _sources_on_path(manifest: Manifest, blob_dir: Path, directory: Path) -> Iterator[None]:
-    """Local modules of the bundle can be imported as a last resort while this is open."""
+    """While this is open, the bundle's local modules can be imported if no others are found."""
     if not manifest.sources:
         yield
         return
@@ -239,7 +239,7 @@ def _sources_on_path(manifest: Manifest, blob_dir: Path, directory: Path) -> Ite
 
 
 def find_current(main_dict: Mapping[str, Any], qualname: str) -> Any:
-    """The function or class of that qualified name in the namespace, or None."""
+    """The function or class with this qualified name in the namespace, or None."""
     head, *rest = qualname.split(".")
     found = main_dict.get(head)
     for part in rest:
@@ -250,6 +250,6 @@ def find_current(main_dict: Mapping[str, Any], qualname: str) -> Any:
 
 
 def digest_of(value: Any) -> str:
-    """By which a function or class is known again."""
+    """A digest of the code, which identifies a function or class."""
     digest: Callable[[Any], str] = codes.class_digest
     return codes.code_digest(value.__code__) if isinstance(value, types.FunctionType) else digest(value)

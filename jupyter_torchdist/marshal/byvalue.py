@@ -1,6 +1,6 @@
-"""Modules that another process cannot import as this one has them: they travel by value, each one namespace.
+"""Modules that another process cannot import: they travel by value, each as one namespace.
 
-Loaded from a path without a place in ``sys.modules``, or made by hand (``types.ModuleType``).
+They were loaded from a path without an entry in ``sys.modules``, or made by hand (``types.ModuleType``).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 
 def exists_only_here(name: str) -> bool:
-    """Whether the loaded module of that name is one that no other process can import."""
+    """Whether no other process can import the loaded module ``name``."""
     if "." in name and name in sys.modules and name.rpartition(".")[0] not in sys.modules:
         return True
     return _made_by_hand(name) and _made_by_hand(name.partition(".")[0])
 
 
 def _made_by_hand(name: str) -> bool:
-    """Whether the loaded module came from no file and no finder."""
+    """Whether the loaded module has neither a file nor a spec."""
     module = sys.modules.get(name)
     if module is None or name in ("__main__", "__mp_main__") or name in sys.builtin_module_names:
         return False
@@ -27,8 +27,8 @@ def _made_by_hand(name: str) -> bool:
 
 
 def travels(value: Any) -> bool:
-    """Whether the object is such a module."""
-    if type(value) is not types.ModuleType:  # a lazy module knows by itself what it is
+    """Whether the object is a module that travels by value."""
+    if type(value) is not types.ModuleType:  # a lazy module pickles itself
         return False
     name = vars(value).get("__name__")
     if not isinstance(name, str):
@@ -37,7 +37,7 @@ def travels(value: Any) -> bool:
 
 
 class Namespaces:
-    """The modules by value whose functions may be met: those among the notebook's names, and those written so far."""
+    """The modules by value whose functions may be pickled: modules in the notebook's names or already written."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
@@ -47,7 +47,7 @@ class Namespaces:
         self._all()[id(vars(module))] = module
 
     def of(self, function: types.FunctionType) -> types.ModuleType | None:
-        """The module by value whose names the function sees."""
+        """The module by value whose namespace is the function's globals."""
         scope = function.__globals__
         module: Any = sys.modules.get(str(scope.get("__name__")))
         if module is not None and getattr(module, "__dict__", None) is scope:
@@ -65,5 +65,5 @@ def _modules(values: Iterable[Any]) -> Iterable[types.ModuleType]:
 
 
 def imported(names: Iterable[str]) -> list[types.ModuleType]:
-    """Those of the imported modules that exist only here: they have to be there before the import runs."""
+    """The imported modules that exist only here: on a rank they must exist before the import runs."""
     return [sys.modules[name] for name in names if travels(sys.modules.get(name))]

@@ -1,4 +1,4 @@
-"""What code refers to, and digests by which a function or class is known again in another process."""
+"""The names that code refers to, and digests that identify a function or class in another process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANK_VERBS = ("system", "getoutput", "getoutput_split")
 
 @dataclass
 class References:
-    """Names that a code object and the ones nested in it use. Each maps to its first line in the file."""
+    """Names that a code object and its nested code objects use. Each name maps to its first line in the file."""
 
     loads: dict[str, int] = field(default_factory=dict)
     stores: dict[str, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class References:
     magics: dict[str, int] = field(default_factory=dict)
     """IPython magics: ``get_ipython().run_line_magic('time', …)``."""
     commands: dict[str, int] = field(default_factory=dict)
-    """Names in ``!command``; whether they are the notebook's or the shell's is not known."""
+    """Names in ``!command``. They may be names of the notebook or variables of the system shell."""
 
 
 @functools.lru_cache(maxsize=2048)
@@ -77,7 +77,7 @@ def _collect(code: types.CodeType, found: References) -> None:
 
 
 def code_digest(code: types.CodeType) -> str:
-    """The same for code compiled from the same text, whatever its file and lines."""
+    """A digest that is equal for code compiled from the same text, in any file and at any line."""
     return hashlib.sha256(repr(_shape(code)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -104,7 +104,7 @@ def _shape(value: Any) -> Any:
 
 
 def class_digest(kind: type) -> str:
-    """The same for a class made from the same text: its bases, methods and plain attributes."""
+    """A digest that is equal for classes made from the same text: bases, methods and plain attributes."""
     hidden = ("__doc__", "__weakref__", "__dict__", "_abc_impl", "__annotations__", "__firstlineno__")
     members = {name: _shape(value) for name, value in sorted(vars(kind).items()) if name not in hidden}
     shape = (kind.__qualname__, [base.__qualname__ for base in kind.__bases__], members)

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DOLLAR = re.compile(r"(.*?)\$(\$?[\w.]+)(?=([^']*'[^']*')*[^']*$)", re.DOTALL)
-"""``$name`` outside single quotes; ``$$name`` is the shell's own variable."""
+"""``$name`` outside single quotes; ``$$name`` is a variable of the system shell."""
 
 
 def names(command: str) -> set[str]:
-    """What the expressions in ``command`` refer to; empty where it cannot be read as such."""
+    """The names that the expressions in ``command`` use; empty if they cannot be parsed."""
     try:
         trees = [ast.parse(expression.strip(), mode="eval") for _, expression, _ in _parts(command) if expression]
     except (SyntaxError, ValueError):
@@ -22,10 +22,10 @@ def names(command: str) -> set[str]:
 
 
 def expand(command: str, scope: Mapping[str, Any]) -> str:
-    """``command`` with the values of its expressions; unchanged when one has none, as ``$HOME`` and awk's braces."""
+    """``command`` with the values of its expressions; unchanged if one has no value (``$HOME``, braces of awk)."""
     try:
         return "".join(_expanded(command, dict(scope)))
-    except Exception:  # noqa: BLE001  # as in IPython: then it is the shell's to read
+    except Exception:  # noqa: BLE001  # as in IPython: the system shell gets the text unchanged
         return command
 
 
@@ -38,7 +38,7 @@ def _expanded(command: str, scope: dict[str, Any]) -> Iterator[str]:
 
 
 def _parts(command: str) -> Iterator[tuple[str, str | None, str]]:
-    """(text, the expression after it or None, its conversion). Raises ``ValueError`` for single braces."""
+    """Tuples (text, the expression after it or None, its conversion). Raises ``ValueError`` for single braces."""
     for text, field, spec, conversion in string.Formatter().parse(command):
         done, kept = 0, ""
         for match in _DOLLAR.finditer(text):

@@ -1,8 +1,8 @@
-"""What changed in a rank: the bundle is read again and held against the live objects.
+"""What changed in a rank: the bundle is read again and compared with the live objects.
 
-First each name is written as a whole, live and as captured: mostly the two are the same. Where they differ, one
-object at a time is compared by its own state only; captured objects it refers to stand there by their place in
-the stream, so that a change is known exactly where it happened, and aliases count.
+First the complete value of each name is pickled, live and as captured. Mostly the two are equal. If they differ, the
+objects are compared one by one, by their own state. In such a state, captured objects are written as their place in
+the stream. A change is therefore found exactly in the object that changed, and aliases are compared, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAVES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of one captured object. ``kind`` is its ``State.kind``; ``children`` are places."""
+    """What is known about one captured object. ``kind`` is its ``State.kind``; ``children`` are places."""
 
     differs: bool
     kind: str = "leaf"
@@ -38,7 +38,7 @@ class Facts:
 
 
 class Comparison:
-    """The captured objects of one rank, live and as they were, each looked at once."""
+    """The captured objects of one rank, live and as captured. Each object is compared once."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
@@ -60,12 +60,12 @@ class Comparison:
         return self.facts(place).children
 
     def changed(self, place: int) -> bool:
-        """Whether the object's own state is no longer what was captured. True when that cannot be known."""
+        """Whether the object's own state differs from the captured state. True when that cannot be known."""
         facts = self.facts(place)
         return facts.differs or any(child != place and self.replaced(child) for child in facts.children)
 
     def replaced(self, place: int) -> bool:
-        """Whether the object changed in a way that only another object can stand for."""
+        """Whether the object changed in a way that cannot be put back in place."""
         facts = self.facts(place)
         if facts.kind == "array":
             before = self._pristine.memo.get(place) if self._pristine else None
@@ -74,7 +74,7 @@ class Comparison:
         return facts.kind == "constant" and self.changed(place)
 
     def reaches_change(self, place: int) -> bool:
-        """Whether the object or a captured one below it changed."""
+        """Whether the object or a captured object below it changed."""
         if place in self._clean or self._same_as_a_whole(place):
             return False
         seen = {place}
@@ -92,7 +92,7 @@ class Comparison:
         return False
 
     def differs(self, value: Any, before: Any) -> bool:
-        """Whether a value that was not captured under a place of its own is not what a name held before."""
+        """Whether ``value``, which has no place in the stream, differs from ``before``, the name's captured value."""
         if self._pristine_writer is None:
             return True
         try:
@@ -115,7 +115,7 @@ class Comparison:
         return True
 
     def became(self, place: int) -> type | None:
-        """The class of the live object, where it is not the one that was captured (a lazy layer changes its own)."""
+        """The class of the live object if it differs from the captured one (a lazy layer changes its class)."""
         kind = type(self.loaded.memo[place])
         before = type(self._pristine.memo.get(place)) if self._pristine else kind
         return kind if (kind.__module__, kind.__qualname__) != (before.__module__, before.__qualname__) else None
@@ -153,7 +153,7 @@ class Comparison:
 
     @staticmethod
     def _same_tensor(live: Any, before: Any) -> bool:
-        """The same numbers in another storage: a model that went to the GPU and was only read there."""
+        """Whether the numbers are equal in another storage: a model was moved to the GPU and only read there."""
         torch: Any = sys.modules["torch"]
         facts = ("dtype", "layout", "requires_grad", "is_quantized", "is_nested")
         alike = all(getattr(live, name) == getattr(before, name) for name in facts)
@@ -164,7 +164,7 @@ class Comparison:
                 return bool(torch.equal(live.cpu(), before))
             if live.shape != before.shape:
                 return False
-        except (RuntimeError, NotImplementedError):  # no such comparison for this sort of tensor
+        except (RuntimeError, NotImplementedError):  # this kind of tensor cannot be compared
             return False
         now, then = (item.detach().cpu().contiguous().view(-1) for item in (live, before))
         return bool(equal_memory(now.data_ptr(), then.data_ptr(), now.numel() * now.element_size()))
@@ -180,7 +180,7 @@ def changed_names(loaded: Loaded, main: dict[str, Any] | types.ModuleType) -> li
 
 
 def comparison_of(loaded: Loaded) -> Comparison:
-    """The comparison of a rank: made once, at the end."""
+    """The comparison of a rank, made once and kept in ``loaded``."""
     found = loaded.__dict__.get("comparison")
     if not isinstance(found, Comparison):
         found = loaded.__dict__["comparison"] = Comparison(loaded)
@@ -206,7 +206,7 @@ def _stores(value: Any, scope: dict[str, Any]) -> Iterable[str]:
 
 
 def _is_leaf(value: Any) -> bool:
-    """Whether it is never touched: code, and modules that each side imports."""
+    """Whether the value is never compared: code, and modules that each process imports."""
     return isinstance(value, _LEAVES) and not byvalue.travels(value)
 
 
@@ -217,7 +217,7 @@ def _is_array(value: Any) -> bool:
 
 @dataclass
 class Written:
-    """An object's own state as bytes. ``places`` are the captured objects it refers to."""
+    """An object's own state as bytes. ``places`` are the captured objects that it refers to."""
 
     stream: bytes
     buffers: list[memoryview]
@@ -231,7 +231,7 @@ class Written:
 
 
 class _Writer(Pickler):
-    """Writes objects to be compared, not to be read. Large tensors over memory that was not captured never equal."""
+    """Writes objects for comparison only. Large tensors over memory that was not captured always differ."""
 
     _fresh = itertools.count()
 
@@ -270,7 +270,7 @@ class _Shallow(_Writer):
         return self.write(state, state.kind)
 
     def write(self, value: Any, kind: str = "value") -> Written:
-        """Any value as it is."""
+        """The bytes of any value."""
         self.clear_memo()
         self._file.seek(0)
         self._file.truncate()
@@ -282,7 +282,7 @@ class _Shallow(_Writer):
 
 
 class _Hash:
-    """A file that keeps a digest of what is written."""
+    """A file that keeps only a digest of the written bytes."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -296,14 +296,14 @@ class _Hash:
 
 
 class _Whole(_Writer):
-    """Signs an object with all below it. Memory and arrays are leaves, to be compared by themselves."""
+    """Signs an object with all objects below it. Storages and arrays are leaves, compared separately."""
 
     def __init__(self, loaded: Loaded, clean: set[int]) -> None:
         self._hash = _Hash()
         super().__init__(self._hash, loaded)
         self._clean = clean
         self.met = array("Q")
-        """Places in the order in which they were met: an alias of something equal is a difference."""
+        """Places in the order of pickling: an alias of another, equal object counts as a difference."""
         self.leaves: dict[int, None] = {}
 
     def persistent_id(self, value: Any) -> Any:

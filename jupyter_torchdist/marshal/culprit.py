@@ -1,4 +1,4 @@
-"""Which object inside a captured one cannot be pickled, and the path to it. Looked for only after a failure."""
+"""Which object inside a captured object cannot be pickled, and the path to it. Searched only after a failure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .pickler import Pickler
 _TRIALS = 2000
 _WIDTH = 100_000
 _PATH = 160
-"""Characters of a path that are shown, half of them from each end."""
+"""The largest number of characters shown of a path, half of them from each end."""
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """``path`` is an expression such as ``trainer.callbacks[2]._thread``; ``kind`` the type's name."""
+    """``path`` is an expression such as ``trainer.callbacks[2]._thread``; ``kind`` is the type's name."""
 
     path: str
     kind: str
@@ -38,7 +38,7 @@ class Culprit:
 
 
 def explain(value: Any, name: str, error: Exception) -> Culprit:
-    """Follow the failure from ``value`` down to the object that causes it; ``error`` is what pickling said."""
+    """Follow the failure from ``value`` down to the object that causes it; ``error`` is what pickling raised."""
     path, current, reason = name, value, error
     trials = _TRIALS
     seen = {id(value)}
@@ -60,7 +60,7 @@ def explain(value: Any, name: str, error: Exception) -> Culprit:
 
 
 def kind_name(kind: type) -> str:
-    """The type as its module shows it: ``_thread.lock``."""
+    """The type's name with its module: ``_thread.lock``."""
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
@@ -75,7 +75,7 @@ def _failure(value: Any) -> Exception | None:
 
 
 def without_frames(error: Exception) -> Exception:
-    """The same exception without its tracebacks and its causes': their frames keep what was being pickled alive."""
+    """The exception without tracebacks, also in its causes: their frames keep the pickled objects alive."""
     waiting: list[BaseException | None] = [error]
     while waiting:
         link = waiting.pop()
@@ -102,13 +102,13 @@ def _own(value: Any, name: str) -> bool:
 
 
 def _safely(children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """``children`` up to the first that cannot be had; looking runs the object's own code, which may raise anything."""
+    """``children`` up to the first error: reading them runs the object's own code, which may raise anything."""
     with contextlib.suppress(Exception):
         yield from children
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """(what to append to the path, object) for everything that pickling would follow."""
+    """Pairs of a suffix for the path and an object, for all objects that pickling would follow."""
     if isinstance(value, Mapping) and not isinstance(value, types.MappingProxyType):
         for key, item in list(value.items()):
             yield f"[{_short(key)}]", item
@@ -130,7 +130,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", item) for name, item in list(vars(value).items()))
     elif isinstance(value, types.ModuleType):
         names = [(f".{name}", item) for name, item in vars(value).items() if name != "__builtins__"]
-        yield from sorted(names, key=lambda name: isinstance(name[1], (type, types.FunctionType)))  # these lead back
+        yield from sorted(names, key=lambda name: isinstance(name[1], (type, types.FunctionType)))  # code last
     elif isinstance(value, (property, staticmethod, classmethod)):
         yield "", getattr(value, "fget", None) or getattr(value, "__func__", None)
     else:

@@ -1,4 +1,4 @@
-"""Exceptions of a rank, to a file and back, with their own class, without running ``__init__`` again."""
+"""Writes a rank's exception to a file and reads it back with its own class, without running ``__init__`` again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEPTH = 20
 
 
 class _Stripping(ResultPickler):
-    """Writes the repr of what cannot be pickled in an exception's arguments and attributes."""
+    """Writes the ``repr`` of exception arguments and attributes that cannot be pickled."""
 
     def __init__(self, file: io.BytesIO, loaded: Loaded | None) -> None:
         super().__init__(file, loaded, large=sys.maxsize)
@@ -46,10 +46,10 @@ class _Stripping(ResultPickler):
 
 
 def dump_exception(exc: BaseException, loaded: Loaded | None, path: Path) -> None:
-    """Write the exception with its causes, published by rename. What cannot be pickled in it goes as its repr.
+    """Write the exception with its causes, published by rename. Parts that cannot be pickled become their ``repr``.
 
-    The file holds a plain description of the chain, then the exception itself where it can be pickled.
-    Raises ``OSError`` when the disk does not take it.
+    The file has a plain description of the chain, then the exception itself if it can be pickled.
+    Raises ``OSError`` when the file cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = pickle.dumps(_describe(exc, _DEPTH)) + _pickled(exc, loaded)
@@ -69,12 +69,12 @@ def _pickled(exc: BaseException, loaded: Loaded | None) -> bytes:
     try:
         _Stripping(stripped, loaded).dump(exc)
         return stripped.getvalue()
-    except Exception:  # noqa: BLE001  # as above: then the description has to do
+    except Exception:  # noqa: BLE001  # as above: the description must be enough
         return b""
 
 
 def _describe(exc: BaseException | None, depth: int) -> dict[str, Any] | None:
-    """The exception and its causes in plain words."""
+    """The exception and its causes as plain data."""
     if exc is None or depth == 0:
         return None
     return {
@@ -101,8 +101,8 @@ def load_exception(
 ) -> BaseException:
     """The exception as an ``Exception`` to raise in the notebook; never raises.
 
-    One that cannot be rebuilt becomes a new subclass of its nearest importable base, with the same name, text,
-    notes and cause. ``SystemExit`` and its kin become ``RankFailed``: they would end the kernel.
+    If it cannot be rebuilt, its class is a new subclass of the nearest importable base, with the same name, text,
+    notes and cause. ``SystemExit`` and similar exceptions would end the kernel; they become ``RankFailed``.
     """
     description: Any = None
     found: Any = None
@@ -112,7 +112,7 @@ def load_exception(
             known = _LazyMemo(path, main_dict) if memo is None else memo
             with made_once(JobPaths(path.parent.parent).job, main_dict):
                 found = Reader(file, known, main_dict).load()
-    except Exception:  # noqa: BLE001  # rebuilding runs the user's own code; the description is what is left then
+    except Exception:  # noqa: BLE001  # rebuilding runs the user's own code; then the description is used
         found = None
     if not isinstance(found, BaseException):
         found = _synthesise(description or _from_record(record), main_dict)
@@ -122,7 +122,7 @@ def load_exception(
 
 
 class _LazyMemo(dict[int, Any]):
-    """Reads the job's bundle when an exception refers to something captured, not before."""
+    """Reads the job's bundle only when an exception refers to a captured object."""
 
     def __init__(self, path: Path, main_dict: dict[str, Any]) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def _from_record(record: ErrorRecord) -> dict[str, Any]:
 
 
 def _synthesise(description: Mapping[str, Any], main_dict: dict[str, Any]) -> BaseException:
-    """An exception of a new class that looks like the one described."""
+    """An exception of a new class with the name, text, notes and causes in ``description``."""
     own = _importable(description["module"], description["type"], main_dict)
     bases = (_importable(module, name, main_dict) for module, name in description["bases"])
     base: Any = own or next((found for found in bases if found), Exception)
@@ -172,7 +172,7 @@ def _importable(module: str, name: str, main_dict: dict[str, Any]) -> type[BaseE
 
 
 def _carry(found: BaseException, record: ErrorRecord) -> RankFailed:
-    """An ``Exception`` in place of one that would end the kernel or stop it without a trace."""
+    """A ``RankFailed`` in place of an exception that would end or interrupt the kernel silently."""
     words = {
         "SystemExit": "the code called sys.exit()",
         "KeyboardInterrupt": "the code raised it itself",

@@ -1,4 +1,4 @@
-"""Blobs and result buffers in memory: checked against their digest, mapped private (copy on write)."""
+"""Maps blobs and result buffers into memory privately (copy on write), and checks blobs against their digest."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def map_private(path: Path, size: int) -> Any:
     """``size`` bytes of the file as a writable buffer whose changes stay in this process.
 
-    The module ``mmap`` would keep a descriptor open for every buffer: a model of a thousand layers has more
-    of them than a process may have. A file on a network is read: there a map can fault long after it was made.
+    The module ``mmap`` would keep a file descriptor open for every buffer: too many for a model of a thousand layers.
+    A file on a network file system is read instead, because access to its map can fault at any later time.
     """
     if size == 0:
         return bytearray()
@@ -49,20 +49,20 @@ def map_private(path: Path, size: int) -> Any:
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
     view = (ctypes.c_ubyte * size).from_address(address)
-    # At interpreter exit other threads may still read: leave the map to the kernel then.
+    # At interpreter exit other threads may still read the map: the operating system removes it.
     weakref.finalize(view, _libc.munmap, address, size).atexit = False
     return view
 
 
 def view_memory(address: int, size: int, owner: object) -> Any:
-    """A buffer over memory that ``owner`` holds; it keeps the owner alive."""
+    """A buffer over memory of ``owner``; the buffer keeps the owner alive."""
     view: Any = (ctypes.c_ubyte * size).from_address(address)
     view.owner = owner
     return view
 
 
 def address_of(buffer: Any) -> int:
-    """Where a writable buffer lies in memory."""
+    """The memory address of a writable buffer."""
     return ctypes.addressof(buffer if isinstance(buffer, ctypes.Array) else ctypes.c_ubyte.from_buffer(buffer))
 
 
@@ -72,7 +72,7 @@ def equal_memory(first: int, second: int, size: int) -> bool:
 
 
 def on_network(path: Path) -> bool:
-    """Whether ``path`` lies on a file system of another machine, as far as /proc/self/mountinfo tells."""
+    """Whether ``path`` is on a network file system, according to /proc/self/mountinfo."""
     best, kind = "", ""
     real = os.path.realpath(path)
     for point, filesystem in _mounts():
@@ -95,9 +95,9 @@ def _mounts() -> Iterator[tuple[str, str]]:
 
 
 def check_blob(blob: Blob, directory: Path) -> Path:
-    """The blob's file, once its content is known to be right.
+    """The blob's file, after a check of its content.
 
-    A file that is still as its writer left it (``Blob.record``) is trusted, any other is hashed.
+    A file that did not change since it was written (``Blob.record``) is trusted; any other file is hashed.
     Raises ``DamagedJob``.
     """
     path = directory / blob.digest
@@ -124,10 +124,10 @@ def digest_of(path: Path) -> str:
 
 
 class Pages:
-    """Which private maps were written: a page of one that was is the process's own, no longer the file's.
+    """Which private maps were written: a written page is a copy in the process, not a page of the file.
 
-    Linux tells it in /proc/self/pagemap (admin-guide/mm/pagemap.rst: bit 61 file page, 62 swapped, 63 present).
-    Where there is no such file, or it does not see a write of our own, nothing is known to be untouched.
+    Linux reports this in /proc/self/pagemap (admin-guide/mm/pagemap.rst: bit 61 file page, 62 swapped, 63 present).
+    Without this file, or if it does not show a write of our own, every map counts as written.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -143,7 +143,7 @@ class Pages:
         return None
 
     def untouched(self, address: int) -> bool:
-        """Whether ``address`` lies in a map no page of which was written. False where that cannot be known."""
+        """Whether ``address`` is in a map without a written page. False when that cannot be known."""
         found = self.find(address)
         if found is None:
             return False
@@ -155,7 +155,7 @@ class Pages:
 
 
 def _has_own_pages(start: int, end: int) -> bool:
-    """Whether a page of the map was copied for this process, or swapped out after it was. Raises ``OSError``."""
+    """Whether a page of the map was copied for this process, and perhaps swapped out. Raises ``OSError``."""
     size = mmap.PAGESIZE
     entries = bytearray()
     with open("/proc/self/pagemap", "rb", buffering=0) as file:
@@ -173,7 +173,7 @@ def _every(bit: int, count: int) -> int:
 
 
 def _sees_writes() -> bool:
-    """Whether a write of our own into a private map shows."""
+    """Whether the page map shows a write into a private map."""
     with open(__file__, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as own:
         start = address_of(own)
         try:

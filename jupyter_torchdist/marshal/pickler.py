@@ -1,7 +1,7 @@
-"""The pickler of both directions: cloudpickle's, with our own reducers where the crossing needs more.
+"""The pickler for both directions: a subclass of cloudpickle's pickler with additional reducers.
 
-A function of the notebook (its globals are the notebook's namespace) travels by value and is rebuilt over the
-other side's namespace; the global names it uses travel with it, each once, before anything that could call it.
+A function of the notebook (its globals are the notebook's namespace) travels by value. Its globals become the
+namespace of the other process. The global names that it uses travel with it, each once, before it can be called.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .tensors import Storages, reduce_tensor
 
 
 class Enter:
-    """Marks where the value of a global name begins in the stream; it is rebuilt as the name."""
+    """Marks where the value of a global name begins in the stream; the mark is rebuilt as the name."""
 
     def __init__(self, name: str, user: str) -> None:
         self.name, self.user = name, user
 
 
 class Leave:
-    """Marks where that value ends."""
+    """Marks where the value of a global name ends."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -47,17 +47,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.notes: list[str] = []
         self.labels: dict[str, str] = {}
         self.files: dict[str, None] = {}
-        """Source files of the code that travels by value, by the name it has in this process."""
+        """Source files of the code that travels by value, by their names in this process."""
         self.modules: dict[str, str] = {}
-        """Modules referred to → what refers to them."""
+        """Modules in the stream → the object that refers to them first."""
         self._handlers: dict[type, Handler | None] = {}
         self._cells: set[int] = set()
         self._namespaces = byvalue.Namespaces(main)
 
-    # What the two directions do differently.
+    # Methods that the two directions override.
 
     def globals_of(self, function: types.FunctionType) -> Iterable[tuple[Enter, Any, Leave]]:
-        """Globals of a notebook function that have to travel with it."""
+        """Globals of a notebook function that must travel with it."""
         return ()
 
     def entered(self, name: str, user: str) -> None:
@@ -93,7 +93,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         maker, arguments, state = reduced[:3]
         if "__slots__" in vars(value) and maker is cloudpickle._make_skeleton_class and not hasattr(value, "_fields"):
-            # cloudpickle sets it afterwards, too late to make slots
+            # cloudpickle sets ``__slots__`` after the class is made: too late
             arguments[3]["__slots__"] = state[0].pop("__slots__", ())
         parts = (maker, arguments[:-2], value.__module__, value.__qualname__, codes.class_digest(value))
         return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
@@ -129,7 +129,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return rebuild.function, parts, state, None, None, rebuild.set_function
 
     def _contents(self, cells: Iterable[types.CellType]) -> list[tuple[types.CellType, Any]]:
-        """Contents of cells not yet in the stream; the function itself may be among them, so they come later."""
+        """Contents of new cells. They are written after the function, which may be the content of a cell itself."""
         contents = []
         for cell in cells:
             if id(cell) in self._cells:
@@ -182,7 +182,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._refer(value)
         module, name = getattr(value, "__module__", None), value.__name__
         if isinstance(module, str) and getattr(sys.modules.get(module), name, value) is not value:
-            return rebuild.original, (module, name)  # a cell has put another one in its place
+            return rebuild.original, (module, name)  # a cell has replaced the module's attribute
         return NotImplemented
 
     def _enter(self, mark: Enter) -> Any:
@@ -195,7 +195,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _collector(buffers: list[pickle.PickleBuffer], large: int) -> Callable[[pickle.PickleBuffer], bool]:
-    """A buffer callback that holds no reference to the pickler: a cycle would keep the user's data alive."""
+    """A buffer callback without a reference to the pickler: a cycle would keep the user's data alive."""
 
     def collect(buffer: pickle.PickleBuffer) -> bool:
         if buffer.raw().nbytes < large:
@@ -207,7 +207,7 @@ def _collector(buffers: list[pickle.PickleBuffer], large: int) -> Callable[[pick
 
 
 def _home(function: types.FunctionType) -> types.ModuleType | None:
-    """The module whose namespace a function within another function has, where the other side imports that, too."""
+    """The module whose namespace is the globals of a nested function, if the other process can import it."""
     module = sys.modules.get(function.__module__ or "")
     if module is None or vars(module) is not function.__globals__:
         return None
@@ -228,7 +228,7 @@ def _submodules(function: types.FunctionType) -> list[types.ModuleType]:
 
 
 def loaded_submodules(values: Iterable[Any], attributes: set[str]) -> list[types.ModuleType]:
-    """Modules loaded below the packages among ``values`` whose path is spelt by ``attributes``."""
+    """Loaded submodules of the packages in ``values``, if ``attributes`` contains each name on their path."""
     packages = [value for value in values if issubclass(type(value), types.ModuleType) and hasattr(value, "__path__")]
     found: dict[str, types.ModuleType] = {}
     while packages:

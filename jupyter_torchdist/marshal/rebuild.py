@@ -1,4 +1,4 @@
-"""What a stream calls while it is read. Streams name these functions: renaming one breaks older bundles."""
+"""Functions that a stream calls while it is loaded. Streams contain their names: renaming one breaks older bundles."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from typing import Any
 from cloudpickle import cloudpickle
 
 Resolve = Callable[[str, str], Any]
-"""(qualified name, digest of the code) → the function or class that stands for it here, or None."""
+"""(qualified name, digest of the code) → the existing function or class to use here, or None."""
 
 
 @dataclass
 class Loading:
-    """Where a stream is being read: the namespace its functions live in, and what is taken from there as it is."""
+    """The context in which a stream is loaded: the globals of its functions, and existing objects that it uses."""
 
     main: dict[str, Any]
     resolve: Resolve | None = None
     registers: bool = True
-    """Whether operators of the stream take the place of those that this process has under their names."""
+    """Whether operators in the stream replace this process's operators of the same name."""
     kept: dict[int, Any] = field(default_factory=dict)
     made: dict[tuple[str, str], type] = field(default_factory=dict)
     """Classes made from the stream, by qualified name and digest."""
 
     def existing(self, name: str, digest: str) -> Any:
-        """What already stands for the name here; it is kept as it is."""
+        """The object that already exists for the name, or None; loading does not change it."""
         found = self.resolve(name, digest) if self.resolve else None
         if found is not None:
             self.kept[id(found)] = found
@@ -43,7 +43,7 @@ _LOADING: ContextVar[Loading] = ContextVar("loading")
 
 @contextlib.contextmanager
 def loading(main: dict[str, Any], resolve: Resolve | None = None, *, registers: bool = True) -> Iterator[Loading]:
-    """While this is open, functions of the notebook are rebuilt over ``main``."""
+    """While this is open, ``main`` is the globals of rebuilt notebook functions."""
     context = Loading(main, resolve, registers)
     token = _LOADING.set(context)
     try:
@@ -53,12 +53,12 @@ def loading(main: dict[str, Any], resolve: Resolve | None = None, *, registers: 
 
 
 def same(value: Any) -> Any:
-    """``value``: stands for an object that travels as another one."""
+    """``value``: for an object that travels as another object."""
     return value
 
 
 def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: Any, digest: str) -> Any:
-    """A function without its state. ``scope``: its globals, the module that has them, None for the notebook's."""
+    """A function without its state. ``scope``: its globals, or their module, or None for the notebook's namespace."""
     context = _LOADING.get()
     if scope is None and not cells:
         found = context.existing(getattr(code, "co_qualname", code.co_name), digest)
@@ -70,7 +70,7 @@ def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: Any
 
 
 def set_function(target: types.FunctionType, state: dict[str, Any]) -> None:
-    """Globals, closure and attributes, once the function can be referred to."""
+    """Set globals, closure and attributes; they may refer to the function."""
     context = _LOADING.get()
     kept = id(target) in context.kept
     scope = context.main if kept else target.__globals__
@@ -114,8 +114,8 @@ def class_skeleton(
 
 
 def _make_class(kind: type, name: str, bases: tuple[Any, ...], attributes: dict[str, Any]) -> type:
-    """A class as its metaclass makes it. ``__init_subclass__`` of the notebook's classes has run where the class
-    was defined, perhaps with arguments that nobody keeps; here it is put aside for the moment."""
+    """Make a class with its metaclass. ``__init_subclass__`` of the notebook's classes already ran where the class
+    was defined, perhaps with arguments that are not stored. Here it is removed while the class is made."""
     parents = {parent for base in bases if isinstance(base, type) for parent in base.__mro__}
     aside = {
         parent: vars(parent)["__init_subclass__"]
@@ -128,11 +128,11 @@ def _make_class(kind: type, name: str, bases: tuple[Any, ...], attributes: dict[
         return types.new_class(name, bases, {"metaclass": kind}, lambda body: body.update(attributes))
     finally:
         for parent, own in aside.items():
-            setattr(parent, "__init_subclass__", own)  # noqa: B010  # a method, says mypy
+            setattr(parent, "__init_subclass__", own)  # noqa: B010  # mypy refuses to assign a method
 
 
 def set_class(target: type, state: Any) -> None:
-    """A class that was here before is left as it is."""
+    """Set the attributes, but leave a class alone that existed before."""
     if id(target) not in _LOADING.get().kept:
         cloudpickle._class_setstate(target, state)
 
@@ -147,7 +147,7 @@ def set_attributes(target: Any, attributes: dict[str, Any]) -> None:
 
 
 def operator(name: str, schema: str, kinds: list[str | None], tags: list[str]) -> Any:
-    """An operator of ``torch.library``, registered here; its functions come with ``set_operator``."""
+    """Register an operator of ``torch.library``; ``set_operator`` adds its functions."""
     from ..torch_private import operators
 
     context = _LOADING.get()
@@ -186,12 +186,12 @@ def module(name: str) -> types.ModuleType:
 
 
 def original(of: str, name: str) -> Any:
-    """What the module has by itself: nothing is set there yet when the stream is read."""
+    """The module's own attribute: when the stream is loaded, nothing has replaced it yet."""
     return getattr(module(of), name)
 
 
 def made_module(name: str, registered: bool) -> types.ModuleType:
-    """A module that travels by value, empty yet. ``registered``: ``import`` finds it, in a rank."""
+    """An empty module for one that travels by value. ``registered``: on a rank, ``import`` finds it."""
     made = types.ModuleType(name)
     made.__dict__["__builtins__"] = __builtins__
     if registered and _LOADING.get().resolve is None:
@@ -200,7 +200,7 @@ def made_module(name: str, registered: bool) -> types.ModuleType:
 
 
 def set_module(target: types.ModuleType, state: dict[str, Any]) -> None:
-    """Its names, no more and no less."""
+    """Give the module exactly the names in ``state``."""
     names = vars(target)
     for name in names.keys() - state.keys() - {"__builtins__"}:
         del names[name]
@@ -208,7 +208,7 @@ def set_module(target: types.ModuleType, state: dict[str, Any]) -> None:
 
 
 class Storage:
-    """Bytes that tensors share. ``start`` is where the captured part begins in the untyped storage, in bytes."""
+    """Bytes that tensors share. ``start`` and ``stop`` limit the captured part of the untyped storage, in bytes."""
 
     __slots__ = ("start", "stop", "untyped")
 
@@ -225,7 +225,7 @@ class Storage:
 
 
 def storage(buffer: Any) -> Storage:
-    """A storage over a mapped buffer, or with memory of its own for a small one (which can then be resized)."""
+    """A storage over a mapped buffer. A small buffer is copied into memory of its own, which can be resized."""
     import torch
 
     size = len(buffer)
@@ -268,7 +268,7 @@ def bare_instance(kind: Any) -> Any:
 
 
 def set_parametrized(target: Any, state: dict[str, Any]) -> None:
-    """A module's state; its class with the computed tensors is made anew where it has none yet."""
+    """Set a module's state, and make its class with the computed tensors unless it already has one."""
     for name in target.__dict__.keys() - state.keys():
         del target.__dict__[name]
     target.__dict__.update(state)
@@ -279,7 +279,7 @@ def set_parametrized(target: Any, state: dict[str, Any]) -> None:
 
 
 def set_optimizer(target: Any, state: tuple[Any, tuple[dict[str, Any], bool, bool | None]]) -> None:
-    """An optimizer's state, its hooks, and the mark a scheduler left on its ``step``."""
+    """Set an optimizer's state, its hooks, and the mark that a scheduler left on its ``step``."""
     own, (hooks, watched, called) = state
     target.__setstate__(own)
     target.__dict__.update(hooks)
@@ -290,7 +290,7 @@ def set_optimizer(target: Any, state: tuple[Any, tuple[dict[str, Any], bool, boo
 
 
 def _watched_step(optimizer: Any) -> Any:
-    """As ``LRScheduler.__init__`` wraps it (torch/optim/lr_scheduler.py), holding no reference to the optimizer."""
+    """``step`` as ``LRScheduler.__init__`` wraps it (torch/optim/lr_scheduler.py), with a weak reference only."""
     import weakref
 
     reference, inner = weakref.ref(optimizer), optimizer.step.__func__
@@ -314,7 +314,7 @@ def memmap(path: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...]
 
 
 def exception(kind: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """An exception made as its built-in base makes it: the class's own ``__init__`` is not run again."""
+    """An exception made with ``__new__`` and ``__init__`` of its built-in base; the class's own do not run again."""
     base = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
     made: BaseException = base.__new__(kind, *arguments)
     with contextlib.suppress(TypeError, ValueError):

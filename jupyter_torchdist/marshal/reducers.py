@@ -1,4 +1,4 @@
-"""How single sorts of objects are pickled, where pickle's own way does not do. Chosen once for each type."""
+"""Reducers for types that pickle cannot handle by itself. The reducer is chosen once for each type."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .rebuild import Storage
 from .tensors import is_optimizer, is_parametrized, is_tensor, reduce_optimizer, reduce_parametrized, reduce_storage
 
 LARGE = 256 << 10
-"""Buffers of at least so many bytes travel out of band, each in a file of its own."""
+"""Buffers of at least this many bytes travel out of band, each in a file of its own."""
 
 
 class Reducing(Protocol):
-    """The pickler that asks."""
+    """The pickler that calls a reducer."""
 
     def tensor(self, value: Any) -> Any: ...
 
@@ -31,9 +31,9 @@ _lru_wrapper = type(functools.lru_cache(lambda: None))
 
 
 def for_type(kind: type) -> Handler | None:
-    """What reduces objects of the type; None: pickle itself does.
+    """The reducer for objects of the type, or None for pickle's own.
 
-    Bound to no pickler: a cycle would keep the user's data alive.
+    It is not bound to a pickler: a cycle would keep the user's data alive.
     """
     if (fixed := _FIXED.get(kind)) is not None:
         return fixed
@@ -66,10 +66,10 @@ _DEFAULTS = ("__reduce_ex__", "__reduce__", "__new__", "__getstate__", "__getnew
 
 
 def _cannot_be_asked(kind: type) -> bool:
-    """Whether a stream that pickle itself writes of such an object cannot be read.
+    """Whether unpickling such an object would fail with pickle's own reducer.
 
-    Reading asks the object, which has no attributes yet, for ``__setstate__``; a ``__getattr__`` that looks into an
-    attribute for others (tqdm's wrapper of files) asks itself for that one then, without an end.
+    Unpickling reads ``__setstate__`` of an object without attributes. If the class's ``__getattr__`` reads another
+    attribute of the object (as in tqdm's wrapper of files), it then calls itself endlessly.
     """
     if not any("__getattr__" in vars(base) for base in kind.__mro__) or hasattr(kind, "__setstate__"):
         return False
@@ -79,7 +79,7 @@ def _cannot_be_asked(kind: type) -> bool:
         return False
     try:
         getattr(object.__new__(kind), "__setstate__", None)
-    except Exception:  # noqa: BLE001  # the user's own, which may raise anything
+    except Exception:  # noqa: BLE001  # the user's own __getattr__ may raise anything
         return True
     return False
 
@@ -97,7 +97,7 @@ def _array(pickler: Reducing, value: Any) -> Any:
 
 
 def _memmap(pickler: Reducing, value: Any) -> Any:
-    """A memory-mapped file goes as its path; a view of one whose layout has no such form, as data."""
+    """A memory-mapped file travels as its path; a view that is not contiguous travels as data."""
     numpy: Any = sys.modules["numpy"]
     path, flags = value.filename, value.flags
     if path is None or not (flags.c_contiguous or flags.f_contiguous) or value._mmap is None:
@@ -133,7 +133,7 @@ def _parametrized(pickler: Reducing, value: Any) -> Any:
 
 
 def _operator(pickler: Reducing, value: Any) -> Any:
-    """Of ``torch.library.custom_op``: by name where a module registers it, else with its functions."""
+    """Reduces a ``torch.library.custom_op``: by name if a module registers it, else with its functions."""
     from ..torch_private import operators
 
     home = operators.operator_home(value)
@@ -165,7 +165,7 @@ _EXCEPTION_FIELDS = ("errno", "strerror", "filename", "filename2", "name", "path
 
 
 def _exception(pickler: Reducing, value: BaseException) -> Any:
-    """By class, arguments and attributes; a class with a ``__reduce__`` of its own knows better."""
+    """Reduces an exception to its class, arguments, attributes and causes, so that ``__init__`` does not run again."""
     kind = type(value)
     builtin = next(base for base in kind.__mro__ if not base.__flags__ & (1 << 9))
     fields = {name: getattr(value, name) for name in _EXCEPTION_FIELDS if hasattr(builtin, name)}
@@ -180,7 +180,7 @@ def _exception(pickler: Reducing, value: BaseException) -> Any:
 
 
 def _named_type(pickler: Reducing, value: Any) -> Any:
-    """``typing.NewType`` and the like pickle by name, which the notebook's namespace is too late to give."""
+    """``typing.NewType`` and similar types pickle by name, but the rank's namespace lacks the name at that time."""
     if getattr(value, "__module__", None) not in (None, "__main__"):
         return NotImplemented
     if hasattr(value, "__supertype__"):

@@ -1,4 +1,4 @@
-"""Types of objects that live in one process only, in words. cloudpickle would copy some of them in silence."""
+"""Types of objects that are valid in one process only, with the reason. cloudpickle silently copies some of them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The way back: values of a rank to a file, and from there into the notebook.
+"""The results: values of a rank are written to a file and loaded into the notebook.
 
-What was captured returns as its place in the bundle's stream; where such an object changed, its new state
-follows and is put into the notebook's own object, so that every reference the notebook holds sees it.
-The file holds pickles with one memo: {name: value} and (place, State) as they were met, then None, then what was
-left behind.
+A captured object is written as its place in the bundle's stream. If it changed, its new state follows. The notebook
+puts this state into its own object, so all references in the notebook see the change.
+The file contains pickles that share one memo: {name: value} and (place, State) in the order of pickling, then None,
+then the names that were left behind.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from .states import State, put, state_of
 
 _WRITE = 1 << 30
 _made: weakref.WeakValueDictionary[tuple[str, str, str], type] = weakref.WeakValueDictionary()
-"""Classes that cells of a job defined, so that its results and its exception have the same one, however often read."""
+"""Classes that cells of a job defined: its results and its exception use the same class, however often loaded."""
 
 
 Stays = Callable[[object], str | None]
-"""Why an object stays behind though it could be pickled; None for all others."""
+"""Returns why an object must not travel although it could be pickled; None for all other objects."""
 
 
 class StaysBehind(Exception):
-    """Raised while pickling what ``Stays`` has a reason for."""
+    """Raised while pickling an object for which ``Stays`` returns a reason."""
 
 
 @dataclass(frozen=True)
 class Dumped:
-    """What a rank published. ``left`` is (name, reason) of what could not travel; ``size`` in bytes."""
+    """What a rank published. ``left``: (name, reason) for values that could not travel; ``size`` is in bytes."""
 
     names: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
@@ -54,14 +54,14 @@ class Dumped:
 
 
 class Values(dict[str, Any]):
-    """{name: value} of a rank; ``notes`` say what is not quite as expected, ``left`` what stayed behind."""
+    """{name: value} of a rank; ``notes`` are warnings, ``left`` the names left behind with the reasons."""
 
     notes: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
 
 
 class ResultPickler(Pickler):
-    """Writes captured objects as their place in the bundle and remembers which ones it met."""
+    """Writes captured objects as their places in the bundle and remembers these places."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ResultPickler(Pickler):
         return place
 
     def check(self, value: object) -> None:
-        """Raise ``StaysBehind`` for what shall not travel."""
+        """Raise ``StaysBehind`` for an object that must not travel."""
         if self._stays is not None and (why := self._stays(value)):
             raise StaysBehind(why)
 
@@ -116,9 +116,9 @@ def plain_module(value: Any) -> Any:
 def dump_results(
     values: Mapping[str, Any], loaded: Loaded, directory: JobPaths, rank: int, stays: Stays | None = None
 ) -> Dumped:
-    """Publish the values of this rank. A name that cannot be pickled, or stays, is left behind with the reason.
+    """Publish the values of this rank. A name that cannot or must not travel is left behind with the reason.
 
-    Raises ``StoreError`` when the disk does not take them.
+    Raises ``StoreError`` when the files cannot be written.
     """
     directory.results.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = directory.result(rank)
@@ -150,7 +150,7 @@ def dump_results(
 
 
 def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Comparison) -> tuple[str, Exception] | None:
-    """All names and the states of changed objects they reach; or the name that failed, and why."""
+    """Write all names and the states of changed objects below them. Returns the name that failed, and why, or None."""
     for name, value in chosen.items():
         try:
             pickler.dump({name: value})
@@ -181,7 +181,7 @@ def _publish(pickler: ResultPickler, aside: Path, directory: JobPaths, rank: int
 
 
 def _write_buffer(path: Path, content: memoryview) -> int:
-    """Straight from the memory of the object: no copy is made."""
+    """Write the object's memory directly, without a copy."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     try:
@@ -198,11 +198,11 @@ def _write_buffer(path: Path, content: memoryview) -> int:
 
 
 def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None, main_dict: dict[str, Any]) -> Values:
-    """The values a rank published. Captured objects that changed are updated in place, all or (when the file
-    cannot be read) none. ``memo`` is ``Capture.memo``; None reads the bundle to learn what was captured.
+    """The values that a rank published. Captured objects that changed are updated in place; none of them if the file
+    cannot be read. ``memo`` is ``Capture.memo``; None reads the captured objects from the bundle.
 
     Raises ``DamagedJob`` for a file that is missing or cannot be read, ``RankFailed`` for a value that cannot be
-    rebuilt here (a class of a module that only the rank has).
+    rebuilt here (for example a class of a module that only the rank has).
     """
     path = directory.result(rank)
     known = memo if memo is not None else memo_of_job(directory, main_dict)
@@ -232,7 +232,7 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
 
 
 def memo_of_job(directory: JobPaths, main_dict: dict[str, Any]) -> Memo:
-    """What the places of a job mean here, read from its bundle."""
+    """The captured objects of a job by place, read from its bundle."""
     try:
         manifest = Manifest.from_json(codec.loads(directory.manifest.read_bytes()))
     except (OSError, ValueError, KeyError) as error:
@@ -254,14 +254,14 @@ def _result_buffers(directory: JobPaths, rank: int) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def made_once(job: str, main_dict: dict[str, Any]) -> Iterator[None]:
-    """While this is open, classes that this process already has from the job stand for themselves."""
+    """While this is open, loading reuses classes that this process already loaded from the job."""
     with rebuild.loading(main_dict, lambda name, digest: _made.get((job, name, digest))) as context:
         yield
     _made.update({(job, *key): kind for key, kind in context.made.items()})
 
 
 def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[str, ...]:
-    """Put new states into the objects of the notebook; instances first, then the containers that may hash them."""
+    """Put new states into the notebook's objects: instances first, then containers, which may hash them."""
     notes = []
     containers = ("list", "dict", "OrderedDict", "set", "deque", "bytearray")
     for place, state in sorted(updates, key=lambda update: update[1].kind in containers):
@@ -274,7 +274,7 @@ def apply(updates: list[tuple[int, State]], memo: Mapping[int, Any]) -> tuple[st
 
 
 class Reader(pickle.Unpickler):
-    """Reads captured objects as the notebook's own."""
+    """Loads results; a captured object's place becomes the notebook's own object."""
 
     def __init__(self, file: IO[bytes], memo: Mapping[int, Any], main_dict: dict[str, Any], **options: Any) -> None:
         super().__init__(file, **options)
@@ -290,7 +290,7 @@ class Reader(pickle.Unpickler):
         return self._current[place]
 
     def _as_now(self, value: Any) -> Any:
-        """A function or class whose cell was run again without a change is the one of now."""
+        """The current function or class instead of a captured one, if its cell was run again unchanged."""
         if not isinstance(value, (type, types.FunctionType)) or value.__module__ != "__main__":
             return value
         now = find_current(self._main, value.__qualname__)

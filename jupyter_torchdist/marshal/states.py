@@ -1,4 +1,4 @@
-"""The state of an object apart from its identity: taken in a rank, put into the notebook's own object in place."""
+"""The state of an object without its identity: read in a rank and put into the notebook's own object in place."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class State:
-    """What an update record holds. ``kind`` says how it is put back.
+    """The content of an update record. ``kind`` says how it is put back.
 
-    ``items`` are a container's, ``state`` is what ``__reduce_ex__`` gives, ``rest`` what cannot be put back in
-    place (class and constructor arguments) but may lead to objects that changed.
+    ``items``: items of a container. ``state``: the state from ``__reduce_ex__``. ``rest``: parts that cannot be put
+    back in place (class and constructor arguments) but may refer to objects that changed.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class State:
     become: type | None = None
 
     def for_update(self, become: type | None) -> State:
-        """What an update record needs: the state, and the class the object has taken on."""
+        """The state without ``rest``, and the new class if the object changed its class."""
         return State(self.kind, self.items, self.state, None, self.setter, become)
 
 
@@ -105,7 +105,7 @@ def _is_array(value: Any) -> bool:
 
 
 def put(target: Any, state: State) -> None:
-    """Make ``target`` what the state says, in place. Raises what the object's own ``__setstate__`` raises."""
+    """Give ``target`` the state, in place. Raises what the object's own ``__setstate__`` raises."""
     if state.become is not None:
         target.__class__ = state.become
     if state.kind == "storage":

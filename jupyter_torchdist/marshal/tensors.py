@@ -1,4 +1,4 @@
-"""How tensors travel: their storage once, out of band, and views over it. Imports no torch of its own accord."""
+"""How tensors travel: each storage once, out of band, and views over it. Does not import torch by itself."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .rebuild import Storage
 
 _ALIGN = 64
 _NARROW = 1 << 20
-"""A storage larger than this, less than half of which is used by the captured views, travels in part."""
+"""Bytes. A larger storage travels in part if the captured views use less than half of it."""
 
 
 class Storages:
-    """The storages one pickler met: one object for each, so that views share it again on the other side."""
+    """The storages that one pickler met, one object for each, so that views share it again after loading."""
 
     def __init__(self, extents: dict[int, tuple[int, int]] | None = None) -> None:
         self._narrow = dict(extents or {})
@@ -27,7 +27,7 @@ class Storages:
         """Devices whose tensors were copied to the CPU."""
 
     def share(self, known: dict[int, Storage]) -> None:
-        """Let tensors over these storages refer to them."""
+        """Use these ``Storage`` objects for tensors over the same memory."""
         self._by_data.update(known)
         self._narrow.update({key: (item.start, item.stop) for key, item in known.items()})
 
@@ -51,7 +51,7 @@ class Storages:
         self.extents[key] = (total, low, high)
 
     def narrow(self) -> dict[int, tuple[int, int]]:
-        """Storages of which the views use less than half: the part they use, in bytes."""
+        """For storages of which the views use less than half: the part that they use, in bytes."""
         return {
             key: (low, high)
             for key, (total, low, high) in self.extents.items()
@@ -65,7 +65,7 @@ def is_tensor(kind: type) -> bool:
 
 
 def reduce_tensor(value: Any, storages: Storages) -> Any:
-    """The reduction of a dense tensor on a plain device; NotImplemented leaves any other to torch's own."""
+    """The reduction of a dense tensor on the CPU or CUDA; NotImplemented means that torch reduces the tensor."""
     torch: Any = sys.modules["torch"]
     from ..torch_private.places import DisableTorchFunctionSubclass
 
@@ -93,7 +93,7 @@ def reduce_tensor(value: Any, storages: Storages) -> Any:
 
 
 def _hooks(value: Any) -> dict[str, Any]:
-    """On its gradient: torch's own pickling leaves them out, and a parameter would then train without."""
+    """Hooks on the tensor's gradient. torch's own pickling omits them; a parameter would then train without them."""
     found = {name: getattr(value, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
     return {name: hooks for name, hooks in found.items() if hooks}
 
@@ -132,8 +132,8 @@ def is_optimizer(kind: Any) -> bool:
 
 
 def reduce_optimizer(value: Any) -> Any:
-    """torch's own state leaves out step hooks, and that a scheduler watches the steps (its first ``step()`` would
-    warn)."""
+    """torch's own state omits step hooks and the scheduler's mark on ``step`` (without it, the scheduler's first
+    ``step()`` would warn)."""
     build, arguments, state = value.__reduce_ex__(5)[:3]
     hooks = {name: item for name, item in vars(value).items() if name.startswith("_optimizer_") and item}
     watched = hasattr(vars(value).get("step"), "_wrapped_by_lr_sched")
@@ -147,7 +147,7 @@ def is_parametrized(kind: type) -> bool:
 
 
 def reduce_parametrized(value: Any) -> Any:
-    """torch refuses to pickle such a module because its class has no name; its base and its state say it all."""
+    """torch refuses to pickle such a module because its class has no name; its base and its state are enough."""
     made_from = type(value).__bases__[0]
     return rebuild.bare_instance, (made_from,), dict(vars(value)), None, None, rebuild.set_parametrized
 

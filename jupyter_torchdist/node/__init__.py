@@ -1,1 +1,1 @@
-"""The processes of a node: agent, warm processes, launcher. Standard library alone, and torch in two of them."""
+"""The processes of a node: agent, zygotes, launcher. The agent needs only the standard library."""

@@ -40,7 +40,7 @@ def main(words: list[str]) -> None:
         from ..ranks import worker
 
         worker.main(*rest)
-        os._exit(0)  # all is written; objects of torch that an interpreter frees at its end may hang in that
+        os._exit(0)  # all is written; an interpreter that frees torch objects at exit may hang
     else:
         raise SystemExit(f"{__doc__}\nunknown verb {verb!r}")
 

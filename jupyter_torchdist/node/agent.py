@@ -1,4 +1,4 @@
-"""One agent a user and node: serves many drivers, starts and watches jobs, ships what they write.
+"""One agent per user and node. The agent serves many drivers, starts and watches jobs, and ships what jobs write.
 
 It holds no state that its files do not hold: after its death the next one takes up every job from there.
 What it is sent and answers is in ``protocol/messages.py``.
@@ -50,19 +50,19 @@ from .replica import Incoming, prepare, replica, replica_blobs, trust_replica
 from .tail import Shipment
 
 LINGER_SECONDS = 2.0
-"""Without a driver and a job, the agent ends after so long."""
+"""The agent exits when it has had no driver and no job for this time."""
 
 SILENCE_SECONDS = 30.0
-"""A driver that says nothing for so long (it pings every other second) is gone."""
+"""A driver that sends nothing for this time counts as dead (a driver pings every 2 seconds)."""
 
 FORK_DOUBT_SECONDS = 0.3
-"""A launcher forked by a zygote that died then has written its first line by then."""
+"""When a zygote dies, a launcher that it forked just before writes its first event within this time."""
 
 FAST_TICK, SLOW_TICK = 0.004, 0.02
 """Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
 
 SETTLED_SECONDS, QUIET_TICK = 0.2, 0.25
-"""When nothing changed for so long, and the system tells of changes, there is no hurry to look."""
+"""When nothing changed for ``SETTLED_SECONDS`` and inotify reports changes, the agent polls every ``QUIET_TICK``."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Peer:
 
 
 class Agent:
-    """The loop: frames of drivers, frames of zygotes, the files of jobs, the clock."""
+    """The agent's event loop: frames from drivers and zygotes, the files of jobs, timeouts."""
 
     def __init__(self, listener: socket.socket, directory: Path) -> None:
         self._listener = listener
@@ -130,7 +130,7 @@ class Agent:
         return min(SLOW_TICK, max(FAST_TICK, (now - self._changed) / 4))
 
     def _told_of(self, job: NodeJob) -> bool:
-        """Whether the system tells of all that has to be seen of the job: not of logs that have to be shipped."""
+        """Whether inotify reports every change the agent needs to see. False if logs must be shipped (no watch)."""
         if job.state == "ended":
             return True
         shared = self._shared.get(job.paths.job, False)
@@ -154,7 +154,7 @@ class Agent:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        if self._child_died or now > self._reap_at:  # one that died while its new parent was not yet this process
+        if self._child_died or now > self._reap_at:  # a child may die before it becomes ours
             self._child_died = False
             self._reap_at = now + 1.0
             self._reap()
@@ -174,7 +174,7 @@ class Agent:
             process.poll()
         self._orphans.reap()
         self._fresh = {pid: process for pid, process in self._fresh.items() if process.returncode is None}
-        for pid in _children() - self._known():  # what is known is reaped by its Popen
+        for pid in _children() - self._known():  # known processes are reaped by their Popen
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
@@ -182,9 +182,9 @@ class Agent:
         return {z.process.pid for z in self._pool.zygotes.values()} | set(self._fresh) | self._orphans.pids
 
     def _strays(self, job: NodeJob) -> list[ProcessId]:
-        """Orphans that left their session and cleaned their environment: surely of ``job`` where no other job runs.
+        """Orphaned processes that left their session and cleared their environment. Empty while another job runs.
 
-        They are children of this process, which is the subreaper of all jobs.
+        The agent is the subreaper of all jobs, so these processes are its children. With one job, they belong to it.
         """
         if any(other is not job and other.state != "ended" for other in self._jobs.values()):
             return []
@@ -300,7 +300,7 @@ class Agent:
             trust_replica(paths)
             assignment = replace(assignment, job_root=str(paths.root), blobs=str(replica_blobs()))
         old = self._jobs.get(name) or self._left_by_another(assignment)
-        if old is not None and old.attempt == assignment.attempt:  # the order came twice: its channel broke
+        if old is not None and old.attempt == assignment.attempt:  # sent again after its channel broke
             self._jobs[name] = old
             self._follow(peer, old, shared, said.offsets)
             return
@@ -318,7 +318,7 @@ class Agent:
             self._pool.launch(assignment)
 
     def _left_by_another(self, assignment: Assignment) -> NodeJob | None:
-        """The job as an agent that is gone started it, if it did."""
+        """The job, if an earlier agent that is dead has started it."""
         if not assignment.node_paths.launcher_events.exists():
             return None
         ranks = assignment.node_plan().ranks
@@ -345,11 +345,11 @@ class Agent:
             self._changed = time.monotonic()
 
     def _on_fork_failed(self, assignment: Assignment) -> None:
-        """The zygote is gone; whether it had forked already is known only once a launcher could have said so."""
+        """The zygote died. Wait until a launcher that it may have forked has had time to write its first event."""
         self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
 
     def _start_unforked(self, now: float) -> None:
-        """Another warm process for each job whose zygote died before it forked; the second time a new interpreter."""
+        """Retry jobs whose zygote died before it forked: first with another zygote, then with a new interpreter."""
         for due, assignment in [item for item in self._unforked if item[0] <= now]:
             self._unforked.remove((due, assignment))
             job = self._jobs.get(assignment.job)
@@ -433,7 +433,7 @@ class Agent:
             except ChannelError:
                 self._drop(peer)
             except OSError:
-                continue  # a file that went away between two looks at its directory
+                continue  # a file was removed after its directory was listed
 
     def _care_for_orphans(self, now: float) -> None:
         followed = {peer.job for peer in self._peers}
@@ -463,6 +463,6 @@ def _children() -> set[int]:
 
 
 def _peer_uid(connection: socket.socket) -> int:
-    """User at the other end (unix(7), SO_PEERCRED)."""
+    """User id of the process at the other end (unix(7), SO_PEERCRED)."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", raw)[1])

@@ -1,4 +1,4 @@
-"""The agent's process: its socket, its lock, its end."""
+"""The agent's process: its socket, its lock file, its cleanup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def listen(directory: Path) -> socket.socket | None:
-    """The agent's socket; None when another agent has it. Holds ``agent.lock`` for this process's life."""
+    """The agent's listening socket; None when another agent runs. Locks ``agent.lock`` until this process exits."""
     make_private(directory)
     lock = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -41,8 +41,8 @@ def listen(directory: Path) -> socket.socket | None:
 
 
 def main(directory: Path) -> None:
-    """Be the agent whose socket is in ``directory``, unless there is one."""
-    os.umask(0o077)  # logs are for their owner; each launcher takes its notebook's mask
+    """Run the agent whose socket is in ``directory``, unless one runs already."""
+    os.umask(0o077)  # only the owner reads logs; each launcher sets the notebook's umask
     listener = listen(directory)
     if listener is None:
         return

@@ -11,13 +11,13 @@ from ..protocol.assignment import Assignment
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
 
 IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
-"""Variables that act when an interpreter or a library starts: a warm process serves only equal ones."""
+"""Prefixes of variables that are read at import or start. A zygote serves only jobs with equal values of these."""
 
 _IMPORT_IGNORED = ("TORCHDIST_",)
 
 
 def import_environment(environ: dict[str, str]) -> dict[str, str]:
-    """The variables that act at import, in order of name."""
+    """The variables that are read at import or start, sorted by name."""
     chosen = (name for name in environ if name.startswith(IMPORT_PREFIXES) and not name.startswith(_IMPORT_IGNORED))
     return {name: environ[name] for name in sorted(chosen)}
 
@@ -40,8 +40,8 @@ def rank_environment(assignment: Assignment) -> dict[str, str]:
 def stamp_job_token(token: str) -> None:
     """Write a job's token into this process's initial environment block, where ``/proc/PID/environ`` shows it.
 
-    A forked process shares its parent's block, and ``setenv`` moves a variable out of it; so the zygote is
-    started with a placeholder of the right length, which is overwritten in place (as setproctitle does).
+    A forked process has a copy of its parent's block, and ``setenv`` would store the variable outside the block.
+    So the zygote starts with a placeholder of the right length, which is overwritten in place (as setproctitle does).
     """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rsplit(b")", 1)[1].split()
@@ -54,7 +54,7 @@ def stamp_job_token(token: str) -> None:
 
 
 def enter(assignment: Assignment) -> None:
-    """Make this process's world the notebook's: environment, working directory, path, mask and limits."""
+    """Apply the notebook's environment, working directory, ``sys.path``, umask and resource limits to this process."""
     world = assignment.world
     os.environ.clear()
     os.environ.update(rank_environment(assignment))
@@ -70,4 +70,4 @@ def enter(assignment: Assignment) -> None:
             try:
                 resource.setrlimit(kind, (soft, hard))
             except (ValueError, OSError):
-                continue  # a limit above this process's own hard limit cannot be raised back
+                continue  # above this process's hard limit, which it cannot raise

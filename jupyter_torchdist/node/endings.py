@@ -1,6 +1,6 @@
-"""Ranks whose code has run and which do not end: what they wait for is said in words, once.
+"""Ranks that have run their code but do not exit: one note tells what each waits for.
 
-The node's agent looks, as such a rank may hold the GIL for good; ``faulthandler`` writes its stacks without.
+The node's agent checks, because such a rank may hold the GIL forever. ``faulthandler`` writes stacks without the GIL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..protocol.process import ProcessId
 from ..usercode.frames import OURS
 
 PATIENCE = 5.0
-"""Seconds that an end may take before anything is said."""
+"""Seconds that a rank may take to exit before a note is written."""
 
 _WRITING = 0.5
 """Seconds for a rank to write its stacks."""
@@ -27,13 +27,13 @@ Frame = tuple[str, str, str]
 
 
 class Endings:
-    """The ends of one node's ranks, as their events tell of them."""
+    """The ranks of one node that are exiting, according to their events."""
 
     def __init__(self, files: NodePaths, say: Callable[[str], None]) -> None:
         self._files, self._say = files, say
         self._since: dict[int, float] = {}
         self._asked: dict[int, tuple[float, int]] = {}
-        """When a rank was asked for its stacks, and where they begin in its file."""
+        """Per rank: when it was asked for its stacks, and the offset in its file at which they begin."""
 
     def began(self, rank: int, now: float) -> None:
         self._since[rank] = now
@@ -43,7 +43,7 @@ class Endings:
         self._asked.pop(rank, None)
 
     def turn(self, processes: Mapping[int, ProcessId], now: float) -> None:
-        """Ask who is late for its stacks, and say what those show that have come."""
+        """Ask late ranks for their stacks, and report what the stacks that were written show."""
         for rank, since in list(self._since.items()):
             if now - since >= PATIENCE and rank in processes:
                 del self._since[rank]
@@ -71,7 +71,7 @@ class Endings:
 
 
 def where(text: str) -> str:
-    """What ``faulthandler``'s stacks of a rank say that it waits for; empty where they say nothing."""
+    """What a rank waits for, in words, according to its stacks from ``faulthandler``; empty if there are none."""
     threads = [frames for block in re.split(r"\n\s*\n", text) if (frames := _FRAME.findall(block))]
     if not threads:
         return ""
@@ -84,7 +84,7 @@ def where(text: str) -> str:
 
 
 def _position(frames: list[Frame]) -> str:
-    """The innermost line that is no library's; else the innermost."""
+    """The innermost line outside libraries; if there is none, the innermost line."""
     own = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(OURS)]
     file, line, function = (own or frames)[0]
     return f"{file}, line {line}, {function}"

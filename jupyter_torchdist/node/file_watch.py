@@ -1,4 +1,4 @@
-"""The system says when a file is written (inotify(7)), so that a job that goes on quietly costs no looking."""
+"""inotify(7) reports writes to files, so that the agent need not poll the files of a quiet job often."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MODIFY, _CREATE = 0x2, 0x100
 
 
 class Changes:
-    """``fd`` is readable after a change of what is watched; -1 where the system has none to give."""
+    """``fd`` is readable after a change of a watched file; -1 where inotify is not available."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -21,7 +21,7 @@ class Changes:
         self._watched: dict[str, dict[Path, int]] = {}
 
     def watch(self, job: str, folder: Path, files: Iterable[Path]) -> bool:
-        """Whether every write to these files of ``folder`` will be told, from now on."""
+        """Watch these files of ``folder``. Returns whether every write to them is reported from now on."""
         if self.fd < 0:
             return False
         watched = self._watched.setdefault(job, {})
@@ -36,12 +36,12 @@ class Changes:
         return number >= 0
 
     def forget(self, job: str) -> None:
-        """The job is no more."""
+        """Remove the watches of a job."""
         for number in self._watched.pop(job, {}).values():
             self._libc.inotify_rm_watch(self.fd, number)
 
     def drain(self) -> None:
-        """Take what was told: that there is something new is all of it."""
+        """Read and discard the events: it is enough to know that something changed."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.fd, 65536):
                 continue

@@ -1,7 +1,7 @@
-"""What the ranks of this node take: looked at every other second, in a thread, and written to each job's own file.
+"""CPU, memory and GPU use of this node's ranks: measured every 2 seconds in a thread, written to a file per job.
 
-The thread asks ``/proc`` and NVML, which may take their time; it touches no file of a job. The agent's loop writes what
-it found: a job that is over meanwhile, its directory removed perhaps, is left alone.
+The thread reads ``/proc`` and NVML, which may be slow, and touches no file of a job. The agent's loop writes the
+results. It skips a job that has ended in the meantime, since the job's directory may be removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .nodejob import NodeJob
 from .replica import publish_private
 
 FIRST_SECONDS = 1.0
-"""After the first rank of an idle node, until it is looked at: most cells that are shorter are not looked at at all."""
+"""The longest delay until the first rank of an idle node is measured. Most shorter cells are never measured."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One rank that is to be looked at, and its GPU (empty: it has none)."""
+    """One rank to measure, and its GPU (empty: it has none)."""
 
     job: str
     rank: int
@@ -41,7 +41,7 @@ Found = dict[Subject, Gauges]
 
 
 class GaugeWatch:
-    """The loop's side: which ranks there are, and what is written. Nothing waits for the thread."""
+    """The side of the agent's loop: it lists the ranks and writes the results. It never waits for the thread."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[list[Subject] | None] = SimpleQueue()
@@ -52,7 +52,7 @@ class GaugeWatch:
         self._boards: dict[str, Board] = {}
 
     def turn(self, jobs: Mapping[str, NodeJob], now: float) -> None:
-        """Write what was found, and ask again when it is time."""
+        """Write new results, and ask the thread again when it is time."""
         with contextlib.suppress(Empty):
             self._write(self._found.get_nowait(), jobs)
             self._looking = False
@@ -69,7 +69,7 @@ class GaugeWatch:
     def close(self) -> None:
         if self._thread is not None:
             self._asked.put(None)
-            self._thread.join(1.0)  # a driver that hangs may hold it for ever: it is a daemon
+            self._thread.join(1.0)  # a GPU driver that hangs may block it forever: it is a daemon
 
     def _ask(self, subjects: list[Subject]) -> None:
         if self._thread is None:
@@ -82,7 +82,7 @@ class GaugeWatch:
         look = Look()
         while (subjects := self._asked.get()) is not None:
             found: Found = {}
-            with contextlib.suppress(Exception):  # this thread's edge: what cannot be looked at is not told
+            with contextlib.suppress(Exception):  # top level of this thread: failed measurements are dropped
                 found = look.at(subjects, time.monotonic())
             self._found.put(found)
         look.close()
@@ -104,7 +104,7 @@ class GaugeWatch:
 
 
 class Board:
-    """One job's file: the latest of each rank, and the highest that was seen."""
+    """One job's file: the latest values of each rank, and the highest so far."""
 
     def __init__(self, paths: JobPaths, node: str) -> None:
         self._path = paths.node(node).gauges
@@ -112,12 +112,12 @@ class Board:
         self.gpus: dict[int, str] = {}
         with contextlib.suppress(OSError, ValueError):
             self.gpus = Plan.from_json(codec.loads(paths.plan.read_bytes())).gpu_of_rank()
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # another agent's, which is gone
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # from an earlier agent
             written = codec.loads(self._path.read_bytes())
             self._latest = {int(rank): Gauges.from_json(value) for rank, value in written.items()}
 
     def write(self, found: Mapping[int, Gauges]) -> None:
-        """A full disk keeps what was written last."""
+        """Replace the file if a value changed. When the disk is full, the old file remains."""
         latest = self._latest | {rank: gauges.after(self._latest.get(rank)) for rank, gauges in found.items()}
         if latest == self._latest:
             return
@@ -128,16 +128,16 @@ class Board:
 
 
 class Look:
-    """The thread's side: ``/proc``, and NVML while a rank has a GPU."""
+    """The side of the thread: reads ``/proc``, and NVML while a rank has a GPU."""
 
     def __init__(self) -> None:
         self._loads = Loads()
         self._nvml: Nvml | None = None
         self._alone: set[ProcessId] = set()
-        """Ranks that NVML has told apart once: they hold what it says of them, or nothing."""
+        """Ranks whose processes NVML has listed once: from then on NVML's memory per process is used for them."""
 
     def at(self, subjects: list[Subject], now: float) -> Found:
-        """What each rank that is alive takes."""
+        """The values of each rank that is alive."""
         loads = self._loads.look([subject.process for subject in subjects], now)
         self._alone &= loads.keys()
         cards = self._cards({subject.gpu for subject in subjects if subject.gpu})
@@ -160,7 +160,7 @@ class Look:
         return {gpu: card for gpu in gpus if (card := Card.of(self._nvml, gpu))}
 
     def _with(self, card: Card, gauges: Gauges, process: ProcessId, load: Load) -> Gauges:
-        """From inside a container NVML's process numbers may be the host's: then all that is in use is told."""
+        """Add the GPU's values. In a container NVML may report the host's pids: then all memory in use is reported."""
         own = [held for pid, held in card.processes.items() if pid in load.pids and held is not None]
         if own:
             self._alone.add(process)
@@ -178,7 +178,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU (or MIG instance) as NVML tells it now; sizes in bytes."""
+    """What NVML reports about one GPU (or MIG instance) now; sizes in bytes."""
 
     use: int | None
     used: int
@@ -187,7 +187,7 @@ class Card:
 
     @staticmethod
     def of(nvml: Nvml, uuid: str) -> Card | None:
-        """None for one that is not there, or has fallen off its bus."""
+        """None when the GPU is not there, or has fallen off the bus."""
         device = nvml.find(uuid)
         memory = nvml.memory(device) if device is not None else None
         if device is None or memory is None:

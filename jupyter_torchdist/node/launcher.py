@@ -1,7 +1,7 @@
-"""One node's ranks of one job, through torchrun's own engine.
+"""Starts one node's ranks of one job through torchrun's own engine.
 
 Warm: a fork of the zygote calls ``launch_agent`` with ``start_method="fork"``. Fresh: a new interpreter calls
-``torch.distributed.run``'s ``run``, whose ranks are new interpreters too. Both use our rendezvous handler.
+``torch.distributed.run.run``, whose ranks are new interpreters too. Both use our rendezvous handler.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 MONITOR_INTERVAL = 0.01
-"""Seconds between two looks of the elastic agent at its ranks (its default, 0.1, is most of a warm launch)."""
+"""Seconds between two polls of the ranks by the elastic agent (its default, 0.1, is most of a warm launch's time)."""
 
 LONGEST_SLEEP = 1.0
-"""Seconds for which it sleeps while its forked ranks live; the end of one wakes it."""
+"""Longest sleep of the elastic agent in seconds while its forked ranks are alive. The exit of a rank wakes it."""
 
 
 def main(assignment: Assignment) -> int:
-    """Run the ranks to their end; the exit code of the launcher. Never raises."""
+    """Run the ranks until all have exited. Returns the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
     events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
     watch = RankWatch(events, assignment.plan.grace)
@@ -49,9 +49,9 @@ def main(assignment: Assignment) -> int:
     try:
         import torch
 
-        releases.check(torch.__version__)  # older ones fail here in words that say nothing of that
+        releases.check(torch.__version__)  # older versions would fail here with an unclear message
         (_run_fresh if assignment.fresh else _run_forked)(assignment, events, watch)
-    except BaseException as failure:  # noqa: BLE001  # this process's edge
+    except BaseException as failure:  # noqa: BLE001  # top level of this process
         watch.note_failures(failure)
         if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
             error = "".join(traceback.format_exception(failure))
@@ -61,7 +61,7 @@ def main(assignment: Assignment) -> int:
 
 
 class RankWatch:
-    """Writes down how each rank's process ended. The engine itself tells only of the first failure."""
+    """Records how each rank's process ended. The engine itself reports only the first failure."""
 
     def __init__(self, events: EventFile, grace: float) -> None:
         """``grace``: seconds from the engine's SIGTERM to its SIGKILL."""
@@ -70,30 +70,30 @@ class RankWatch:
         self._living: dict[int, int] = {}
         """Pidfd of each forked rank that was not reaped."""
         self._returns: list[Connection] = []
-        """Where each tells the engine that it has returned; the engine reads it, and lets go all once it has all."""
+        """Pipes on which ranks tell the engine that they returned. Ranks exit after the engine has read all of them."""
         self._closing = False
-        """Whether the engine ends what lives: from here on SIGTERM is its own."""
+        """Whether the engine is ending the living ranks: from then on a SIGTERM comes from the engine."""
         self._kills_at = math.inf
-        """When it begins to end by SIGKILL what SIGTERM has not ended."""
+        """When the engine starts to send SIGKILL to ranks that SIGTERM has not ended."""
         self._signalled: set[tuple[int, int]] = set()
-        """Pid and signal of ranks that it ends before, because another one has failed."""
+        """(pid, signal) of ranks that multiprocessing signalled before that, because another rank had failed."""
 
     def note(self, pid: int, code: int) -> None:
-        """Once for each process, when it is reaped.
+        """Record the exit of a process when it is reaped. Called once per process.
 
-        A rank that somebody else kills breaks its peers' connections: one of them may have failed, and the engine may
-        have sent its signal to all others, before the kernel is done with that rank.
+        When somebody else kills a rank, its peers lose their connections and may fail. The engine may then have
+        signalled all other ranks before the kernel has finished the exit of the killed rank.
         """
         closed = self._closing if code == -signal.SIGTERM else time.monotonic() >= self._kills_at
         sent = (pid, -code) in self._signalled
         self._note(pid, code, code in (-signal.SIGTERM, -signal.SIGKILL) and (closed or sent))
 
     def close_within(self, seconds: float) -> None:
-        """From now on the engine ends what lives: by SIGTERM, and after ``seconds`` by SIGKILL."""
+        """From now on the engine ends the living ranks: by SIGTERM, and after ``seconds`` by SIGKILL."""
         self._closing, self._kills_at = True, min(self._kills_at, time.monotonic() + seconds)
 
     def note_failures(self, error: BaseException) -> None:
-        """The exit codes in torch's ``ChildFailedError``; of which of them it killed itself it says nothing."""
+        """Record the exit codes in torch's ``ChildFailedError``. It does not tell which ranks torch killed itself."""
         for failure in getattr(error, "failures", {}).values():
             self._note(failure.pid, failure.exitcode, None)
 
@@ -104,14 +104,14 @@ class RankWatch:
             self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code), stopped=stopped)
 
     def sleep(self, seconds: float) -> None:
-        """As ``time.sleep``, but that a rank's end or return ends it: ranks need every cycle that polling costs."""
+        """``time.sleep`` that ends early when a rank exits or returns, since polling would take CPU time from ranks."""
         if self._living:
             wait([*self._living.values(), *self._returns], LONGEST_SLEEP)
         else:
             time.sleep(seconds)
 
     def context_class(self, started: Callable[[], None]) -> type[MultiprocessContext]:
-        """The engine's processes, with a way to see that one of them has returned; ``started`` when all exist."""
+        """The engine's class of rank processes, extended to watch for returns. Calls ``started`` when all exist."""
         from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
         watch = self
@@ -127,7 +127,7 @@ class RankWatch:
                 started()
 
             def _is_done(self) -> bool:
-                """A rank that left with code 0 (``os._exit(0)``) has returned nothing, and none is to wait for it."""
+                """A rank that exited with code 0 (``os._exit(0)``) returns nothing: the others must not wait for it."""
                 assert self._pc is not None
                 for number, process in enumerate(self._pc.processes):
                     if process.exitcode == 0:
@@ -135,22 +135,22 @@ class RankWatch:
                 return len(self._return_values) == self.nprocs
 
             def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-                """Who has ended before was not ended by the engine, however late that is seen here.
+                """Reap ranks that have exited already first: the engine did not end those.
 
-                The engine's own ``timeout`` can be chosen from torch 2.12 on.
+                Our own timeout is used, because the engine's ``timeout`` can be set only from torch 2.12 on.
                 """
                 for process in self._pc.processes if self._pc else ():
                     process.is_alive()
                 watch.close_within(watch._grace)
-                self._worker_finished_event.set()  # nobody looks any more whether all have returned
+                self._worker_finished_event.set()  # the engine stops waiting for returns here
                 super()._close(death_sig, watch._grace)
 
         return Ranks
 
     def process_class(self) -> type[Popen]:
-        """multiprocessing's forked child, which tells ``note`` when it is reaped.
+        """multiprocessing's class of a forked child, extended to call ``note`` when the child is reaped.
 
-        multiprocessing's own sentinel is a pipe, which children that the rank forks keep open when it has ended.
+        multiprocessing's own sentinel is a pipe. Children of a rank keep it open after the rank's exit.
         """
         watch = self
 
@@ -168,7 +168,7 @@ class RankWatch:
                 return code
 
             def _send_signal(self, sig: int) -> None:
-                """The engine asks before whether it lives."""
+                """The engine calls this only for a process that is alive."""
                 watch._signalled.add((self.pid, sig))
                 super()._send_signal(sig)  # type: ignore[misc]
 
@@ -176,9 +176,9 @@ class RankWatch:
 
 
 class _AllReturned:
-    """The event that ranks which have returned wait for.
+    """The event that ranks wait for after they have returned.
 
-    Setting multiprocessing's own waits until every sleeper is awake: for ever, where one of them was killed.
+    ``set`` of multiprocessing's own event waits until every sleeper is awake: forever, if a sleeper was killed.
     """
 
     def __init__(self) -> None:
@@ -188,11 +188,11 @@ class _AllReturned:
         os.write(self._write, b".")
 
     def wait(self) -> None:
-        wait([self._read])  # nobody takes the byte: it is there for all
+        wait([self._read])  # nobody reads the byte, so it wakes all ranks
 
 
 class _Clock:
-    """The module ``time`` for the engine's loop, which sleeps between two looks at its ranks."""
+    """Replaces the module ``time`` in the engine's loop, which sleeps between two polls of its ranks."""
 
     def __init__(self, watch: RankWatch) -> None:
         self.sleep = watch.sleep
@@ -234,7 +234,7 @@ def _run_forked(assignment: Assignment, events: EventFile, watch: RankWatch) -> 
 
 
 def launch_config(plan: Plan, node: NodePlan, run_id: str) -> LaunchConfig:
-    """What torchrun's engine is told of the ranks of ``node``; what this version of torch does not know is left out."""
+    """torchrun's configuration for the ranks of ``node``, without fields that this version of torch does not have."""
     from torch.distributed.launcher import api
 
     from . import rendezvous
@@ -262,7 +262,7 @@ _torch_formatters: list[tuple[logging.Handler, logging.Formatter | None]] = []
 
 
 def _log_plainly() -> None:
-    """torch's own formatter imports ``torch._dynamo`` at the first warning: seconds, in the middle of a failure."""
+    """torch's own formatter imports ``torch._dynamo`` at the first warning: that takes seconds during a failure."""
     plain = logging.Formatter("%(levelname).1s %(asctime)s %(name)s] %(message)s")
     for name in ("torch", "torch.distributed"):
         for handler in logging.getLogger(name).handlers:
@@ -271,7 +271,7 @@ def _log_plainly() -> None:
 
 
 def _log_as_torch() -> None:
-    """In a rank the user sees torch's messages as ever."""
+    """In a rank the user sees torch's messages in torch's own format."""
     for handler, formatter in _torch_formatters:
         handler.setFormatter(formatter)
 
@@ -285,9 +285,9 @@ def _numa_options(mode: str | None) -> Any:
 
 
 def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
-    """First function of a forked rank: drop what belongs to the launcher, then be a worker.
+    """First function of a forked rank: close what belongs to the launcher, then run the worker.
 
-    One that has returned stays until all have: a peer may be connecting to it just then.
+    A rank that has returned stays alive until all have returned: a peer may still be connecting to it.
     """
     handler.step_in()
     _log_as_torch()
@@ -301,7 +301,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
 
     from . import rendezvous
 
-    # New interpreters do not inherit this one's sys.path, which is the notebook's.
+    # New interpreters do not inherit sys.path, which comes from the notebook.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
@@ -311,7 +311,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
 
 
 def torchrun_words(plan: Plan, node: NodePlan, run_id: str) -> list[str]:
-    """The same as ``launch_config``, as options of torchrun."""
+    """The same settings as ``launch_config``, as command-line options of torchrun."""
     from . import rendezvous
 
     return [
@@ -330,7 +330,7 @@ def torchrun_words(plan: Plan, node: NodePlan, run_id: str) -> list[str]:
 
 
 def start(assignment: Assignment) -> None:
-    """Become the launcher of a job: the rest of this process's life. Never returns."""
+    """Turn this process into the launcher of a job. Never returns."""
     code = 1
     try:
         os.setsid()
@@ -343,7 +343,7 @@ def start(assignment: Assignment) -> None:
         os.close(null)
         world.enter(assignment)
         code = main(assignment)
-    except BaseException:  # noqa: BLE001  # this process's edge
+    except BaseException:  # noqa: BLE001  # top level of this process
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""What ranks take of the processor and of memory, with their children: read from ``/proc``, for next to nothing.
+"""CPU time and memory of ranks and their children, read from ``/proc`` at a low cost.
 
-What is dear is done seldom: finding children takes a look at every process of the machine, and what a child has of its
-own a walk through its page tables. Each of the two gets ``SHARE`` of a core, however large machine and job are.
+Two steps are expensive: finding children reads the state of every process of the machine, and the private memory of a
+child needs a walk through its page tables. Each step may use ``SHARE`` of a core, however large machine and job are.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from ..protocol.process import ProcessId, stat_fields
 
 SHARE = 0.002
-"""Of one core."""
+"""Share of one core."""
 
 LOOK_SECONDS = 2.0
-"""About how long it is from one look to the next."""
+"""Approximate time from one measurement to the next."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -28,7 +28,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Load:
-    """One rank's. ``cpu`` is in per cent of a core since the last look, None at the first; ``memory`` in bytes."""
+    """Load of one rank. ``cpu``: per cent of a core since the last look, None at the first. ``memory``: bytes."""
 
     cpu: float | None
     memory: int
@@ -37,7 +37,7 @@ class Load:
 
 
 class Loads:
-    """Looks at ranks again and again. Keeps what the last look counted."""
+    """Measures the load of ranks repeatedly. Keeps the counters of the last measurement."""
 
     def __init__(self) -> None:
         self._ticks: dict[Key, int] = {}
@@ -45,10 +45,10 @@ class Loads:
         self._search, self._walks = Seldom(), Seldom()
         self._owners: dict[Key, Key] = {}
         self._own: dict[Key, tuple[float, int]] = {}
-        """What a child has of its own in bytes, and when that was asked."""
+        """Per child: when its private memory was measured, and the result in bytes."""
 
     def look(self, ranks: Collection[ProcessId], now: float) -> dict[ProcessId, Load]:
-        """The load of each rank that is alive; ``now`` is in seconds, on any clock that does not go back."""
+        """The load of each rank that is alive. ``now``: seconds on a monotonic clock."""
         leaders = {_key(rank) for rank in ranks}
         owners = self._owners_of(leaders, now)
         before, self._ticks = self._ticks, {key: ticks for key in owners if (ticks := _ticks(key)) is not None}
@@ -61,9 +61,9 @@ class Loads:
         return {rank: self._load(_key(rank), families[_key(rank)], before, passed) for rank in alive}
 
     def _load(self, leader: Key, family: list[Key], before: dict[Key, int], passed: float) -> Load:
-        """A process counts from its second look on: a child that was found late may have run for long before.
+        """A process counts from its second measurement on: a child may have run for long before it was found.
 
-        What a child does between the last look and its end is not counted.
+        CPU time of a child between the last measurement and its exit is not counted.
         """
         ticks = sum(self._ticks[key] - before[key] for key in family if key in before)
         cpu = 100 * ticks / _TICKS / passed if leader in before and passed > 0 else None
@@ -71,7 +71,7 @@ class Loads:
         return Load(cpu, memory, frozenset(pid for pid, _ in family))
 
     def _owners_of(self, leaders: set[Key], now: float) -> dict[Key, Key]:
-        """The leader of each process known to be of one of these ranks."""
+        """For each process known to belong to one of these ranks, its leader (the rank)."""
         if self._search.due(now):
             with self._search.spending(now):
                 self._owners = _owners(leaders)
@@ -79,7 +79,7 @@ class Loads:
         return {**kept, **{leader: leader for leader in leaders}}
 
     def _ask_children(self, children: list[Key], now: float) -> None:
-        """What some of them have of their own, those first that were not asked for longest."""
+        """Measure the private memory of some children, beginning with the oldest measurements."""
         self._own = {key: self._own[key] for key in children if key in self._own}
         if not children or not self._walks.due(now):
             return
@@ -92,7 +92,7 @@ class Loads:
 
 
 class Seldom:
-    """When something dear may be done again: it gets ``SHARE`` of a core."""
+    """Decides when an expensive step may run again, so that it uses at most ``SHARE`` of a core."""
 
     def __init__(self) -> None:
         self._again = float("-inf")
@@ -112,7 +112,7 @@ def _key(rank: ProcessId) -> Key:
 
 
 def _owners(leaders: set[Key]) -> dict[Key, Key]:
-    """The leader of each process of this machine that is in a leader's session, or descends from one that is."""
+    """The leader of each process that is in a leader's session, or descends from a process in it."""
     found: dict[int, tuple[int, int, int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -125,7 +125,7 @@ def _owners(leaders: set[Key]) -> dict[Key, Key]:
 
 
 def _leader(pid: int, found: dict[int, tuple[int, int, int]], leaders: dict[int, Key]) -> Key | None:
-    for _ in range(len(found)):  # what changes while it is read could be a ring
+    for _ in range(len(found)):  # bounded: entries read at different times could form a cycle
         if pid in leaders or pid not in found:
             return leaders.get(pid)
         parent, session, _ = found[pid]
@@ -136,7 +136,7 @@ def _leader(pid: int, found: dict[int, tuple[int, int, int]], leaders: dict[int,
 
 
 def _ticks(key: Key) -> int | None:
-    """How long a process has computed, in clock ticks; None when it is gone or a zombie."""
+    """CPU time of a process in clock ticks; None when it is gone or a zombie."""
     try:
         fields = stat_fields(key[0])
         return int(fields[11]) + int(fields[12]) if fields[0] not in "ZX" and int(fields[19]) == key[1] else None
@@ -147,9 +147,9 @@ def _ticks(key: Key) -> int | None:
 def _memory(pid: int) -> int:
     """Bytes of a rank: its anonymous pages and its shared memory, which the kernel has counted already.
 
-    Not the resident size, in which the libraries that all ranks map are counted once for each; and not the proportional
-    one (Pss), for which the kernel walks through all page tables, and keeps the rank from mapping memory meanwhile.
-    What a rank has of its warm process and never wrote to is among it, as it would be in a process of its own.
+    Not the resident size (RSS): that counts libraries, which all ranks map, once per rank. Not the proportional size
+    (Pss): for it the kernel walks through all page tables, and the rank cannot map memory meanwhile.
+    Pages that a rank shares with its zygote and never wrote to are included, as they would be in an unforked process.
     """
     return sum(_lines(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:")))
 
@@ -157,14 +157,14 @@ def _memory(pid: int) -> int:
 def _private(pid: int) -> int:
     """Bytes of a child that no other process maps.
 
-    A forked DataLoader worker has its rank's whole data set among its anonymous pages, and batches on their way are
-    mapped by both: the sum would count them with each worker. What only the child has is known from its page tables.
+    The anonymous pages of a forked DataLoader worker include its rank's whole data set, and batches in transit are
+    mapped by both. A plain sum would count them per worker. Only the page tables tell which pages are private.
     """
     return sum(_lines(f"/proc/{pid}/smaps_rollup", (b"Private_Dirty:",)))
 
 
 def _lines(path: str, names: tuple[bytes, ...]) -> Iterator[int]:
-    """Bytes that stand in lines of these names; none when the process is gone."""
+    """The values in bytes of the lines with these names; nothing when the process is gone."""
     try:
         with open(path, "rb") as file:
             lines = file.readlines()

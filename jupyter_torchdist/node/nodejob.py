@@ -1,4 +1,4 @@
-"""One job on this node: its launcher, its ranks, and the certainty that nothing of it is left at the end."""
+"""One job on this node: its launcher and its ranks. Makes sure that no process of it is left at the end."""
 
 from __future__ import annotations
 
@@ -19,47 +19,47 @@ from .out_of_memory import OutOfMemory
 from .tail import EventTail
 
 STALL_SECONDS = 10.0
-"""Ranks before their first user line that do not compute for so long, and three times so long after anything has come
-of them, hang."""
+"""Ranks that have not reached their first user line are hanging when they use no CPU for this time, and the last event
+of any of them is three times as long ago."""
 
 IDLE = 0.01
-"""Of a processor's time: what the threads of a rank that waits take is a third of it."""
+"""Share of one core below which a rank counts as idle. The threads of a waiting rank use a third of this."""
 
 ENGINE_KILL_SECONDS = 1.0
-"""The engine sends SIGTERM to the others when a rank fails; a SIGKILL sooner than this is not the engine's."""
+"""When a rank fails, the engine sends SIGTERM to the others. A SIGKILL sooner than this is not from the engine."""
 
 ANSWER_SECONDS = 2.0
-"""A zygote that has not said by then whether it forked is itself stopped."""
+"""How long the end of a job waits for a zygote that has not answered a fork request."""
 
 LOOK_SECONDS = 0.02
-"""Between two looks through ``/proc`` for what is left of a job."""
+"""Seconds between two scans of ``/proc`` for the remaining processes of a job."""
 
 UNKILLABLE_SECONDS = 30.0
-"""What SIGKILL has not ended after so long waits in the kernel for a device or a file server."""
+"""A process that SIGKILL has not ended after this time waits in the kernel for a device or a file server."""
 
 
 @dataclass
 class NodeJob:
-    """States: starting (no launcher yet), running, ending (told to, or the launcher is gone), ended."""
+    """States: starting (no launcher yet), running, ending (on request, or the launcher is gone), ended."""
 
     paths: JobPaths
     node: str
     ranks: tuple[int, ...]
     attempt: int = 1
     adopt: bool = False
-    """Take up what earlier processes left, instead of beginning where their files end."""
+    """Read the existing event files from their beginning, not only what is appended from now on."""
     state: str = "starting"
     launcher: ProcessId | None = None
     expected: bool = False
-    """A zygote was asked for the launcher and has not answered: one may come to be at any moment."""
+    """A zygote was asked to fork the launcher and has not answered: the launcher may appear at any moment."""
     processes: dict[int, ProcessId] = field(default_factory=dict)
     codes: dict[int, int] = field(default_factory=dict)
-    """Exit code by rank, once the launcher told it."""
+    """Exit code by rank, once the launcher has reported it."""
     told: set[int] = field(default_factory=set)
-    """Ranks whose exit was written down."""
+    """Ranks whose exit was recorded."""
     ready: set[int] = field(default_factory=set)
     spoke: set[int] = field(default_factory=set)
-    """Ranks that said themselves how they ended."""
+    """Ranks that reported themselves how their code ended."""
     failed: bool = False
     kill_at: float = 0.0
 
@@ -77,7 +77,7 @@ class NodeJob:
         self._memory = OutOfMemory()
         self._endings = Endings(self.files, lambda text: self.events.write("job.note", text=text))
         self._last_change = time.monotonic()
-        self._looked = (0, self._last_change)  # processor time of ranks that have not begun, and when
+        self._looked = (0, self._last_change)  # CPU time of ranks that are not ready, and when it was read
         self._error = ""
         self._now = self._last_change
         self._failed_at = 0.0
@@ -85,7 +85,7 @@ class NodeJob:
         self._terminated: set[ProcessId] = set()
 
     def event_files(self) -> list[Path]:
-        """What launcher and ranks write for their agent."""
+        """The files in which launcher and ranks write events for the agent."""
         return [tail.path for tail in (self._launcher_tail, *self._rank_tails.values())]
 
     def _tail(self, path: Path, source: Source) -> EventTail:
@@ -94,9 +94,9 @@ class NodeJob:
     # -- looking
 
     def poll(self, now: float, strays: Callable[[], Sequence[ProcessId]] = tuple) -> bool:
-        """Take in what launcher and ranks wrote, and go on with an end. Whether anything changed.
+        """Read new events of launcher and ranks, and continue ending the job. Returns whether anything changed.
 
-        ``strays`` finds processes that nothing but their parent shows to be of this job: they end with it.
+        ``strays`` finds processes that belong to this job only by their parent: they end with the job.
         """
         if self.state == "ended":
             return False
@@ -165,7 +165,7 @@ class NodeJob:
             self._failed_at = self._now
 
     def _match_codes(self) -> None:
-        """Write down how ranks ended, as soon as both the code and whose it is are known."""
+        """Record how ranks ended, as soon as both the exit code and the pid's rank are known."""
         for pid, (code, by_engine) in list(self._unmatched.items()):
             rank = self._pids.get(pid)
             if rank is not None:
@@ -178,7 +178,7 @@ class NodeJob:
         self.told.add(rank)
         self.codes[rank] = code
         self._endings.over(rank)
-        self._read_rank(rank)  # what it said before its exit
+        self._read_rank(rank)  # events from before its exit
         stopped = self._was_stopped(code, by_engine)
         why = "was stopped" if stopped else exit_in_words(code)
         if code == -signal.SIGKILL and not stopped:
@@ -191,10 +191,10 @@ class NodeJob:
         self.events.write("rank.exited", rank=rank, code=code, why=why, state=state)
 
     def _was_stopped(self, code: int, by_engine: bool | None) -> bool:
-        """Whether a rank ended so because of another one, or because the job was to end.
+        """Whether a rank ended because of another rank, or because the job was to end.
 
-        A rank that is killed breaks its peers' connections, and they may report that before it is reaped. Where the
-        engine does not say whom it killed, time must tell.
+        When a rank is killed, its peers lose their connections. They may report this before the killed rank is reaped.
+        Where the engine does not tell which ranks it killed, the time since the first failure decides.
         """
         if self.state == "ending":
             return code in (-signal.SIGTERM, -signal.SIGKILL)
@@ -205,7 +205,7 @@ class NodeJob:
         return code == -signal.SIGTERM and self.failed
 
     def stalled(self, now: float) -> list[int]:
-        """Ranks that hang before their first user line: no word, and no processor time, of any that has not begun."""
+        """Ranks that hang before their first user line: no rank that is not ready sends events or uses CPU time."""
         left = [rank for rank in self.ranks if rank not in self.ready]
         before, since = self._looked
         if self.state != "running" or not left or now - since < STALL_SECONDS:
@@ -226,7 +226,7 @@ class NodeJob:
     # -- acting
 
     def signal(self, number: int) -> None:
-        """To every rank that has begun; the launcher is not a rank."""
+        """Send a signal to every rank that has started, not to the launcher."""
         for process in self.processes.values():
             process.signal(number)
 
@@ -234,7 +234,7 @@ class NodeJob:
         self.signal(signal.SIGUSR1)
 
     def end(self, grace: float, now: float) -> None:
-        """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. May be called again, sooner."""
+        """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. A later call may shorten that."""
         if self.state == "ended":
             return
         if self.state != "ending":
@@ -276,7 +276,7 @@ class NodeJob:
         for rank in self.ranks:
             if rank not in self.told and rank in self.processes:
                 self.told.add(rank)
-                # Nobody saw its exit code: its launcher is gone. What the rank said of itself stands before this.
+                # The launcher is gone, so the exit code is unknown. An outcome that the rank reported has priority.
                 self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
 
     def close(self, *, remove: bool = False) -> None:

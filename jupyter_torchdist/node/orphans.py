@@ -1,4 +1,4 @@
-"""Jobs whose driver is gone. Those on the driver's own disk get a new driver."""
+"""Jobs whose driver is gone. If the job is on the driver's own disk, a new driver is started."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from ..protocol.paths import JobPaths
 
 ORPHAN_SECONDS = 0.5
-"""A job on the driver's own disk whose driver is gone gets a new one after so long."""
+"""A job on the driver's own disk gets a new driver after this time without one."""
 
 LEASH_SECONDS = 600.0
-"""A job whose driver is on another machine goes on so long without it."""
+"""A job whose driver is on another machine runs on for this time without it."""
 
 RETRY_SECONDS = 2.0
 DRIVER_TRIES = 5
-"""A job whose new drivers all fail (its files are damaged) is ended."""
+"""A job is ended after so many new drivers have failed (its files are damaged)."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _Orphan:
 
 
 class Orphans:
-    """Jobs without a connection to a driver, and the drivers that were started for them. ``log`` takes their words."""
+    """Jobs without a connection to a driver, and the new drivers for them. ``log`` receives the drivers' output."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -38,7 +38,7 @@ class Orphans:
 
     @property
     def pids(self) -> set[int]:
-        """Drivers whose ``Popen`` will reap them."""
+        """Pids of drivers that their ``Popen`` will reap."""
         waited = [orphan.process for orphan in self._orphans.values() if orphan.process]
         return {process.pid for process in [*waited, *self._arriving]}
 
@@ -50,13 +50,13 @@ class Orphans:
                 orphan.process = None
 
     def claimed(self, job: str) -> None:
-        """The job has a driver, or is no more."""
+        """The job has a driver again, or was removed."""
         orphan = self._orphans.pop(job, None)
         if orphan is not None and orphan.process is not None:
             self._arriving.append(orphan.process)
 
     def hopeless(self, paths: JobPaths, shared: bool, now: float) -> bool:
-        """Whether nobody will ever take the job; otherwise a driver is started for it where one is due."""
+        """Whether no driver will ever take the job. If not, starts a driver when it is time."""
         orphan = self._orphans.setdefault(paths.job, _Orphan(now))
         if not shared:
             return now - orphan.since > LEASH_SECONDS

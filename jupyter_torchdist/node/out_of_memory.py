@@ -1,4 +1,4 @@
-"""Whether the out-of-memory killer took a process: cgroup counters, and the kernel's log where it is readable."""
+"""Whether the out-of-memory killer ended a process: cgroup counters, and the kernel's log where it is readable."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LOG_LINES = 4000
 
 
 class OutOfMemory:
-    """Counters at the start of a job; ``words`` compares them later."""
+    """Keeps the counters at the start of a job; ``words`` compares them later."""
 
     def __init__(self) -> None:
         self._before = _kills()
         self._since = time.monotonic()
 
     def words(self, pid: int) -> str:
-        """``; …`` to follow ``was killed (SIGKILL)``, empty where nothing points to memory."""
+        """Text that follows ``was killed (SIGKILL)``, as ``; …``. Empty when there is no sign of a memory limit."""
         if pid and _in_kernel_log(pid, self._since):
             return "; the kernel's log shows the out-of-memory killer"
         if _kills() > self._before:
@@ -30,7 +30,7 @@ class OutOfMemory:
 
 
 def _kills() -> int:
-    """Processes the kernel killed for memory in this cgroup, so far (cgroup v2, then v1)."""
+    """Number of out-of-memory kills in this cgroup so far (cgroup v2, then v1)."""
     for path, pattern in _counters():
         try:
             match = re.search(pattern, path.read_text())
@@ -58,7 +58,7 @@ def _counters() -> list[tuple[Path, str]]:
 
 
 def _in_kernel_log(pid: int, since: float) -> bool:
-    """``since``: seconds on the monotonic clock, before which the number was another process's."""
+    """``since``: seconds on the monotonic clock. Before this time the pid belonged to another process."""
     try:
         fd = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

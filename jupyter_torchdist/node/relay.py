@@ -1,6 +1,6 @@
-"""Joins standard input and output to this node's agent, starting it where there is none.
+"""Connects standard input and output to this node's agent. Starts the agent if none runs.
 
-This is what the driver runs at the other end of an SSH connection: the channel's bytes pass unread.
+The driver runs this at the other end of an SSH connection. The relay copies bytes without decoding them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..protocol.connect import connect_agent
 
 
 def main() -> None:
-    """Copy both ways until either side ends."""
+    """Copy in both directions until one side closes."""
     agent = connect_agent(sys.executable).detach()
     routes = {0: agent, agent: 1}
     with selectors.DefaultSelector() as selector:

@@ -1,8 +1,8 @@
-"""A static rendezvous whose store listens on the one address the plan chose, never on all.
+"""A static rendezvous whose store listens only on the address that the plan chose, never on all addresses.
 
-Registered with torch elastic as the backend ``torchdist``. The first node binds a port of the system's choice
-(or of the user's, ``--master-port``) and hands the descriptor to ``TCPStore`` (``master_listen_fd``); the other nodes
-are told where it is.
+Registered with torch elastic as the backend ``torchdist``. The first node binds a free port, or the port of
+``--master-port``, and passes the descriptor to ``TCPStore`` (``master_listen_fd``). The other nodes receive address
+and port.
 """
 
 from __future__ import annotations
@@ -29,19 +29,18 @@ BACKEND = "torchdist"
 TIMEOUT = timedelta(minutes=10)
 
 _FORKED = "torchdist-forked"
-"""Key of the store: the ranks of the node on which it listens exist."""
+"""Key of the store. It is set once all ranks exist on the node where the store listens."""
 
 
 class StaticRendezvous(RendezvousHandler):
-    """``endpoint`` is the first node's (address, port). It is None on the first node, which listens at ``own``.
+    """``endpoint`` is the (address, port) of the first node. It is None on the first node, which listens at ``own``.
 
-    Port 0 of ``own`` stands for a port that is free.
+    Port 0 of ``own`` stands for a free port. ``announce(address, port)`` is called once the store listens.
 
-    ``announce(address, port)`` is called once the store listens.
-
-    The store has a thread in the first node's launcher, which asks the C library for the name of whoever connects, and
-    holds a lock of it meanwhile. A rank that was forked just then has that lock for good, and hangs at its own first
-    question. So ranks connect when all of them exist (``step_in``, ``wait_for_all``, ``all_forked``).
+    The store has a thread in the first node's launcher. The thread asks the C library for the host name of each peer
+    that connects, and the C library holds a lock meanwhile. A rank forked at that moment inherits the locked lock and
+    hangs at its own first look-up. So ranks connect only when all of them exist (``step_in``, ``wait_for_all``,
+    ``all_forked``).
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class StaticRendezvous(RendezvousHandler):
         self._announce = announce
         self._store: Store | None = None
         self.listen_fd = -1
-        """Forked ranks inherit the store's listening socket and close it."""
+        """Descriptor of the store's listening socket. Forked ranks inherit it and close it."""
         self._is_first = endpoint is None
         self._gate = os.pipe()
 
@@ -80,19 +79,19 @@ class StaticRendezvous(RendezvousHandler):
         return RendezvousInfo(store, self._node_rank, self._nodes, RendezvousStoreInfo(*self._endpoint))
 
     def step_in(self) -> None:
-        """This process is a forked rank."""
+        """Called first in a forked rank: close the descriptors that belong to the launcher."""
         os.close(self._gate[1])
         if self.listen_fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self.listen_fd)
 
     def wait_for_all(self) -> None:
-        """A forked rank may connect to the store from here on."""
+        """Wait until a forked rank may connect to the store."""
         os.read(self._gate[0], 1)
         os.close(self._gate[0])
 
     def all_forked(self) -> None:
-        """The ranks of this node exist. Returns when those of the first node do."""
+        """Call when the ranks of this node exist. Waits for the ranks of the first node, then lets ours connect."""
         assert self._store is not None
         if self._is_first:
             self._store.set(_FORKED, "")
@@ -107,7 +106,7 @@ class StaticRendezvous(RendezvousHandler):
             listener.bind((self._address, self._port))
             listener.listen(1024)
             port = int(listener.getsockname()[1])
-            # The store closes the descriptor it is given, so it gets one of its own.
+            # The store closes its descriptor, so it gets a duplicate.
             self.listen_fd = os.dup(listener.fileno())
         store = TCPStore(
             self._address,
@@ -143,16 +142,16 @@ class StaticRendezvous(RendezvousHandler):
 
 
 def register(make: Callable[[RendezvousParameters], RendezvousHandler]) -> None:
-    """Make ``make`` the factory of the backend ``torchdist`` in this process; a second call replaces the first."""
+    """Register ``make`` as the factory of the backend ``torchdist`` in this process. A second call replaces it."""
     registry: Any = rendezvous_handler_registry
     registry._registry.pop(BACKEND, None)
     registry.register(BACKEND, make)
 
 
 class NoLogs(LogsSpecs):
-    """Ranks open their own files (appending, by descriptor): torch neither redirects nor tails.
+    """Ranks open their own log files: torch neither redirects nor tails output.
 
-    torch's default tails even ``/dev/null`` with threads that take 0.1 s to end, and that run before the fork.
+    By default torch tails even ``/dev/null``, with threads that take 0.1 s to end and that already run at the fork.
     """
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:

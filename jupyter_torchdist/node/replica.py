@@ -1,4 +1,4 @@
-"""The job's files and blobs on a node without the driver's disk, as they come over the channel."""
+"""The job's files and blobs on a node without the driver's disk, received over the channel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..protocol.paths import JobPaths, make_private, safe_name, scratch_dir
 
 
 def replica(job: str) -> JobPaths:
-    """The job's directory here, made where it is missing."""
+    """The job's directory on this node, created if it is missing."""
     paths = JobPaths(scratch_dir() / "jobs" / safe_name(job))
     for folder in (paths.root, paths.nodes, paths.results):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -36,13 +36,13 @@ def prepare(job: str, files: dict[str, str], digests: Sequence[str]) -> list[str
 
 @dataclass
 class Incoming:
-    """Blobs on their way here from one driver; another driver may be sending the same ones."""
+    """Blobs that one driver is sending. Another driver may be sending the same blobs."""
 
     parts: dict[str, tuple[Path, Any]] = field(default_factory=dict)
-    """By digest: the unfinished file, and the SHA-256 of what it holds."""
+    """By digest: the unfinished file, and the running SHA-256 of its content."""
 
     def take(self, digest: str, offset: int, data: bytes, last: bool) -> bool | None:
-        """Append ``data``; after the last piece, whether the blob is what its name says."""
+        """Append ``data``. After the last piece, returns whether the content matches the digest; else None."""
         if offset == 0:
             self._discard(digest)
             part = replica_blobs() / f".{safe_name(digest)}.{os.getpid()}-{id(self)}"
@@ -69,7 +69,7 @@ class Incoming:
 
 
 def trust_replica(paths: JobPaths) -> None:
-    """Blobs received here were hashed while they came: record them so, or every rank would hash them again."""
+    """Record in the manifest that the received blobs were verified, so that ranks do not hash them again."""
     value = Manifest.from_json(codec.loads(paths.manifest.read_bytes())).to_json()
     blobs = replica_blobs()
     for blob in (value["stream"], value["linecache"], *value["buffers"], *(s["blob"] for s in value["sources"])):
@@ -79,13 +79,13 @@ def trust_replica(paths: JobPaths) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """The whole file, mode 0600."""
+    """Write the whole file with mode 0600."""
     with open(path, "wb", opener=_private) as file:
         file.write(data)
 
 
 def publish_private(path: Path, data: bytes) -> None:
-    """The same by rename: readers find all of it or what was there before. Raises ``OSError``, and leaves nothing."""
+    """Like ``write_private``, but atomic by rename. On ``OSError`` no temporary file remains."""
     aside = path.with_suffix(".tmp")
     try:
         write_private(aside, data)

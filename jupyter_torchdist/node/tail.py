@@ -1,4 +1,4 @@
-"""Which files of a job have grown, and shipping what is new with its offset."""
+"""Finds which files of a job have grown, and ships the new bytes with their offset."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..protocol.frames import CHUNK
 from ..protocol.paths import JobPaths
 
 _FIRST = 4096
-"""Bytes in the first frame; each next one may have twice as many. A channel that breaks soon still brings some."""
+"""Bytes in the first frame; each later frame may be twice as large. A channel that breaks early still delivers some."""
 
 _SETTLED = 1_000_000_000
-"""Nanoseconds after which a directory's time has changed if anything in it has: clocks of file systems are coarse."""
+"""A directory's mtime is reliable only when it is older than these nanoseconds: file systems have coarse clocks."""
 
 _BACKLOG = 2 * CHUNK
-"""Bytes a slow driver may have outstanding before no more are read for it."""
+"""When a slow driver has so many bytes outstanding, no more are read for it."""
 
 
 @dataclass
 class EventTail:
-    """New events of one ``*.events`` file, whole lines only."""
+    """Reads new events of one ``*.events`` file, complete lines only."""
 
     path: Path
     source: Source | None
@@ -48,9 +48,9 @@ class EventTail:
 
 @dataclass
 class Shipment:
-    """What one driver has of one job's files on this node.
+    """Sends one job's files on this node to one driver, and keeps what the driver already has.
 
-    ``shared``: the driver sees the very files (this machine), so only the growth of event files is told.
+    ``shared``: the driver can read the files itself (this machine), so it is told only the new sizes of event files.
     """
 
     channel: Channel
@@ -60,14 +60,14 @@ class Shipment:
     offsets: dict[str, int] = field(default_factory=dict)
     _chunk: int = _FIRST
     _listed: dict[Path, tuple[int, list[str]]] = field(default_factory=dict)
-    """By directory: when it last changed, and what was in it."""
+    """By directory: its mtime, and the file names in it."""
     _gauges: tuple[int, int] = (0, 0)
-    """Which of its versions the driver has: time and inode."""
+    """The version of the gauges file that the driver has: mtime and inode."""
 
     def pump(self) -> bool:
-        """Tell or send what is new; whether the driver has everything there is now."""
+        """Report or send what is new. Returns whether the driver now has everything."""
         if not self.shared:
-            self._send_gauges()  # first: a flood of lines need not hold them up
+            self._send_gauges()  # first, so that much output does not delay them
         for name, size in self._files():
             known = self.offsets.get(name, -1 if self.shared else 0)
             if size == known or (known > size and not self.shared):
@@ -81,7 +81,7 @@ class Shipment:
         return self.channel.pending == 0
 
     def _send_gauges(self) -> None:
-        """The one file that is replaced, not appended to: sent whole, and only its latest version."""
+        """Send the gauges file. It is replaced, not appended to, so its latest version is sent as a whole."""
         path = self.paths.node(self.node).gauges
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(path)
@@ -117,7 +117,7 @@ class Shipment:
                     yield f"{prefix}/{name}", os.stat(f"{folder}/{name}").st_size
 
     def _names(self, folder: Path) -> list[str]:
-        """Files to tell of, buffers before the result that names them. Listed anew only when the directory changed."""
+        """Files to report, buffers before the result that names them. Lists again only when the directory changed."""
         try:
             changed = os.stat(folder).st_mtime_ns
             known = self._listed.get(folder)

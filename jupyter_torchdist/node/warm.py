@@ -1,4 +1,4 @@
-"""The warm processes of a node: one zygote for each interpreter and import-time environment."""
+"""The warm processes of a node: one zygote per interpreter and import-time environment."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, processes
 from .assignment import import_environment
 
 IDLE_SECONDS = 15 * 60
-"""A zygote that started nothing for so long ends; the next job starts one."""
+"""A zygote that forked nothing for this time is ended. The next job starts a new one."""
 
 MOST = 4
-"""Zygotes at a time: each has the memory of ``import torch``."""
+"""Largest number of zygotes at a time: each uses the memory of ``import torch``."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def key_of(python: str, environ: dict[str, str]) -> Key:
-    """What must be equal for a warm process to serve a job."""
+    """The values that must be equal for a zygote to serve a job."""
     return python, tuple(import_environment(environ).items())
 
 
 @dataclass
 class Zygote:
-    """One warm process, as its agent sees it."""
+    """What the agent knows about one warm process."""
 
     process: subprocess.Popen[bytes]
     first: ProcessId
-    """Leader of the session that this one and its successor are in; launchers have left it."""
+    """Leader of the session of this zygote and its successor. Launchers have left that session."""
     channel: Channel
     pid: int = 0
-    """Of the process that serves now: its first one hands over to a fork that has imported more."""
+    """Pid of the process that serves now: the first process hands over to a fork that has imported more."""
     ready: bool = False
     used: float = field(default_factory=time.monotonic)
     waiting: list[Assignment] = field(default_factory=list)
-    """Jobs that came before it was ready."""
+    """Jobs that arrived before the zygote was ready."""
     asked: dict[str, Assignment] = field(default_factory=dict)
-    """Jobs it was asked to fork for and has not confirmed."""
+    """Jobs for which the zygote was asked to fork and has not yet confirmed it."""
 
 
 def base_environment(environ: dict[str, str]) -> dict[str, str]:
-    """Enough to start an interpreter; everything else comes with each job."""
+    """The variables needed to start an interpreter. All other variables come with each job."""
     ours = ("TORCHDIST_HOME", "TORCHDIST_RUNTIME_DIR", "TORCHDIST_SCRATCH", "TORCHDIST_SUCCESSORS")
     kept = {name: environ[name] for name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", *ours) if name in environ}
     return {
@@ -66,7 +66,7 @@ def base_environment(environ: dict[str, str]) -> dict[str, str]:
 
 
 class WarmPool:
-    """Starts, asks and retires zygotes. ``on_forked(job, pid, ticks)`` and ``on_failed(assignment)`` tell of jobs."""
+    """Starts, uses and ends zygotes. Calls ``on_forked(job, pid, ticks)`` or ``on_failed(assignment)`` for each job."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class WarmPool:
         self._on_failed = on_failed
         self.zygotes: dict[Key, Zygote] = {}
         self.unsafe: set[str] = set()
-        """Libraries that start threads when they are imported, seen on this node: later zygotes leave them out."""
+        """Libraries that started threads at import on this node. Later zygotes do not import them."""
 
     def warm(self, python: str, environ: dict[str, str]) -> Zygote:
-        """The zygote for such jobs, started if there is none."""
+        """The zygote for jobs with this interpreter and environment. Starts one if there is none."""
         key = key_of(python, environ)
         zygote = self.zygotes.get(key)
         if zygote is None:
@@ -96,13 +96,13 @@ class WarmPool:
         return zygote
 
     def _make_room(self) -> None:
-        """End the zygotes that were idle longest: a notebook that varies such variables would fill the memory."""
+        """End the longest idle zygotes: else a notebook that changes these variables often would fill the memory."""
         idle = [(z.used, key) for key, z in self.zygotes.items() if not z.waiting and not z.asked]
         for _, key in sorted(idle)[: max(0, len(self.zygotes) - MOST + 1)]:
             self._drop(key)
 
     def launch(self, assignment: Assignment) -> None:
-        """Have a launcher forked for ``assignment``; ``on_forked`` or ``on_failed`` follows."""
+        """Request a forked launcher for ``assignment``. ``on_forked`` or ``on_failed`` is called later."""
         zygote = self.warm(assignment.world.python, assignment.world.environ)
         zygote.used = time.monotonic()
         if zygote.ready:
@@ -112,7 +112,7 @@ class WarmPool:
 
     def _ask(self, zygote: Zygote, assignment: Assignment) -> None:
         zygote.asked[assignment.job] = assignment
-        with contextlib.suppress(ChannelError):  # its end is seen as end of file
+        with contextlib.suppress(ChannelError):  # a dead zygote is noticed at end of file
             zygote.channel.send({"type": "fork", "assignment": assignment.to_json()})
 
     def _start(self, python: str, environ: dict[str, str]) -> Zygote:
@@ -132,7 +132,7 @@ class WarmPool:
         return Zygote(process, ProcessId.of(process.pid), Channel(fd, fd))
 
     def withdraw(self, job: str) -> bool:
-        """Forget a job that waits for its zygote to be ready; False when it was asked for already."""
+        """Forget a job that waits for its zygote to be ready. False if no such job waits (already requested)."""
         for zygote in self.zygotes.values():
             for assignment in zygote.waiting:
                 if assignment.job == job:
@@ -141,7 +141,7 @@ class WarmPool:
         return False
 
     def flush(self) -> None:
-        """Write what a zygote's socket did not take at once."""
+        """Write the bytes that a zygote's socket did not accept at once."""
         for zygote in self.zygotes.values():
             if zygote.channel.pending:
                 with contextlib.suppress(ChannelError):
@@ -149,7 +149,7 @@ class WarmPool:
 
     def _on_readable(self, key: Key) -> None:
         zygote = self.zygotes.get(key)
-        if zygote is None:  # dropped by what was read just before
+        if zygote is None:  # dropped while an earlier message was handled
             return
         try:
             for message, _ in zygote.channel.receive():
@@ -175,19 +175,19 @@ class WarmPool:
         zygote = self.zygotes.pop(key)
         self._unregister(zygote.channel)
         zygote.channel.close()
-        for process in processes_of_job("", [zygote.first]):  # a successor hears nothing while it imports
+        for process in processes_of_job("", [zygote.first]):  # a successor does not read its channel while it imports
             process.signal(signal.SIGTERM)
         for assignment in [*zygote.waiting, *zygote.asked.values()]:
             self._on_failed(assignment)
 
     def retire(self, now: float) -> None:
-        """End the zygotes that were idle for long."""
+        """End zygotes that were idle for ``IDLE_SECONDS``."""
         for key, zygote in list(self.zygotes.items()):
             if now - zygote.used > IDLE_SECONDS and not zygote.waiting and not zygote.asked:
                 self._drop(key)
 
     def close(self) -> None:
-        """End all of them."""
+        """End all zygotes."""
         for key in list(self.zygotes):
             self._drop(key)
 
@@ -199,9 +199,9 @@ class WarmPool:
 
 
 def start_fresh(assignment: Assignment, log: Path) -> subprocess.Popen[bytes]:
-    """A launcher in a new interpreter; its assignment is on its standard input, in memory, never on disk."""
+    """Start a launcher in a new interpreter. It reads its assignment from standard input, in memory, never on disk."""
     line = memoryview(codec.dumps(assignment.to_json()).encode("ascii") + b"\n")
-    given = os.memfd_create("assignment")  # a pipe would make the agent wait for the interpreter to start
+    given = os.memfd_create("assignment")  # with a pipe the agent would wait until the interpreter reads
     try:
         while line:
             line = line[os.write(given, line) :]

@@ -1,8 +1,8 @@
-"""A warm process: torch is imported, and a launcher is one fork away.
+"""A warm process (zygote): torch is already imported, and a fork of it becomes a launcher.
 
-It imports a tested allow-list (of pandas, SciPy and scikit-learn what the notebook has), runs no tensor operation
-and opens no GPU: a matmul before the fork and the child's matmul hangs for ever. After each import its threads are
-held against the known fork-safe ones; a library that starts more is left to the ranks from then on.
+It imports a tested allow-list (pandas, SciPy and scikit-learn only if the notebook has them). It runs no tensor
+operation and opens no GPU: after a matmul before the fork, the child's matmul hangs forever. After each import it
+counts its threads. A library that started threads not known as fork-safe is imported only by ranks from then on.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ PRELOAD = (
     "jupyter_torchdist.node.rendezvous",
     "jupyter_torchdist.ranks.worker",
 )
-"""What every rank needs, before the first job is taken."""
+"""Modules that every rank needs; imported before the first job is accepted."""
 
 PRELOAD_LATER = ("torch._dynamo", "jupyter_torchdist.strategies.auto")
-"""What many ranks need (an optimizer imports the first, a strategy both): it takes seconds, so a fork of the zygote
-loads it and then takes the zygote's place; no job waits for it. Libraries that jobs ask for follow in the same way."""
+"""Modules that many ranks need (an optimizer imports the first, a strategy both). They take seconds to import, so a
+fork of the zygote imports them and then replaces the zygote; no job waits. Libraries of jobs follow in the same way."""
 
 OPENBLAS = ("numpy", "scipy.linalg")
-"""Imports whose threads are OpenBLAS's, which stops and restarts them around a fork (pthread_atfork)."""
+"""Modules that start OpenBLAS threads at import. OpenBLAS stops and restarts them around a fork (pthread_atfork)."""
 
 SUCCESSORS = "TORCHDIST_SUCCESSORS"
-"""``0`` in the environment of a kernel: its zygote has none, and imports ``PRELOAD`` alone. Saves two thirds of a cold
-start's work where nothing follows, as in tests that kill zygotes."""
+"""``0`` in the environment of a kernel: its zygote forks no successor, and imports only ``PRELOAD``. This saves two
+thirds of the work of a cold start when few jobs follow, as in tests that kill zygotes."""
 
 IMPORTED_BY = {"scipy": "scipy.linalg", "sklearn": "scipy.linalg"}
-"""What parts of a package import first, for its threads to be seen where they come from."""
+"""By package: a module to import first, so that threads are attributed to the module that starts them."""
 
 SETTLING_SECONDS = 1.0
-"""From a job's fork to the import of libraries for later jobs: by then its ranks have imported their own."""
+"""Delay from a job's fork to the import of libraries for later jobs: by then the job's ranks have finished imports."""
 
 
 def threads() -> int:
-    """OS threads of this process."""
+    """Number of OS threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -69,11 +69,11 @@ PR_SET_PDEATHSIG = 1
 
 
 class ForkUnsafe(Exception):
-    """An import started a thread that a fork would lose."""
+    """An import started a thread that would not exist in a forked process."""
 
 
 def preload(names: tuple[str, ...], unsafe: Container[str] = ()) -> list[str]:
-    """Import ``names`` but for ``unsafe``; those that are not installed are passed over. Raises ``ForkUnsafe``."""
+    """Import ``names`` except ``unsafe``; skip modules that are not installed. Raises ``ForkUnsafe``."""
     done: dict[str, None] = {}
     for name in names:
         package = name.partition(".")[0]
@@ -83,7 +83,7 @@ def preload(names: tuple[str, ...], unsafe: Container[str] = ()) -> list[str]:
             if _import(part):
                 done[part] = None
     gc.collect()
-    gc.freeze()  # keeps the collector from writing to, and so copying, pages shared with the ranks
+    gc.freeze()  # keeps the collector from writing to (and so copying) pages shared with the ranks
     return list(done)
 
 
@@ -94,7 +94,7 @@ def _import(name: str) -> bool:
     before = threads()
     try:
         importlib.import_module(name)
-    except Exception:  # noqa: BLE001  # an installation that is broken is for the job that needs it to report
+    except Exception:  # noqa: BLE001  # a broken installation is reported by the job that needs it
         return False
     if threads() > before and name not in OPENBLAS:
         package = name.partition(".")[0]
@@ -103,12 +103,12 @@ def _import(name: str) -> bool:
 
 
 def die_with_parent(yes: bool) -> None:
-    """Whether the parent's death ends this process at once (prctl(2)); a channel's end is seen only between imports."""
+    """Set whether the parent's death kills this process at once (prctl(2)): it reads its channel only after imports."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if yes else 0, 0, 0, 0)
 
 
 def main(fd: int, unsafe: Iterable[str] = ()) -> None:
-    """Serve fork requests on the socket ``fd`` until the agent is gone; ``unsafe`` are libraries not to import."""
+    """Serve fork requests on the socket ``fd`` until the agent is gone. ``unsafe``: libraries not to import."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(True)
     channel = Channel(fd, fd)
@@ -125,13 +125,13 @@ def main(fd: int, unsafe: Iterable[str] = ()) -> None:
 
 
 class _Server:
-    """Forks launchers, and now and then a successor that imports more and takes over from this process."""
+    """Forks launchers, and sometimes a successor that imports more modules and then replaces this process."""
 
     def __init__(self, channel: Channel, unsafe: set[str], seen: Iterable[str] = ()) -> None:
         self._channel = channel
         self._unsafe = unsafe
         self._seen = set(seen)
-        """Libraries that were imported, or could not be."""
+        """Libraries whose import was tried, with or without success."""
         self._wanted: tuple[str, ...] = ()
         self._prepare_at = float("inf")
         self._successor: _Successor | None = None
@@ -151,7 +151,7 @@ class _Server:
         self._selector.register(self._successor.read_fd, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Until the agent is gone (``EOFError``), or the successor has taken over."""
+        """Serve until the agent is gone (``EOFError``) or the successor has taken over."""
         signal.signal(signal.SIGCHLD, _reap)
         while True:
             wait = self._prepare_at - time.monotonic()
@@ -174,7 +174,7 @@ class _Server:
             return True
         if said:
             self._unsafe.add(said)
-            self._seen.difference_update(self._successor.names)  # the others are for the next one
+            self._seen.difference_update(self._successor.names)  # the next successor tries the others
             self._channel.send({"type": "unsafe", "library": said})
         self._selector.unregister(self._successor.read_fd)
         self._successor.close()
@@ -200,7 +200,7 @@ class _Server:
 
 
 class _Successor:
-    """A fork of the zygote that imports more and says when it could take over. In the fork, ``pid`` is 0."""
+    """A fork of the zygote that imports more and reports when it can take over. In the fork, ``pid`` is 0."""
 
     def __init__(self, channel: Channel, unsafe: set[str], names: tuple[str, ...]) -> None:
         self._channel, self._unsafe, self.names = channel, unsafe, names
@@ -212,7 +212,7 @@ class _Successor:
             os.close(fd)
 
     def be(self, server: _Server) -> NoReturn:
-        """Import, say so, serve when the zygote has handed over."""
+        """In the fork: import, report it, serve once the zygote has handed over. Never returns."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a library may start a program and wait for it
         try:
             die_with_parent(True)
@@ -232,9 +232,9 @@ class _Successor:
             os._exit(0)
 
     def says(self) -> str:
-        """``r`` when it waits to take over, else the library that it must not import; empty when it died.
+        """``r`` when it is ready to take over, else the library that it must not import; empty when it died.
 
-        Call when ``read_fd`` is readable.
+        Call it only when ``read_fd`` is readable.
         """
         return os.read(self.read_fd, 100).decode()
 
@@ -247,7 +247,7 @@ class _Successor:
 
 
 def _reap(*_: object) -> None:
-    """Launchers that ended; each wrote down its outcome itself."""
+    """Reap launchers that have exited; each has recorded its outcome itself."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue

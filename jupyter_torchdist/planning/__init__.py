@@ -1,1 +1,1 @@
-"""From what was asked and what there is to what will run: pure functions."""
+"""Pure functions that make a plan from the user's request and the available resources."""

@@ -1,7 +1,7 @@
-"""A configuration of Hugging Face accelerate as our options: each key honoured, or refused with the reason.
+"""A configuration of Hugging Face accelerate as our options: each key is used, or refused with the reason.
 
-The keys are those of ``ClusterConfig`` and of the questions of ``accelerate config`` in accelerate 1.15, the names that
-older versions and its documentation use for them, and ``fsdp_*`` keys that lost their indentation.
+Known keys are the keys of ``ClusterConfig`` and of ``accelerate config``'s questions in accelerate 1.15, their names in
+older versions and in its documentation, and ``fsdp_*`` keys without their indentation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .accelerate_keys import DYNAMO, FSDP, REFUSED, TOP, Refused, Take, nothing,
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A YAML file as values. Raises ``OptionError``; a key that stands there twice is one."""
+    """The values in a YAML file. Raises ``OptionError``, also for a key that is given twice."""
     import yaml
 
     Loader: Any = type("Loader", (yaml.SafeLoader,), {})
@@ -43,7 +43,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def words_of(path: Path, value: Mapping[str, Any]) -> tuple[list[str], tuple[str, ...]]:
-    """The options that ``value`` stands for, as words, and what has to be said of it.
+    """The options in ``value`` as words, and remarks on them.
 
     Raises ``OptionError`` for a key that is unknown, refused, or contradicts another.
     """
@@ -84,11 +84,11 @@ _ALIASES = {
     "fsdp_min_num_param": "fsdp_min_num_params",
 }
 _FLAT = ("min_num_param", "min_num_params")
-"""Keys of ``fsdp_config`` that the documentation writes without their beginning."""
+"""Keys of ``fsdp_config`` that the documentation writes without their prefix."""
 
 
 def _sections(path: Path, value: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The nested tables, their keys with their beginnings, and the other keys; empty values are left out."""
+    """The nested tables, with prefixed keys, and the other keys; empty values are left out."""
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     top: dict[str, Any] = {}
     for key, item in value.items():
@@ -105,7 +105,7 @@ def _sections(path: Path, value: Mapping[str, Any]) -> tuple[dict[str, dict[str,
 
 
 def _section_of(key: str) -> str | None:
-    """Where a key belongs that lost its indentation."""
+    """The section of a key without its indentation."""
     if key.startswith("fsdp_") or key in _FLAT:
         return "fsdp_config"
     return "dynamo_config" if key == "dynamo_backend" else None
@@ -150,7 +150,7 @@ _OWNERS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_
 
 
 def _check_type(path: Path, top: dict[str, Any], sections: dict[str, dict[str, Any]]) -> None:
-    """``distributed_type`` is one that runs here, and none of the tables is another one's."""
+    """Complete ``distributed_type``. Raises ``OptionError`` if it is missing, or if a table belongs to another type."""
     owners = {owner: name for name, owner in _OWNERS.items() if sections[name]}
     kind = str(top.get("distributed_type", "")).upper()
     kind = "NO" if kind == "FALSE" else kind  # YAML reads a bare NO as false
@@ -192,7 +192,7 @@ _SIZES = {"dp_replicate_size": "dp_replicate", "dp_shard_size": "dp_shard", "cp_
 
 
 def _parallelism(path: Path, name: str, section: Mapping[str, Any]) -> list[str]:
-    """The product that the sizes of ``parallelism_config`` make."""
+    """The product of strategies from the sizes in ``parallelism_config``."""
     degrees: dict[str, int] = {}
 
     def size(dimension: str) -> Take:
@@ -209,7 +209,7 @@ def _parallelism(path: Path, name: str, section: Mapping[str, Any]) -> list[str]
     sequence = only(("1",), "Ulysses of DeepSpeed is not run here", "cp_size, which splits the sequence too")
     keys[prefix + "sp_size"] = sequence
     for key in ("sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
-        keys[prefix + key] = nothing  # of no meaning beside sp_size: 1
+        keys[prefix + key] = nothing  # no effect with sp_size: 1
     for key, item in section.items():
         _taken(path, key, item, keys, "parallelism_config")
     degrees = {dimension: degree for dimension, degree in degrees.items() if degree > 1}
@@ -234,7 +234,7 @@ def _as_megatron(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _ranks(path: Path, top: Mapping[str, Any]) -> list[str]:
-    """How many ranks, on what."""
+    """The number of ranks, on GPUs or CPUs."""
     kind, cpu = top["distributed_type"], top.get("use_cpu")
     on_cpu = yes(cpu) if cpu is not None else kind == "MULTI_CPU"
     if (kind == "MULTI_CPU" and not on_cpu) or (kind == "MULTI_GPU" and on_cpu):

@@ -1,4 +1,4 @@
-"""What each key of accelerate's configuration stands for here: words of ours, nothing, or a refusal with its reason."""
+"""The meaning of each key of accelerate's configuration: our options as words, nothing, or a refusal with a reason."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from ..protocol.options.strategy import BY_NAME, SHARDINGS
 
 Take = Callable[[Any], Iterable[str]]
-"""The words that a key's value stands for. Raises ``Refused``, or ``ValueError`` with what was expected."""
+"""Converts a key's value to words. Raises ``Refused``, or ``ValueError`` with what was expected."""
 
 
 class Refused(Exception):
-    """A key that cannot be honoured: ``reason``, and what to do instead."""
+    """A key that is not supported: the reason, and what to do instead."""
 
     def __init__(self, reason: str, instead: str) -> None:
         super().__init__(reason)
@@ -29,7 +29,7 @@ def of_a_tpu(item: Any) -> list[str]:
 
 
 def yes(item: Any) -> bool:
-    """YAML's own truth values and their texts."""
+    """A YAML boolean, or a text for one."""
     if isinstance(item, bool):
         return item
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -39,7 +39,7 @@ def yes(item: Any) -> bool:
 
 
 def _only_if_not(reason: str, instead: str) -> Take:
-    """A key that says nothing unless it is true."""
+    """A key that has no effect unless it is true."""
 
     def take(item: Any) -> list[str]:
         if item not in ([], {}, "") and (isinstance(item, (list, dict)) or yes(item)):
@@ -50,12 +50,12 @@ def _only_if_not(reason: str, instead: str) -> Take:
 
 
 def nothing(item: Any) -> list[str]:
-    """A key of accelerate's own launcher that the plan makes needless on one machine."""
+    """A key for accelerate's launcher that is not needed on one machine."""
     return []
 
 
 def one_of(*values: str) -> Take:
-    """A key of which each value gives the same results."""
+    """A key whose allowed values all give the same results."""
 
     def take(item: Any) -> list[str]:
         if str(item) not in values:
@@ -75,7 +75,7 @@ def only(values: tuple[str, ...], reason: str, instead: str) -> Take:
 
 
 def _truth(item: Any) -> list[str]:
-    """A key that is read elsewhere, or needs a remark alone."""
+    """A boolean that other code reads, or that only needs a remark."""
     yes(item)
     return []
 
@@ -109,7 +109,7 @@ def _one_machine(item: Any) -> list[str]:
 
 
 def _remote(item: Any) -> list[str]:
-    """Commands for the machines of a TPU pod: a file's name, a text or a list."""
+    """Commands for the machines of a TPU pod: a file name, a text or a list."""
     if item not in ([], "", False):
         raise Refused("this version runs on one machine", "leave it out, and run the cell where its GPUs are")
     return []
@@ -119,8 +119,8 @@ TOP: dict[str, Take] = {
     "compute_environment": only(
         ("local_machine",), "only this machine is run on", "compute_environment: LOCAL_MACHINE, where the GPUs are"
     ),
-    "distributed_type": nothing,  # _strategy reads it
-    "num_processes": nothing,  # and _ranks these two
+    "distributed_type": nothing,  # read by _strategy
+    "num_processes": nothing,  # read by _ranks, like use_cpu
     "use_cpu": _truth,
     "mixed_precision": _precision,
     "fp16": lambda item: ["--precision=fp16"] if yes(item) else [],
@@ -159,7 +159,7 @@ def _setting(name: str) -> Take:
 
 
 def _min_num_params(item: Any) -> list[str]:
-    return [] if str(item) == "0" else list(_setting("min_num_params")(item))  # older versions always write one
+    return [] if str(item) == "0" else list(_setting("min_num_params")(item))  # older versions always write the key
 
 
 def _state_dict(item: Any) -> list[str]:
@@ -169,7 +169,7 @@ def _state_dict(item: Any) -> list[str]:
 
 
 def _reshard(item: Any) -> list[str]:
-    """For FSDP1 accelerate writes the sharding strategy's name here."""
+    """For FSDP1, accelerate writes the name of the sharding strategy here."""
     named = str(item).upper() in SHARDINGS
     return list(_setting("sharding_strategy" if named else "reshard_after_forward")(item))
 

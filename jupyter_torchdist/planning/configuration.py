@@ -1,4 +1,4 @@
-"""Options that stand in files: how a file's are read, and which of two outdoes the other."""
+"""Options from files: how they are read, and which settings override others."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _OF_A_STRATEGY = (
 
 
 def configured(words: str | Sequence[str], directory: Path, defaults: Options | None = None) -> Options:
-    """``words`` over the file that ``--config`` names, that over ``defaults``; all it sets is in the options then.
+    """``words`` override the file of ``--config``, which overrides ``defaults``. The result has the file's settings.
 
-    ``directory`` is where a relative path begins. Raises ``OptionError``.
+    A relative path starts at ``directory``. Raises ``OptionError``.
     """
     given, defaults = parse_options(words), defaults or Options()
     named = given.config or (defaults.config if given.strategy != "none" else None)
@@ -54,7 +54,7 @@ def configured(words: str | Sequence[str], directory: Path, defaults: Options | 
 
 
 def over(words: str | Sequence[str], defaults: Options) -> Options:
-    """``words`` over ``defaults``, of which goes what contradicts them: ranks for GPUs, options of another strategy."""
+    """``words`` override ``defaults``. Defaults that contradict are dropped: GPUs or ranks, options of a strategy."""
     given = parse_options(words)
     if given.gpus is not None:
         defaults = replace(defaults, ranks=None)
@@ -66,7 +66,7 @@ def over(words: str | Sequence[str], defaults: Options) -> Options:
 
 
 def _for_another(strategy: str, defaults: Options) -> Options:
-    """Without what ``strategy`` does not have; ``none`` has nothing."""
+    """``defaults`` without options that ``strategy`` does not have; ``none`` has no options."""
     if strategy == "none":
         return replace(defaults, **{name: getattr(Options(), name) for name in _OF_A_STRATEGY})
     own = {row.name for row in options_of(strategy)}
@@ -78,7 +78,7 @@ def _for_another(strategy: str, defaults: Options) -> Options:
 
 
 def _read_config(path: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The words that a file stands for, and what has to be said of it. Raises ``OptionError``."""
+    """The options in a file as words, and remarks on them. Raises ``OptionError``."""
     if path.suffix == ".toml":
         return words_of(path, read_toml(path)), ()
     if path.suffix in (".yaml", ".yml"):
@@ -95,7 +95,7 @@ def _read_config(path: Path) -> tuple[list[str], tuple[str, ...]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises ``OptionError``."""
+    """The JSON object in a file. Raises ``OptionError``."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -116,7 +116,7 @@ def read_toml(path: Path, text: bytes | None = None) -> dict[str, Any]:
 
 
 def words_of(path: Path, section: Mapping[str, Any]) -> list[str]:
-    """A table of TOML as words: ``ranks = 2`` is ``--ranks=2``, ``[option] tp = 2`` is ``--option=tp=2``."""
+    """A TOML table as words: ``ranks = 2`` is ``--ranks=2``, ``[option] tp = 2`` is ``--option=tp=2``."""
     return [word for key, value in section.items() for word in _words(path, key, value)]
 
 
@@ -140,7 +140,7 @@ def _words(path: Path, key: str, value: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value of TOML as one would write it in the line."""
+    """A TOML value as written in the option line."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return json.dumps(value) if isinstance(value, (dict, bool)) else str(value)

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON beside our options: what it settles, and what contradicts it. The rest is DeepSpeed's to judge."""
+"""DeepSpeed's JSON together with our options: settings and contradictions. DeepSpeed itself checks the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..protocol.spec import Options
 
 @dataclass(frozen=True)
 class Settled:
-    """What a configuration and the options come to together."""
+    """The settings that follow from a configuration and the options."""
 
     precision: str
     grad_accumulation: int
@@ -23,7 +23,7 @@ class Settled:
 
 
 def settle(config: Mapping[str, Any], options: Options, world_size: int) -> Settled:
-    """Raises ``OptionError`` for a ZeRO stage that is none, and for two that contradict each other."""
+    """Combine both. Raises ``OptionError`` for an invalid ZeRO stage, an unsupported section or a contradiction."""
     stage = _table(config, "zero_optimization").get("stage", 0)
     if stage not in (0, 1, 2, 3, "auto"):
         raise OptionError(f"DeepSpeed's zero_optimization.stage must be 0, 1, 2 or 3, not {stage!r}", "correct it")
@@ -56,7 +56,7 @@ _UNSERVED = {
     "autotuning": "it would run the cell many times",
     "compile": "use --compile with --strategy fsdp",
 }
-"""Sections that would train something else than the cell, or that an unmodified cell cannot use."""
+"""Sections that would change what the cell trains, or that an unmodified cell cannot use."""
 
 
 def _check_served(config: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ def _accumulation(config: Mapping[str, Any], options: Options) -> int:
 
 
 def _check_batch(config: Mapping[str, Any], world_size: int, accumulation: int) -> None:
-    """DeepSpeed's own rule: a global batch is micro-batch x accumulation x ranks."""
+    """DeepSpeed's rule: the global batch is micro-batch x accumulation x ranks."""
     whole, part = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
     if isinstance(whole, int) and isinstance(part, int) and whole != part * accumulation * world_size:
         raise OptionError(
@@ -133,7 +133,7 @@ def _check_batch(config: Mapping[str, Any], world_size: int, accumulation: int) 
 
 
 def _autos(value: Any, name: str = "") -> list[str]:
-    """Where ``auto`` stands, with dots."""
+    """The keys with the value ``auto``, as dotted paths."""
     if isinstance(value, Mapping):
         return [found for key, item in value.items() for found in _autos(item, f"{name}.{key}" if name else str(key))]
     return [name] if value == "auto" else []
@@ -165,9 +165,9 @@ _REFUSED = {
 
 
 def of_accelerate(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
-    """accelerate's ``deepspeed_config`` as DeepSpeed's own: the file it names, or what its keys say.
+    """accelerate's ``deepspeed_config`` as a DeepSpeed configuration, from the file that it names or from its keys.
 
-    Raises ``OptionError`` for a key that is unknown, refused, or stands beside a file.
+    Raises ``OptionError`` for a key that is unknown or refused, or that is given together with a file.
     """
     for key, value in section.items():
         if key not in _KEYS:
@@ -201,7 +201,7 @@ def _file(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LAUNCHERS = ("deepspeed_multinode_launcher",)
-"""Of accelerate's launcher, which has nothing to do on one machine."""
+"""Keys for accelerate's launcher, which have no effect on one machine."""
 
 
 def _from_keys(path: Path, section: Mapping[str, Any]) -> dict[str, Any]:

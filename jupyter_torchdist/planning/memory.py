@@ -1,4 +1,4 @@
-"""Whether a job's training fits the memory of what it is planned for. The numbers come from a rehearsal."""
+"""Whether a job's training fits into the memory of the planned devices. The numbers come from a rehearsal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..protocol.strategy import StrategyPlan
 from .topology import OVERSUBSCRIPTION_LIMIT
 
 DIVIDES = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp")
-"""Strategies of which a rehearsal knows what a rank holds."""
+"""Strategies for which a rehearsal knows the memory of a rank."""
 
 
 def need(found: Rehearsed, strategy: StrategyPlan) -> Need:
-    """What the fullest rank of ``strategy`` holds."""
+    """The memory that the fullest rank of ``strategy`` needs."""
     parameters = sum(_elements(one, strategy) * one.itemsize for one in found.parameters)
     trained = [one for one in found.parameters if one.trained]
     gradients = sum(_elements(one, strategy) * one.itemsize for one in trained)
@@ -29,12 +29,12 @@ def need(found: Rehearsed, strategy: StrategyPlan) -> Need:
 
 
 def with_checkpointing(strategy: StrategyPlan) -> StrategyPlan:
-    """The same with activations computed again."""
+    """The same strategy with activation checkpointing."""
     return replace(strategy, activation_checkpointing=True)
 
 
 def replicated(plan: Plan) -> Plan:
-    """The same ranks with a whole copy each, as ``auto`` prefers it."""
+    """The same ranks with a complete copy each, which ``auto`` prefers."""
     degrees = {"dp_replicate": plan.world_size} if plan.world_size > 1 else {}
     return replace(plan, strategy=replace(plan.strategy, name="ddp", degrees=degrees))
 
@@ -49,7 +49,7 @@ def _optimizer_state(trained: list[ParameterSize], strategy: StrategyPlan) -> in
     if not strategy.options.get("zero1") or ranks == 1:
         return sum(sizes)
     loads, kept = [0] * ranks, [0] * ranks
-    for one, size in zip(trained, sizes, strict=True):  # whole, each to the rank with the least, as zero1 does
+    for one, size in zip(trained, sizes, strict=True):  # as in zero1: each parameter to the rank with the least
         rank = loads.index(min(loads))
         loads[rank] += elements(one.shape)
         kept[rank] += size
@@ -57,9 +57,9 @@ def _optimizer_state(trained: list[ParameterSize], strategy: StrategyPlan) -> in
 
 
 def judge(found: Rehearsed, plan: Plan, inventory: Inventory, checkpointed: Rehearsed | None = None) -> MemoryPlan:
-    """What the job needs beside what there is.
+    """Compare the memory that the job needs with the available memory.
 
-    ``checkpointed`` is the same step with activation checkpointing, named where the first one does not fit.
+    ``checkpointed`` is the same step with activation checkpointing; the verdict names it if the first does not fit.
     """
     wanted = need(found, plan.strategy)
     room, where = room_of(plan, inventory)
@@ -81,7 +81,7 @@ def judge(found: Rehearsed, plan: Plan, inventory: Inventory, checkpointed: Rehe
 
 
 def _verdict(wanted: Need, room: int | None, where: str, bound: str) -> tuple[bool | None, str]:
-    """``bound``: in front of a need that another dimension of the mesh makes smaller."""
+    """``bound``: the words before a need that another dimension of the mesh reduces."""
     least, known = gigabytes(wanted.least), wanted.peak is not None
     bound = bound or ("" if known else "at least ")
     if not wanted.parameters:
@@ -97,7 +97,7 @@ def _verdict(wanted: Need, room: int | None, where: str, bound: str) -> tuple[bo
 
 
 def room_of(plan: Plan, inventory: Inventory) -> tuple[int | None, str]:
-    """Bytes that a rank may use, and whose they are."""
+    """Bytes that a rank may use, and a description of this memory."""
     chosen = {uuid for node in plan.nodes for uuid in node.gpus}
     gpus = [gpu for gpu in inventory.gpus if gpu.uuid in chosen]
     if gpus:
@@ -112,6 +112,6 @@ def room_of(plan: Plan, inventory: Inventory) -> tuple[int | None, str]:
 
 
 def gigabytes(size: int) -> str:
-    """``91``, ``3.1``, ``0.02``: powers of ten, as memory is sold; two digits where it is small."""
+    """``91``, ``3.1``, ``0.02``: powers of ten; two digits if the number is small."""
     value = size / 1e9
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""Which strategy, on which mesh: degrees that multiply to the ranks, options that belong together."""
+"""Plans the strategy and its mesh: degrees whose product is the number of ranks, and compatible options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..protocol.strategy import DIMENSIONS, StrategyPlan
 from . import deepspeed_config, strategy_checks
 
 DATA = ("ddp", "fsdp", "hsdp")
-"""Strategies that divide the batch; one of them at the most."""
+"""Strategies that divide the batch; a product contains at most one of them."""
 
 OWN_DIMENSIONS = {
     "ddp": ("dp_replicate",),
@@ -29,7 +29,7 @@ OWN_DIMENSIONS = {
 
 @dataclass(frozen=True)
 class _Choice:
-    """What ``auto`` came to."""
+    """The choice of ``auto``."""
 
     name: str
     why: str
@@ -43,11 +43,11 @@ def plan_strategy(
     *,
     fits: bool | None = None,
 ) -> StrategyPlan:
-    """The strategy that ``options`` ask for on ``world_size`` ranks of ``nodes``.
+    """The strategy that ``options`` choose on ``world_size`` ranks of ``nodes``.
 
-    ``fits`` says whether one rank's device holds the whole training (parameters, gradients, optimizer state and
-    activations), None that this is not known; only ``auto`` asks. Raises ``OptionError`` for what contradicts itself
-    or the number of ranks.
+    ``fits``: whether one rank's device has memory for the complete training (parameters, gradients, optimizer state
+    and activations); None if unknown. Only ``auto`` uses it. Raises ``OptionError`` for options that contradict each
+    other or the number of ranks.
     """
     name = options.strategy or "none"
     if name == "none":
@@ -91,7 +91,7 @@ def _plan(
 
 
 def _deepspeed(options: Options, values: dict[str, Any], world_size: int, notes: Sequence[str]) -> StrategyPlan:
-    """DeepSpeed's configuration is kept whole; what it says of precision and accumulation holds."""
+    """The plan for DeepSpeed. Its configuration is kept completely, and sets precision and accumulation."""
     if "config" not in values:
         raise OptionError("--strategy deepspeed needs a configuration", "add --config ds.json")
     settled = deepspeed_config.settle(values["config"], options, world_size)
@@ -100,7 +100,7 @@ def _deepspeed(options: Options, values: dict[str, Any], world_size: int, notes:
 
 
 def _none(options: Options) -> StrategyPlan:
-    """A cell that is left alone takes none of what only a strategy does."""
+    """The plan without a strategy. Raises ``OptionError`` for options that need a strategy."""
     asked = {
         "-O": bool(options.option),
         "--precision": options.precision != "fp32",
@@ -122,7 +122,7 @@ def _none(options: Options) -> StrategyPlan:
 def _choose(
     values: dict[str, Any], world_size: int, nodes: Sequence[NodePlan], gpus: Sequence[Gpu], fits: bool | None
 ) -> _Choice:
-    """A strategy for ``auto``: what the options are of; else by memory, then by topology."""
+    """A strategy for ``auto``: first by the options, then by memory, then by topology."""
     for part in ("pp", "tp", "cp"):
         if part in values:
             return _Choice(part, f"-O {part} is given")
@@ -150,7 +150,7 @@ def _choose(
 def _degrees(
     name: str, values: dict[str, Any], world_size: int, nodes: Sequence[NodePlan], notes: list[str]
 ) -> dict[str, int]:
-    """The ranks along each dimension of the mesh, from what is given, the ranks and the topology."""
+    """The ranks along each dimension of the mesh, from the given degrees, the number of ranks and the topology."""
     parts = name.split("+")
     data = [part for part in parts if part in DATA]
     if len(data) > 1:
@@ -173,7 +173,7 @@ def _degrees(
     if sharding in strategy_checks.HYBRID and not {"dp_replicate", "dp_shard"} & degrees.keys():
         if len(nodes) > 1:
             degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
-        else:  # as FSDP1: one node's ranks share one copy
+        else:  # as in FSDP1, the ranks of one node share one copy
             degrees["dp_replicate"] = 1
             notes.append(f"{sharding} on one node keeps one copy, sharded over its ranks; -O dp_shard=k makes several")
     free = [dimension for dimension in dimensions if dimension not in degrees]
@@ -196,14 +196,14 @@ def _degrees(
 
 
 def _of_sharding(sharding: str | None) -> tuple[str, ...]:
-    """fsdp's own dimensions under the names of FSDP1."""
+    """The dimensions of fsdp for a ``sharding_strategy`` of FSDP1."""
     if sharding == strategy_checks.REPLICATED:
         return ("dp_replicate",)
     return ("dp_replicate", "dp_shard") if sharding in strategy_checks.HYBRID else ("dp_shard",)
 
 
 def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[NodePlan]) -> int:
-    """hsdp's shards: the ranks of one node that no other dimension takes."""
+    """The degree of ``dp_shard`` for hsdp: the ranks of one node, divided by the inner dimensions."""
     sizes = {len(node.ranks) for node in nodes}
     inner = degrees.get("cp", 1) * degrees.get("tp", 1)
     if len(nodes) < 2:
@@ -221,7 +221,7 @@ def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[Nod
 
 
 def _combination(name: str, dimensions: Sequence[str], world_size: int) -> str:
-    """Degrees that work: 2 for each dimension while it divides, the rest for the first."""
+    """A hint with valid degrees: 2 for each dimension as long as it divides, the rest for the first dimension."""
     degrees = dict.fromkeys(dimensions, 1)
     rest = world_size
     for dimension in dimensions[1:]:
@@ -237,7 +237,7 @@ def _combination(name: str, dimensions: Sequence[str], world_size: int) -> str:
 
 
 def _check_size(name: str, world_size: int) -> None:
-    """One rank may rehearse what divides a batch or a model's state; a product of one is none."""
+    """Raises ``OptionError`` for one rank, unless the strategy only divides a batch or a model's state."""
     if world_size > 1 or name in ("ddp", "fsdp", "deepspeed"):
         return
     raise OptionError(

@@ -1,4 +1,4 @@
-"""Options of a strategy beside each other: what one implies of another, what contradicts, what needs a word."""
+"""Options of a strategy together: implied options, contradictions, and notes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from ..protocol.errors import OptionError
 
 Values = Mapping[str, Any]
-"""Options by name, converted; the defaults are not in it."""
+"""Converted options by name, without defaults."""
 
 REPLICATED, HYBRID = "NO_SHARD", ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 RESHARDED = {"FULL_SHARD": True, "HYBRID_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD_ZERO2": False}
-"""Whether parameters are freed between forward and backward, by the names of FSDP1."""
+"""FSDP1's name of a sharding strategy → whether parameters are freed between forward and backward."""
 
 
 def check(name: str, values: Values, degrees: Mapping[str, int], *, checkpoint: bool) -> None:
-    """Raises ``OptionError`` for options that cannot stand together on this mesh."""
+    """Raises ``OptionError`` for options that cannot be combined on this mesh."""
     _check_sharding(name, values, degrees)
     _check_units(values)
     _check_pipeline(values, degrees)
@@ -42,7 +42,7 @@ def _check_sharding(name: str, values: Values, degrees: Mapping[str, int]) -> No
             f"-O sharding_strategy={sharding} and -O reshard_after_forward={int(reshard)} contradict each other",
             "keep one of the two",
         )
-    # True is 1: an int here is a group's size. torch takes one as large as the mesh without a word (facts).
+    # ``type``, because True is an int, too: an int is the size of a group. torch silently accepts the mesh's size.
     shards = degrees.get("dp_shard", 1)
     if type(reshard) is int and (reshard >= shards or shards % reshard):
         raise OptionError(
@@ -109,7 +109,7 @@ def _check_balance(schedule: str, balance: Any, ranks: int) -> None:
 
 
 def implied(values: Values, degrees: Mapping[str, int]) -> dict[str, Any]:
-    """With what the given options and the mesh leave no choice about."""
+    """``values`` with the options that follow from them and from the mesh."""
     whole = dict(values)
     if "transformer_layer_cls_to_wrap" in values:
         whole["auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP"
@@ -118,13 +118,13 @@ def implied(values: Values, degrees: Mapping[str, int]) -> dict[str, Any]:
     sharding = values.get("sharding_strategy")
     if sharding in RESHARDED:
         whole.setdefault("reshard_after_forward", RESHARDED[sharding])
-    if sharding in HYBRID and degrees.get("dp_replicate", 1) == 1:  # one copy: nothing is hybrid about it
+    if sharding in HYBRID and degrees.get("dp_replicate", 1) == 1:  # with one copy the sharding is not hybrid
         whole["sharding_strategy"] = "FULL_SHARD" if RESHARDED[sharding] else "SHARD_GRAD_OP"
     return whole
 
 
 def notes(values: Values) -> Iterator[str]:
-    """What is run in another way than its name says, with the same result."""
+    """Notes on options that run differently than their names say, with the same result."""
     if values.get("version") == 1:
         yield "version 1: run as FSDP2, which shards each parameter by itself; losses and weights are the same"
     if values.get("use_orig_params") is False:

@@ -1,4 +1,4 @@
-"""Which rank runs where, on which GPU."""
+"""Plans on which node and GPU each rank runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..protocol.spec import JobSpec
 from .strategy import plan_strategy
 
 OVERSUBSCRIPTION_LIMIT = 32
-"""CPU ranks a core: beyond it a rehearsal spends its time in the scheduler, not in the cell."""
+"""The largest number of CPU ranks for each core: with more, the time is spent in the scheduler, not in the cell."""
 
 RANK_MEMORY = 64 * 1024**2
-"""Bytes that a forked rank needs of its own at the least (process group, interpreter state)."""
+"""The smallest number of bytes that a forked rank needs (process group, interpreter state)."""
 
 
 def make_plan(
@@ -28,10 +28,10 @@ def make_plan(
 ) -> Plan:
     """The plan of ``spec`` on one node.
 
-    ``busy`` maps UUIDs of GPUs that an earlier job holds to that job; ``own`` are pids whose GPU memory does
-    not make a GPU busy (the kernel itself). ``fits`` is asked for ``--strategy auto`` on several GPUs, with the plan
-    so far; its answer is as ``plan_strategy`` takes it. Raises ``ResourceError`` when there is less than was asked
-    for, and what ``plan_strategy`` raises.
+    ``busy`` maps UUIDs of GPUs that an earlier job holds to this job. ``own`` are pids whose GPU memory does not make a
+    GPU busy (the kernel itself). ``fits`` is called for ``--strategy auto`` on several GPUs, with the plan so far; its
+    result goes to ``plan_strategy``. Raises ``ResourceError`` when fewer resources are available than requested, and
+    what ``plan_strategy`` raises.
     """
     options = spec.options
     if inventory.torch:
@@ -39,7 +39,7 @@ def make_plan(
     gpus: tuple[Gpu, ...] = ()
     if options.ranks is None:
         gpus = _choose(options.gpus, inventory, busy or {}, set(own))
-    elif not (options.plan and options.strategy):  # the memory of ranks that will run elsewhere
+    elif not (options.plan and options.strategy):  # --plan with a strategy may be for another machine
         _check_cpu(options.ranks, inventory)
     world_size = options.ranks or len(gpus)
     if options.numa_binding:
@@ -120,7 +120,7 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
             f"{len(free)} of {_gpus(len(inventory.gpus))} are free: {_occupants(inventory.gpus, busy, own)}",
             "wait, or end the jobs that use them: `%dist attach JOB`, `%dist cancel JOB`, or --replace",
         )
-    # GPUs nobody touches come before one on which the kernel's own model sits.
+    # GPUs without processes come before a GPU that the kernel itself uses.
     free.sort(key=lambda gpu: bool(gpu.pids))
     return tuple(sorted(free[: wanted or len(free)], key=lambda gpu: gpu.index))
 

@@ -1,1 +1,1 @@
-"""The words that pass between processes: standard library only, no I/O but where a module says so."""
+"""The data that processes exchange. Standard library only; no I/O unless a module says so."""

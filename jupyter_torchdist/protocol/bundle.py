@@ -11,8 +11,8 @@ from .typed import Record
 class Blob:
     """One file below ``blobs/``, named by the SHA-256 of its content.
 
-    ``record`` is (inode, size, mtime_ns, ctime_ns) as the writer left it: a reader that finds the same trusts
-    the content, one that does not hashes it again. Size in bytes.
+    ``record`` is (inode, size, mtime_ns, ctime_ns) when it was written. A reader that finds the same values trusts
+    the content; otherwise it hashes the content again. Size in bytes.
     """
 
     digest: str
@@ -22,16 +22,16 @@ class Blob:
 
 @dataclass(frozen=True)
 class Captured:
-    """One line of the receipt: a name, what it is, how large (bytes), and which line needs it."""
+    """One line of the receipt: a name, its kind and description, its size (bytes), and the line that needs it."""
 
     name: str
     kind: str
     """``module``, ``function``, ``class``, ``tensor``, ``array``, ``model``, ``data``…"""
     what: str
-    """Such as ``torch as import`` or ``Tensor float32 (60000, 784)``."""
+    """For example ``torch as import`` or ``Tensor float32 (60000, 784)``."""
     size: int
     needed: str
-    """Such as ``line 4`` or ``function evaluate (Cell In[3], line 2)``."""
+    """For example ``line 4`` or ``function evaluate (Cell In[3], line 2)``."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Manifest(Record):
     stream: Blob
     buffers: tuple[Blob, ...]
     names: tuple[str, ...]
-    """Captured names, in the order in which the stream's namespaces hold them."""
+    """Captured names, in the order of the stream."""
     receipt: tuple[Captured, ...]
     linecache: Blob
     """JSON object: file name → source text, for tracebacks on the ranks."""
@@ -59,7 +59,7 @@ class Manifest(Record):
     flags: int = 0
     """Compiler flags of the notebook's ``from __future__`` imports."""
     bound: tuple[str, ...] = ()
-    """Names the cell binds at its top level."""
+    """Names that the cell binds at its top level."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""Frames over two file descriptors, never blocking: the same for a unix socket and for the stdio of SSH."""
+"""Sends and receives frames over two file descriptors without blocking: a unix socket, or the stdio of SSH."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Channel:
         self._decoder = frames.Decoder()
         self._queue: deque[memoryview] = deque()
         self.pending = 0
-        """Bytes accepted by ``send`` and not yet taken by the system."""
+        """Bytes accepted by ``send`` and not yet written."""
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """Queue one frame and write what the system takes now. Raises ``ChannelError`` when the peer is gone."""
+        """Queue one frame and write what can be written now. Raises ``ChannelError`` if the peer is gone."""
         frame = memoryview(frames.encode(header, body))
         self._queue.append(frame)
         self.pending += len(frame)
         self.flush()
 
     def flush(self) -> None:
-        """Write what the system takes. Raises ``ChannelError`` when the peer is gone."""
+        """Write what can be written now. Raises ``ChannelError`` if the peer is gone."""
         if self.closed:
             raise ChannelError("the channel is closed")
         while self._queue:
@@ -52,8 +52,8 @@ class Channel:
                 self._queue[0] = head[count:]
 
     def receive(self) -> list[frames.Message]:
-        """Frames that have arrived. Raises ``EOFError`` at the end, ``ChannelError`` for nonsense."""
-        if self.closed:  # the descriptor's number may be another channel's by now
+        """Frames that have arrived. Raises ``EOFError`` at the end, ``ChannelError`` for invalid data."""
+        if self.closed:  # another channel may have the descriptor's number by now
             raise EOFError
         try:
             data = os.read(self.read_fd, _READ)
@@ -67,7 +67,7 @@ class Channel:
 
     @property
     def between_frames(self) -> bool:
-        """Whether nothing of a frame is waiting here: another process may go on with the descriptors."""
+        """Whether no part of a frame is buffered, so that another process could take over the descriptors."""
         return not self._queue and self._decoder.empty
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
 """JSON for everything on disk and on a channel.
 
-JSON (RFC 8259) has no NaN or infinity, and readers in a browser lose integers beyond 2**53. Both travel as
-strings with a leading ``@``; a string that itself begins with ``@`` gets a second one, so decoding is exact.
-A long column of numbers may be given as an ``array("d")``: it travels as ``@f64:`` and the base64 (RFC 4648) of its
-little-endian doubles, a tenth of the work of writing and reading them as digits, and comes out as a list.
+JSON (RFC 8259) has no NaN or infinity, and JavaScript loses integers beyond 2**53. Both become strings with a leading
+``@``. A string that itself begins with ``@`` gets a second ``@``, so decoding is exact.
+A long column of numbers may be an ``array("d")``. It becomes ``@f64:`` and the base64 (RFC 4648) of its little-endian
+doubles, which takes a tenth of the time of decimal digits. It is decoded as a list.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _untag(value: Any) -> Any:
 
 
 def _little_endian(column: array[float]) -> array[float]:
-    """The same numbers in that order of bytes, or back in this machine's."""
+    """The column converted from this machine's byte order to little-endian, or back."""
     if sys.byteorder == "big":
         column = array("d", column)
         column.byteswap()
@@ -66,12 +66,12 @@ def _little_endian(column: array[float]) -> array[float]:
 
 
 def dumps(value: Any) -> str:
-    """One line of ASCII JSON. Raises ``TypeError`` for what has no JSON form."""
+    """One line of ASCII JSON. Raises ``TypeError`` for a value without a JSON form."""
     return json.dumps(_tag(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def loads(text: str | bytes) -> Any:
-    """The value ``dumps`` wrote. Raises ``ValueError`` for anything that is not JSON."""
+    """The value that ``dumps`` wrote. Raises ``ValueError`` for anything that is not JSON."""
     try:
         value = json.loads(text)
         return _untag(value) if _may_have_tags(text) else value
@@ -80,7 +80,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def _may_have_tags(text: str | bytes) -> bool:
-    """Most lines have none and need no second walk: a kernel reads thousands a second."""
+    """Whether a second pass is needed. Most lines have no tags, and a kernel reads thousands of lines a second."""
     if isinstance(text, bytes):
         return b'"@' in text or b"\\u0040" in text
     return '"@' in text or "\\u0040" in text

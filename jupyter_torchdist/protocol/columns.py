@@ -1,4 +1,4 @@
-"""How options are listed: beside what they are for, or above it where there is little room."""
+"""How options are listed: with the help beside the option, or below it if there is little room."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 Rows = Iterable[tuple[str, str]]
-"""What is written, and what it is for."""
+"""Pairs of an option and its help."""
 
 Layout = Callable[[Rows], list[str]]
 
 COLUMN = 36
-"""Characters of the first of two columns."""
+"""Width of the first of two columns, in characters."""
 
 NARROW = 60
-"""Characters; JupyterLab's contextual help is about as wide, and wraps what is wider."""
+"""Characters. JupyterLab's contextual help is about as wide, and wraps longer lines."""
 
 
 def beside(rows: Rows) -> list[str]:
-    """Two columns; what is too long for the first has a line of its own."""
+    """Two columns; an option that is too long for the first column has its own line."""
     lines = []
     for written, help in rows:
         if len(written) > COLUMN:
@@ -28,7 +28,7 @@ def beside(rows: Rows) -> list[str]:
 
 
 def below(rows: Rows) -> list[str]:
-    """What it is for stands below what is written, indented; no line is longer than ``NARROW`` if words allow it."""
+    """The help is below the option and indented; lines have at most ``NARROW`` characters, unless a word is longer."""
     lines = []
     for written, help in rows:
         lines += textwrap.wrap(written, NARROW, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""The way to this machine's agent, which is started where there is none."""
+"""Connects to this machine's agent, and starts it if there is none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START_SECONDS = 20.0
 
 
 def connect_agent(python: str) -> socket.socket:
-    """A connection to the agent; ``python`` runs it if it must be started. Raises ``LaunchError``."""
+    """A connection to the agent. If it must be started, ``python`` runs it. Raises ``LaunchError``."""
     directory = agent_directory()
     path = str(directory / "agent.sock")
     deadline = time.monotonic() + _START_SECONDS
@@ -37,7 +37,7 @@ def connect_agent(python: str) -> socket.socket:
                     f"this machine's agent does not answer on {path} ({error.strerror or error})",
                     f"its log is {directory / 'agent.log'}; $TORCHDIST_RUNTIME_DIR names another directory",
                 ) from error
-            # One that ended at once found another agent's lock: that one will listen soon, or is gone too.
+            # An agent that ended at once found the lock of another agent, which listens soon, or has ended, too.
             if process is None or process.poll() is not None:
                 process = _start(python, directory)
             time.sleep(0.005)
@@ -57,7 +57,7 @@ def _start(python: str, directory: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [python, "-m", "jupyter_torchdist.node", "agent", str(directory)],
             cwd="/",
-            # Asked for from inside a rank, it must not end with that rank's job.
+            # An agent started inside a rank must not end with the rank's job.
             env={name: value for name, value in os.environ.items() if name != JOB_TOKEN},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -4,9 +4,9 @@
     ├── UserError                   the user's code or request
     │   ├── OptionError             a misspelt option, a bad value
     │   ├── CellSyntaxError         the cell does not compile (also a SyntaxError)
-    │   ├── UndefinedName           the cell needs a name nobody defined (also a NameError)
-    │   ├── CaptureError            an object that cannot leave the notebook
-    │   ├── StrategyError           what a strategy cannot do correctly
+    │   ├── UndefinedName           the cell needs an undefined name (also a NameError)
+    │   ├── CaptureError            an object cannot leave the notebook
+    │   ├── StrategyError           a strategy cannot train this cell correctly
     │   ├── CheckpointError         a checkpoint that cannot be written, or is missing, damaged or of another model
     │   └── RankFailed              a rank failed and its own exception could not be rebuilt
     ├── PlatformError               this machine or its set-up
@@ -16,12 +16,12 @@
     │   └── JobNotFound             no such job here
     └── InfrastructureError         our own processes, the connection between them
         ├── LaunchError             the ranks could not be started
-        ├── ChannelError            a connection to an agent broke or spoke nonsense
+        ├── ChannelError            a connection to an agent broke, or carried invalid data
         └── JobLost                 a job's processes are gone and left no outcome
     JobCancelled (KeyboardInterrupt)  the user stopped the job
     JobTimedOut (TimeoutError)        --timeout passed
 
-A ``PlatformError`` or ``UserError`` is for the user to mend; an ``InfrastructureError`` is ours.
+The user can fix a ``PlatformError`` or a ``UserError``; an ``InfrastructureError`` is a fault of this package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TorchDistError(Exception):
 
     @property
     def message(self) -> str:
-        """Without the hint. One that comes from a rank is rebuilt without ``__init__``: it has its arguments alone."""
+        """The message without the hint. An error from a rank is rebuilt without ``__init__`` and has ``args`` only."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
@@ -50,11 +50,11 @@ class UserError(TorchDistError):
 
 
 class OptionError(UserError):
-    """An option of ``%%distribute`` that does not exist or has a value it cannot have."""
+    """An option of ``%%distribute`` does not exist, or its value is invalid."""
 
 
 class CellSyntaxError(UserError, SyntaxError):
-    """The cell does not compile; ``lineno`` counts as the user sees it (the magic is line 1)."""
+    """The cell does not compile; ``lineno`` is the line number that the user sees (the magic is line 1)."""
 
     def __init__(
         self, message: str, hint: str = "", *, filename: str = "", lineno: int = 0, offset: int = 0, text: str = ""
@@ -73,7 +73,7 @@ class UndefinedName(UserError, NameError):
 
 
 class CaptureError(UserError):
-    """An object that cannot leave the notebook; ``path`` leads from the captured name to the culprit."""
+    """An object cannot leave the notebook; ``path`` leads from the captured name to this object."""
 
     def __init__(self, message: str, hint: str = "", *, path: str = "", line: str = "") -> None:
         super().__init__(message, hint)
@@ -86,7 +86,7 @@ class StrategyError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that could not be written, or that is missing, damaged, or of something else."""
+    """A checkpoint could not be written, or is missing, damaged, or of something else."""
 
 
 class RankFailed(UserError):
@@ -114,7 +114,7 @@ class DamagedJob(StoreError):
 
 
 class JobNotFound(PlatformError):
-    """No job of that id or name."""
+    """There is no job with this id or name."""
 
 
 class InfrastructureError(TorchDistError):
@@ -126,7 +126,7 @@ class LaunchError(InfrastructureError):
 
 
 class ChannelError(InfrastructureError):
-    """A connection to an agent broke, or what came over it made no sense."""
+    """A connection to an agent broke, or carried invalid data."""
 
 
 class JobLost(InfrastructureError):
@@ -134,7 +134,7 @@ class JobLost(InfrastructureError):
 
 
 class JobCancelled(KeyboardInterrupt):
-    """The user stopped the job; a ``KeyboardInterrupt`` so that ``Run All`` stops too."""
+    """The user stopped the job. It is a ``KeyboardInterrupt``, so that ``Run All`` stops, too."""
 
 
 class JobTimedOut(TimeoutError):

@@ -1,4 +1,4 @@
-"""Changes of a job's state. One JSON line each; kinds a reader does not know pass through it untouched.
+"""Changes of a job's state, one JSON line each. Readers ignore unknown kinds.
 
 A process writes its own ``*.events`` file without ``seq`` and ``node``; the driver gives both when it takes
 the line into the journal. User code can write into these files: an event of a file counts only if its data has the
@@ -8,10 +8,10 @@ types of ``KINDS``, and if the owner of the file may say it (``Source``).
 kind                 data
 ===================  =====================================================================================
 job.submitted        world_size, nodes, name, label
-job.driver           process (ProcessId): a driver took the job, the first one or another after its death
+job.driver           process (ProcessId): a driver took the job; another driver if the first one died
 job.starting         attempt, fresh
-job.launched         token, attempt: what the launcher calls its submission, where it has a name for it
-job.engine           state (queued, running, ended), position, reason: what the launcher says of its submission
+job.launched         token, attempt: the launcher's name for its submission, if it has one
+job.engine           state (queued, running, ended), position, reason: the launcher's report on its submission
 job.running          every rank runs user code
 job.stopping         reason (cancelled, failed, timed_out, lost), by
 job.note             text: something the user should read
@@ -20,23 +20,23 @@ node.up              inventory, agent (ProcessId)
 node.lost            reason
 launcher.started     process (ProcessId)
 launcher.rendezvous  address, port: where the first node's store listens
-launcher.child       pid, code, why, stopped (by the engine itself; null where it does not say): a rank's process
-                     ended
+launcher.child       pid, code, why, stopped (by the engine itself; null if it does not report this): a rank's
+                     process ended
 launcher.ended       codes {pid: exit code}, error (text, empty when all is well)
-node.ended           error: no process of the job is alive on the node, and that was checked
+node.ended           error: a check found no living process of the job on the node
 rank.started         process (ProcessId), local_rank
 rank.ready           user code begins; the process group is up
 rank.waiting         operation, group, number, since, size, members (``Waiting``), counts: user code has been in one
                      collective for seconds
-rank.resumed         that collective is over
+rank.resumed         this collective is over
 rank.entered         counts {group: how many of its collectives this rank has entered}: while another rank waits
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
 rank.result          names, left ([name, reason]…), size: values of this rank are published
-rank.ending          user code has run, and all that this rank does together with others (for the agent alone)
+rank.ending          user code and all collective work of this rank are finished (for the agent only)
 rank.done            user code and results are finished
 rank.dropped         lines: output lost to a full disk
-rank.exited          code (negative: a signal), why (a sentence's end, as ``was killed (SIGKILL)``),
+rank.exited          code (negative: a signal), why (the end of a sentence: ``was killed (SIGKILL)``),
                      state: done, failed, killed, or stopped (because of another rank, or on request)
 ===================  =====================================================================================
 """

@@ -53,24 +53,24 @@ from .gauges import Gauges
 VERSION = 1
 
 MIME_TYPE = "application/vnd.torchdist.job+json"
-"""An output that is a view: ``{job, host}``; ``host`` is where the job directory is."""
+"""The MIME type of an output that is a view: ``{job, host}``; ``host`` has the job directory."""
 
 LINE_LIMIT = 64 * 1024
 
 FIRST_BYTES = 256 * 1024
-"""Of each file, for a view that begins in the middle of a job."""
+"""How many bytes of each file's end a view gets first if it opens in the middle of a job."""
 
 MESSAGE_BYTES = 256 * 1024
-"""Of text in one ``lines`` message."""
+"""The largest number of bytes of text in one ``lines`` message."""
 
 UNSEEN = 8
-"""Messages that may be without an ``ack``."""
+"""The largest number of messages without an ``ack``."""
 
 RATE = 15.0
-"""Messages a second, at the most, that come unasked."""
+"""The largest number of messages a second that a feed sends without a question."""
 
 BEAT = 5
-"""Seconds between two empty messages of a WebSocket of ours: without them, silence could be a line that was cut."""
+"""Seconds between two empty messages of our WebSockets: they show that the connection is not broken."""
 
 
 # Generated for TypeScript too (scripts/protocol_types.py): ``Annotated[Any, Record]`` is the JSON of a record.
@@ -107,7 +107,7 @@ class Series(TypedDict):
 
 
 class Progress(TypedDict):
-    """A bar; ``total`` is null where it is not known."""
+    """A progress bar; ``total`` is null if it is unknown."""
 
     desc: str
     n: float
@@ -115,14 +115,14 @@ class Progress(TypedDict):
 
 
 class RankStatus(TypedDict):
-    """How far a rank is, and the last value of each of its curves."""
+    """The step of a rank, and the last value of each of its curves."""
 
     step: float | None
     last: dict[str, float]
 
 
 class CurveNames(TypedDict):
-    """What curves there are."""
+    """The names of the curves."""
 
     version: int
     names: list[str]
@@ -130,7 +130,7 @@ class CurveNames(TypedDict):
 
 
 class Hello(TypedDict):
-    """The first message. ``spec``, ``plan``, ``receipt`` and ``state`` are the records' own JSON."""
+    """The first message. ``spec``, ``plan``, ``receipt`` and ``state`` are the JSON of the records."""
 
     version: int
     now: float
@@ -151,7 +151,7 @@ class Events(TypedDict):
 
 
 class Lines(TypedDict):
-    """In order of time."""
+    """Segments in order of time."""
 
     segments: list[Segment]
 
@@ -161,7 +161,7 @@ class _Newer(TypedDict, total=False):
 
 
 class Status(_Newer):
-    """What changes often. ``gauges`` are missing where a server runs on after an update."""
+    """Data that changes often. ``gauges`` are missing if the server is older than the page."""
 
     effective: str
     progress: Progress | None

@@ -1,8 +1,8 @@
 """The channel between driver and agent: frames over any byte stream (a unix socket, the stdio of SSH).
 
 A frame is ``magic(2) header_length(4) body_length(8)`` in network order, a JSON object and raw bytes. No pickle.
-Frames carry no state of their own: a channel that is cut anywhere is opened again, and both sides say which
-offsets they have.
+Frames do not depend on earlier frames: a channel that broke anywhere is opened again, and both sides send the offsets
+that they have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADER_LIMIT = 16 * 1024 * 1024
 BODY_LIMIT = 64 * 1024 * 1024
 
 CHUNK = 4 * 1024 * 1024
-"""Bytes of a file in one frame at the most."""
+"""The largest number of bytes of a file in one frame."""
 
 Message = tuple[dict[str, Any], bytes]
 
@@ -32,18 +32,18 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Cuts a byte stream into frames, whatever the pieces it arrives in."""
+    """Cuts a byte stream, which may arrive in any pieces, into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def empty(self) -> bool:
-        """Whether no part of a frame is held."""
+        """Whether no part of a frame is buffered."""
         return not self._buffer
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Whole frames so far. Raises ``ChannelError`` for bytes that are no frame; the channel is then useless."""
+        """The complete frames so far. Raises ``ChannelError`` for invalid bytes; the channel is then useless."""
         self._buffer += data
         while len(self._buffer) >= _HEAD.size:
             magic, header_length, body_length = _HEAD.unpack_from(self._buffer)

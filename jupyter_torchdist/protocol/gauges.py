@@ -1,4 +1,4 @@
-"""What a rank takes of its node: processor, memory, GPU. The agent writes it, and every view reads it."""
+"""The resources that a rank uses on its node: CPU, memory, GPU. The agent writes them, and every view reads them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 _MOST = 2**53
-"""JavaScript holds whole numbers up to here."""
+"""The limit of exact integers in JavaScript."""
 
 
 @dataclass(frozen=True)
 class Gauges:
-    """What one rank took when its node's agent last looked. Sizes in bytes; null is not known."""
+    """The resources of one rank at its agent's last measurement. Sizes in bytes; null means unknown."""
 
     cpu: int | None = None
-    """Of the rank and its children, in per cent of one core."""
+    """CPU time of the rank and its children, in per cent of one core."""
     memory: int | None = None
-    """Of the rank and its children, without what it has in common with other ranks: files that are mapped."""
+    """Memory of the rank and its children, without mapped files, which ranks share."""
     memory_peak: int | None = None
-    """The most of the looks so far."""
+    """The largest measurement so far."""
     gpu: int | None = None
-    """Per cent of the time in which its GPU computed, for whomever."""
+    """Per cent of the time in which its GPU was computing, for any process."""
     gpu_memory: int | None = None
     gpu_memory_peak: int | None = None
     gpu_total: int | None = None
     gpu_shared: bool = False
-    """``gpu_memory`` is that of all processes on the GPU: NVML does not tell which of it is the rank's."""
+    """``gpu_memory`` is the memory of all processes on the GPU, because NVML does not report the rank's part."""
 
     def after(self, earlier: Gauges | None) -> Gauges:
-        """With the highest of what was seen. What the whole GPU held says nothing of a rank that is told by itself."""
+        """With the peaks so far. A GPU peak of all processes is dropped when the rank's own memory is reported."""
         if earlier is None:
             earlier = Gauges(gpu_shared=self.gpu_shared)
         shared = earlier.gpu_shared if self.gpu_memory is None else self.gpu_shared
@@ -44,7 +44,7 @@ class Gauges:
 
     @staticmethod
     def from_json(value: Any) -> Gauges:
-        """Nothing is known of what is malformed: user code can write into the job's directory."""
+        """Malformed values count as unknown, because user code can write into the job's directory."""
         if not isinstance(value, dict):
             return Gauges()
         numbers = {field.name: _whole(value.get(field.name)) for field in fields(Gauges) if field.name != "gpu_shared"}
@@ -52,7 +52,7 @@ class Gauges:
 
 
 def rounded(value: float, digits: int) -> int:
-    """To so many digits, which is all that anyone reads: a value that hardly moves is told once."""
+    """``value`` rounded to ``digits`` significant digits, so that a small change is not reported again."""
     whole = round(value)
     return round(whole, min(0, digits - len(str(abs(whole)))))
 

@@ -1,4 +1,4 @@
-"""What this machine has. GPUs are asked of NVML, which neither opens a CUDA context nor needs torch."""
+"""The resources of this machine. GPU data comes from NVML, which neither opens a CUDA context nor needs torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .plan import Gpu, Inventory
 
 
 def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
-    """This machine as a job of this process (or of ``environ``) may use it."""
+    """The resources that a job of this process may use, with ``environ`` instead of ``os.environ`` if given."""
     environ = os.environ if environ is None else environ
     return Inventory(
         host=socket.gethostname(),
@@ -28,9 +28,9 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
 
 
 def visible(found: tuple[Gpu, ...], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` lets through, in its order.
+    """The GPUs that ``CUDA_VISIBLE_DEVICES`` makes visible, in its order.
 
-    As CUDA reads it: it stops at the first bad entry, and a GPU that is named twice leaves none at all.
+    It is read as CUDA does: an invalid entry ends the list, and a GPU named twice means that no GPU is visible.
     """
     if cuda_visible_devices is None:
         return found
@@ -38,7 +38,7 @@ def visible(found: tuple[Gpu, ...], cuda_visible_devices: str | None) -> tuple[G
     for entry in cuda_visible_devices.split(","):
         entry = entry.strip()
         if entry.isdigit():
-            # CUDA takes the first instance of a GPU that is divided (MIG).
+            # CUDA uses the first instance of a divided GPU (MIG).
             matches = [gpu for gpu in found if gpu.index == int(entry)][:1]
         else:
             matches = [gpu for gpu in found if entry and gpu.uuid.startswith(entry)]
@@ -51,7 +51,7 @@ def visible(found: tuple[Gpu, ...], cuda_visible_devices: str | None) -> tuple[G
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """GPUs (or MIG instances, where a GPU is divided) in NVML's order; empty without a driver."""
+    """GPUs (or the MIG instances of a divided GPU) in NVML's order; empty without a driver."""
     try:
         with Nvml() as nvml:
             return nvml.gpus()
@@ -66,7 +66,7 @@ def _cores() -> int:
 
 
 def _available_memory() -> int:
-    """Bytes that can be taken without swapping; 0 where the system does not say."""
+    """Bytes that can be used without swapping; 0 if the system does not report them."""
     try:
         with open("/proc/meminfo") as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of GPUs, without a CUDA context. Structures and codes are those of nvml.h."""
+"""GPU data from NVIDIA's management library, without a CUDA context. Structures and codes are from nvml.h."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME_LENGTH = 96
 _MAX_PROCESSES = 256
 
 _NOT_AVAILABLE = 2**64 - 1
-"""NVML_VALUE_NOT_AVAILABLE, in place of a number of bytes."""
+"""NVML_VALUE_NOT_AVAILABLE, used instead of a number of bytes."""
 
 
 class _Memory(ctypes.Structure):
@@ -37,7 +37,7 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """The library, open until ``close``. Raises ``OSError`` where there is none, or where its driver does not start."""
+    """The library, open until ``close``. Raises ``OSError`` if it is missing or the driver does not answer."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(os.environ.get("TORCHDIST_NVML", "libnvidia-ml.so.1"))
@@ -54,7 +54,7 @@ class Nvml:
         self._library.nvmlShutdown()
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """GPUs (or MIG instances, where a GPU is divided) in the library's order."""
+        """GPUs (or the MIG instances of a divided GPU) in the library's order."""
         count = ctypes.c_uint()
         if self._library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return ()
@@ -66,24 +66,24 @@ class Nvml:
         return tuple(found)
 
     def find(self, uuid: str) -> Device | None:
-        """The GPU or MIG instance of that name; None where it is no more."""
+        """The GPU or MIG instance with this UUID; None if it does not exist."""
         device = Device()
         done = self._ask("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(device))
         return device if done else None
 
     def utilisation(self, device: Device) -> int | None:
-        """Per cent of the last sixth of a second to a second in which a kernel ran; None for MIG instances."""
+        """Per cent of the last 1/6 to 1 second in which a kernel ran; None for MIG instances."""
         found = _Utilization()
         return int(found.gpu) if self._ask("nvmlDeviceGetUtilizationRates", device, ctypes.byref(found)) else None
 
     def memory(self, device: Device) -> tuple[int, int] | None:
-        """Bytes in use, by whomever, and all that there are."""
+        """Bytes in use by all processes, and total bytes."""
         found = _Memory()
         done = self._ask("nvmlDeviceGetMemoryInfo", device, ctypes.byref(found))
         return (int(found.used), int(found.total)) if done else None
 
     def processes(self, device: Device) -> dict[int, int | None]:
-        """Bytes that each process holds (None: not told), as seen from this pid namespace."""
+        """Bytes that each process holds (None: not reported), with pids of this pid namespace."""
         count = ctypes.c_uint(_MAX_PROCESSES)
         entries = (_Process * _MAX_PROCESSES)()
         if not self._ask("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), entries):
@@ -92,7 +92,7 @@ class Nvml:
         return {entry.pid: None if entry.memory == _NOT_AVAILABLE else int(entry.memory) for entry in told}
 
     def _ask(self, function: str, *arguments: Any) -> bool:
-        """Whether a function that not every driver has succeeds."""
+        """Call a function that not every driver has. Returns whether it succeeded."""
         query = getattr(self._library, function, None)
         return query is not None and query(*arguments) == 0
 

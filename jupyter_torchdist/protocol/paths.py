@@ -1,4 +1,4 @@
-"""The only place that knows how files and sockets are named. Pure but for ``make_private``."""
+"""The names of all files and sockets. Pure functions, except ``make_private``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def is_safe(name: str) -> bool:
-    """Whether ``name`` is one that we give to files."""
+    """Whether ``name`` may be the name of one of our files."""
     return bool(_SAFE.fullmatch(name))
 
 
 def safe_name(name: str) -> str:
-    """``name`` if it can be one component of a path, else ``ValueError``: no traversal by construction."""
+    """``name`` if it can be one component of a path; else raises ``ValueError``. This prevents path traversal."""
     if not is_safe(name):
         raise ValueError(f"{name!r} cannot name a file")
     return name
 
 
 def _jupyter_data_dir() -> Path:
-    """Where jupyter_core's ``jupyter_data_dir`` is, without importing it (nodes have no Jupyter)."""
+    """The directory of jupyter_core's ``jupyter_data_dir``, without importing it (nodes have no Jupyter)."""
     if path := os.environ.get("JUPYTER_DATA_DIR"):
         return Path(path)
     if sys.platform == "darwin":
@@ -56,9 +56,9 @@ def scratch_dir() -> Path:
 
 
 def make_private(path: Path) -> Path:
-    """Create ``path`` with mode 0700, parents too; raises ``PermissionError`` where another user owns it.
+    """Create ``path`` with mode 0700, parents too. Raises ``PermissionError`` if another user owns it.
 
-    Also where another user's link leads to a directory of this user's: ``/tmp`` is everybody's.
+    This includes a symbolic link of another user to a directory of this user, because anyone can write to ``/tmp``.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
@@ -85,7 +85,7 @@ class Home:
 
     @property
     def catalog(self) -> Path:
-        """This host's cache over the summaries: SQLite's locks cannot be relied on between hosts."""
+        """The cache of the summaries. Each host has its own: SQLite's locks are not reliable between hosts."""
         host = re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())
         return self.root / f"catalog-{host}.sqlite"
 
@@ -96,7 +96,7 @@ class Home:
         return JobPaths(self.jobs / safe_name(job))
 
     def draft(self, job: str) -> JobPaths:
-        """Where a job is put together before it is renamed to its place; blobs are safe while one is there."""
+        """The directory in which a job is created before it is renamed. Blobs are not deleted while it exists."""
         return JobPaths(self.jobs / f".creating-{safe_name(job)}")
 
 
@@ -124,12 +124,12 @@ class JobPaths:
 
     @property
     def journal(self) -> Path:
-        """Changes of state; only the driver appends."""
+        """Changes of state; only the driver appends to it."""
         return self.root / "journal.jsonl"
 
     @property
     def driver(self) -> Path:
-        """Who drives the job: process identity and heartbeat, replaced by rename."""
+        """The job's driver: process identity and heartbeat, replaced by rename."""
         return self.root / "driver.json"
 
     @property
@@ -139,17 +139,17 @@ class JobPaths:
 
     @property
     def requests(self) -> Path:
-        """One file a request of a client (interrupt, kill), taken away by the driver."""
+        """One file for each request of a client (interrupt, kill); the driver removes it."""
         return self.root / "requests"
 
     @property
     def watched(self) -> Path:
-        """Empty; touched by the feed of every live view while the job runs (``store/presence.py``)."""
+        """An empty file, touched by the feed of every live view while the job runs (``store/presence.py``)."""
         return self.root / "watched"
 
     @property
     def source(self) -> Path:
-        """Local modules of the bundle, unpacked; first on the ranks' ``sys.path``."""
+        """The unpacked local modules of the bundle; first on the ranks' ``sys.path``."""
         return self.root / "source"
 
     @property
@@ -176,13 +176,13 @@ class JobPaths:
 
 @dataclass(frozen=True)
 class NodePaths:
-    """The files one node writes. Each has exactly one writer."""
+    """The files that one node writes. Each file has exactly one writer."""
 
     root: Path
 
     @property
     def gauges(self) -> Path:
-        """What the node's ranks take (``Gauges`` by rank): the latest values, replaced by rename by the agent."""
+        """The latest ``Gauges`` of the node's ranks; the agent replaces the file by rename."""
         return self.root / "gauges.json"
 
     @property
@@ -221,12 +221,12 @@ class NodePaths:
 
     @property
     def waiting(self) -> Path:
-        """One byte for each of the node's ranks, written by it: whether it waits in a collective."""
+        """One byte for each of the node's ranks, written by the rank: whether it waits in a collective."""
         return self.root / "waiting"
 
     @property
     def not_a_number(self) -> Path:
-        """There once a rank of the node has said that its loss is NaN."""
+        """Exists after a rank of the node has reported that its loss is NaN."""
         return self.root / "nan"
 
     def stacks(self, rank: int) -> Path:

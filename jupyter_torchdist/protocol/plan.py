@@ -1,4 +1,4 @@
-"""What will run where. Pure values; ``planning`` makes them, ``launch`` performs them, ``--plan`` prints them."""
+"""What will run where. Pure values: ``planning`` makes them, ``launch`` runs them, ``--plan`` prints them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .typed import Record
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as NVML names it. Memory in bytes."""
+    """One GPU, as NVML describes it. Memory in bytes."""
 
     uuid: str
     index: int
@@ -32,25 +32,25 @@ class Inventory(Record):
     python: str = ""
     torch: str = ""
     numactl: bool = False
-    """Whether that program is there, without which torch binds no rank to a NUMA node."""
+    """Whether the program ``numactl`` is installed; torch needs it to bind ranks to NUMA nodes."""
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node's part: its global ranks in order of local rank, and the GPU of each (empty on CPUs)."""
+    """One node's part of the plan: its global ranks in order of local rank, and the GPU of each (empty on CPUs)."""
 
     name: str
     ranks: tuple[int, ...]
     gpus: tuple[str, ...] = ()
     address: str = "127.0.0.1"
-    """Where the node's peers reach it: loopback on one node, else the chosen interface's IP."""
+    """The address for other nodes: loopback on a single node, else the IP of the chosen interface."""
     interface: str = "lo"
     host: str = ""
-    """Its name, as people know it; empty where it is not known yet."""
+    """The host name; empty if it is not known yet."""
 
     @property
     def called(self) -> str:
-        """What people are shown: ``name`` only names files and messages."""
+        """The name to show to users; ``name`` is only for files and messages."""
         return self.host or self.name
 
 
@@ -74,12 +74,12 @@ class Plan(Record):
     strategy: StrategyPlan = field(default_factory=StrategyPlan)
     role: str = "default"
     run_id: str = ""
-    """What ranks know the job by; empty: by its id and attempt."""
+    """The run id for the ranks; empty: made from the job's id and attempt."""
     port: int = 0
-    """On which the store listens; 0: one that is free."""
+    """The port of the rendezvous store; 0: a free port."""
 
     def node_of(self, rank: int) -> NodePlan:
-        """Raises ``KeyError`` for a rank outside the plan."""
+        """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""
         for node in self.nodes:
             if rank in node.ranks:
                 return node

@@ -1,4 +1,4 @@
-"""Who a process is, so that a signal never hits a stranger that got its number (pid) later. Does I/O on /proc."""
+"""The identity of a process, so that a signal never hits another process with a reused pid. Reads /proc."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from functools import lru_cache
 from .typed import Record
 
 JOB_TOKEN = "TORCHDIST_JOB"
-"""Environment variable that every process of a job has in its ``/proc/PID/environ``: ``job_token``."""
+"""Environment variable in the ``/proc/PID/environ`` of every process of a job; its value is ``job_token``."""
 
 JOB_TOKEN_LENGTH = 128
-"""Characters of a token, padded with spaces: it is overwritten in place (``runtime.assignment``)."""
+"""Characters of a token, padded with spaces, because it is overwritten in place (``runtime.assignment``)."""
 
 
 def job_token(job: str, node: str) -> str:
-    """What marks the processes of a job on one node."""
+    """The token that marks the processes of a job on one node."""
     return f"{job}@{node}"[:JOB_TOKEN_LENGTH].ljust(JOB_TOKEN_LENGTH)
 
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Changes with every boot of this machine; empty where the system has none (macOS)."""
+    """An id that changes with every boot of this machine; empty if the system has none (macOS)."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -42,12 +42,12 @@ def _pid_namespace_of(pid: int) -> str:
 
 
 def pid_namespace() -> str:
-    """Identity of this process's pid namespace; cached per pid, as a fork may land in another one."""
+    """Identity of this process's pid namespace; cached per pid, because a fork may be in another namespace."""
     return _pid_namespace_of(os.getpid())
 
 
 def _read(path: str) -> bytes:
-    """A whole file of ``/proc``; a job's end reads two of each process of the machine."""
+    """The content of a file in ``/proc``. It is fast, because a job's end reads two files of every process."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -59,20 +59,20 @@ def _read(path: str) -> bytes:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Fields of ``/proc/PID/stat`` from the state (field 3 of proc(5)) on. Raises ``OSError`` when it is gone."""
+    """Fields of ``/proc/PID/stat`` from the state (field 3 of proc(5)) on. Raises ``OSError`` if the process ended."""
     return parse_stat(_read(f"/proc/{pid}/stat"))
 
 
 def parse_stat(line: bytes) -> list[str]:
-    """The fields after the name, which may hold blanks and parentheses. Raises ``OSError`` where there is none."""
+    """The fields after the name, which may contain blanks and parentheses. Raises ``OSError`` for an empty line."""
     _, closed, rest = line.rpartition(b")")
     if not closed:
-        raise OSError("no line of /proc/PID/stat")  # as it reads for a process that goes at this moment
+        raise OSError("no line of /proc/PID/stat")  # the process is just ending
     return rest.decode("ascii", "replace").split()
 
 
 def session_of(pid: int) -> int:
-    """The session that the process is in (setsid(2)), a pid; 0 when it is gone."""
+    """The session (setsid(2)) of the process, a pid; 0 if the process ended."""
     try:
         return int(stat_fields(pid)[3])
     except OSError:
@@ -80,7 +80,7 @@ def session_of(pid: int) -> int:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot; 0 when it is gone or a zombie, or on macOS."""
+    """When the process started, in clock ticks since boot; 0 if it ended or is a zombie, and on macOS."""
     try:
         fields = stat_fields(pid)
     except OSError:
@@ -108,13 +108,13 @@ class ProcessId(Record):
 
     @property
     def here(self) -> bool:
-        """Whether this machine, in this boot and namespace, is where the process lives."""
+        """Whether the process is on this machine, in this boot and in this pid namespace."""
         if self.boot:
             return self.boot == boot_id() and self.namespace == pid_namespace()
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
-        """Whether it runs (a zombie does not). Only meaningful where ``here`` is true; False elsewhere."""
+        """Whether the process runs (a zombie does not). Only meaningful if ``here`` is true, else False."""
         if not self.here or self.pid <= 0:
             return False
         if not self.boot:
@@ -126,7 +126,7 @@ class ProcessId(Record):
         return self.ticks != 0 and start_ticks(self.pid) == self.ticks
 
     def open(self) -> int:
-        """A pidfd (pidfd_open(2)) of exactly this process. Raises ``ProcessLookupError`` when it is gone."""
+        """A pidfd (pidfd_open(2)) of exactly this process. Raises ``ProcessLookupError`` if it ended."""
         fd = os.pidfd_open(self.pid)
         if not self.alive():
             os.close(fd)
@@ -134,7 +134,7 @@ class ProcessId(Record):
         return fd
 
     def signal(self, number: int) -> bool:
-        """Send a signal; False when the process was gone already, or has become another user's (sudo)."""
+        """Send a signal. Returns False if the process has ended or belongs to another user by now (sudo)."""
         try:
             if not hasattr(os, "pidfd_open"):
                 if not self.alive():
@@ -154,7 +154,7 @@ class ProcessId(Record):
 
 
 def job_token_of(pid: int) -> str:
-    """The token that the process carries; empty for strangers and processes that cannot be read."""
+    """The token of the process; empty if it has none or cannot be read."""
     try:
         environ = b"\0" + _read(f"/proc/{pid}/environ")
     except OSError:
@@ -164,11 +164,11 @@ def job_token_of(pid: int) -> str:
 
 
 def processes_of_job(token: str, leaders: Iterable[ProcessId] = ()) -> list[ProcessId]:
-    """All living processes on this machine that carry ``token``, or are in a session of ``leaders``.
+    """All running processes on this machine that carry ``token``, or are in a session of ``leaders``.
 
-    ``token`` is a ``job_token``, or a job's id for those of all its nodes here.
-    The token finds what the job forked or executed, the session what cleaned its environment.
-    What has become another user's (a setuid program) is left out: it can neither be read nor be ended.
+    ``token`` is a ``job_token``, or a job's id for the processes of all its nodes on this machine.
+    The token finds processes that the job forked or executed; the session finds processes with a cleaned environment.
+    Processes that belong to another user now (setuid programs) are left out: we can neither read nor end them.
     """
     sessions = {leader.pid for leader in leaders if start_ticks(leader.pid) in (0, leader.ticks)}
     wanted = token.strip()
@@ -216,7 +216,7 @@ def descendants(root: int) -> list[int]:
 
 
 def exit_in_words(code: int) -> str:
-    """What an exit status (negative: a signal, as ``subprocess`` has it) means, in a sentence's end."""
+    """The meaning of an exit status (negative: a signal, as in ``subprocess``), as the end of a sentence."""
     if code < 0:
         try:
             name = signal.Signals(-code).name

@@ -1,4 +1,4 @@
-"""The supported releases of torch, and what the older ones of them cannot do."""
+"""The supported releases of torch, and features that older supported releases lack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Release = tuple[int, int]
 
 
 def release_of(version: str) -> Release:
-    """``2.11.0+cu130`` → (2, 11). Raises ``ValueError`` for what is no version."""
+    """``2.11.0+cu130`` → (2, 11). Raises ``ValueError`` for a text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         raise ValueError(f"{version!r} is no version of torch")
@@ -31,7 +31,7 @@ def check(version: str) -> None:
 
 
 def check_plan(version: str, strategy: StrategyPlan, *, binds: bool) -> None:
-    """Raises ``ResourceError`` for what this release cannot do. ``binds``: ranks are bound to cores near their GPU."""
+    """Raises ``ResourceError`` for a feature that this release lacks. ``binds``: ranks are pinned near their GPU."""
     if release_of(version) >= (2, 9):
         return
     replicated = strategy.degree("dp_replicate") > 1 and strategy.degree("dp_shard") == 1

@@ -1,4 +1,4 @@
-"""What the user asked for: the options of ``%%distribute`` and ``torchdist run``, and the job's specification."""
+"""The user's request: the options of ``%%distribute`` and ``torchdist run``, and the job's specification."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Options(Record):
     numa_binding: str | None = None
     strategy: str | None = None
     option: tuple[str, ...] = ()
-    """``key=value`` each, of a file first, then of the line: the last one of a key holds."""
+    """``key=value`` texts, first from a file, then from the option line; the last text of a key counts."""
     config: str | None = None
     precision: str = "fp32"
     compile: bool = False
@@ -39,7 +39,7 @@ class Options(Record):
     checkpoint: str | None = None
     resume: bool = False
     remarks: tuple[str, ...] = ()
-    """What a configuration file said that needs a word."""
+    """Remarks on settings of a configuration file."""
     out: tuple[str, ...] = ("auto",)
     collect: str = "rank0"
     exclude: tuple[str, ...] = ()
@@ -53,11 +53,11 @@ class Options(Record):
     plan: bool = False
     watch: str = "full"
     role: str = "default"
-    """What torchrun's options of the shell say (``verbs/torchrun.py``), as are the next two: the ranks' ROLE_NAME."""
+    """ROLE_NAME of the ranks. This and the next two are torchrun's options in the shell (``verbs/torchrun.py``)."""
     run_id: str = ""
-    """TORCHELASTIC_RUN_ID; else the job's id."""
+    """TORCHELASTIC_RUN_ID; empty: the job's id."""
     port: int = 0
-    """MASTER_PORT; else one that is free."""
+    """MASTER_PORT; 0: a free port."""
 
     def to_json(self) -> dict[str, Any]:
         """Without the values of ``--env NAME=VALUE``: no value of the environment is ever written down."""
@@ -159,7 +159,7 @@ class Option:
     short: str = ""
     """Another way to write the flag, such as ``-O``."""
     adds: bool = False
-    """Whether what is given adds to the defaults instead of taking their place."""
+    """Whether given values are added to the defaults instead of replacing them."""
 
     @property
     def written(self) -> str:
@@ -231,7 +231,7 @@ BY_FLAG = {flag: option for option in OPTIONS for flag in (option.flag, option.s
 
 
 def parse_options(line: str | Sequence[str], defaults: Options | None = None) -> Options:
-    """The words after ``%%distribute`` as ``Options``. Raises ``OptionError`` that names the nearest option."""
+    """The words after ``%%distribute`` as ``Options``. Raises ``OptionError`` that names a similar option."""
     try:
         words = shlex.split(line) if isinstance(line, str) else list(line)
     except ValueError as error:
@@ -297,7 +297,7 @@ def options_help(layout: Layout = beside) -> str:
 
 
 PROGRAMS = ("script", "module")
-"""Kinds of jobs that are whole programs: they end as under Python, and nothing of them comes back."""
+"""Kinds of jobs that are complete programs: they end as under Python, and no values come back."""
 
 
 @dataclass(frozen=True)
@@ -318,9 +318,9 @@ class JobSpec(Record):
     argv: tuple[str, ...] = ()
     """``sys.argv`` of a program: the script as it was typed, or ``-m``, and its arguments."""
     notebook: str = ""
-    """Where it was asked for: the notebook's path or the kernel's, for the panel and ``%dist``."""
+    """The path of the notebook or of the kernel's session, for the panel and ``%dist``."""
     rerun_of: str = ""
-    """The job that is run again; empty for one that was captured anew."""
+    """The job that this job runs again; empty if this is no rerun."""
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "options": self.options.to_json()}

@@ -1,4 +1,4 @@
-"""A job's state: a fold over its events, the same in every reader (and, later, in TypeScript)."""
+"""A job's state: a fold over its events, with the same result in every reader."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Waiting(Record):
     """The collective that a rank waits in: the ``number``-th of its ``group``."""
 
     operation: str
-    """Such as ``all_reduce``."""
+    """For example ``all_reduce``."""
     group: str
     """Backend and name, the same on every rank: ``gloo:0``."""
     number: int
     since: float
     size: int = 0
-    """Bytes that this rank put in; 0 where that is not known."""
+    """Bytes of this rank's input; 0 if unknown."""
     members: tuple[int, ...] | None = None
-    """The ranks of the group: null is all of the job, none at all that they are not known."""
+    """The ranks of the group; null: all ranks of the job; empty: unknown."""
 
 
 @dataclass(frozen=True)
@@ -37,23 +37,23 @@ class RankState:
     host: str = ""
     pid: int = 0
     state: str = "starting"
-    """starting, running, or one of ``RANK_ENDS``; ``stopped`` because another rank failed or the job was ended."""
+    """starting, running, or one of ``RANK_ENDS``; ``stopped``: because another rank failed or the job was ended."""
     started: float = 0.0
     ready: float = 0.0
     ended: float = 0.0
     error: ErrorRecord | None = None
     code: int | None = None
     why: str = ""
-    """How it ended, where that needs words: ``was killed (SIGKILL)``."""
+    """How the rank's process ended, if that needs an explanation: ``was killed (SIGKILL)``."""
     results: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     """Names that did not come back, each with the reason."""
     dropped: int = 0
-    """Lines that it printed and a full disk did not take."""
+    """How many printed lines were lost because the disk was full."""
     waiting: Waiting | None = None
-    """It stays when the rank ends in it."""
+    """Kept if the rank ends in the collective."""
     entered: dict[str, int] = field(default_factory=dict)
-    """How many collectives of each group it had entered at ``counted``; of a group that is not there, none."""
+    """How many collectives of each group the rank had entered at ``counted``; a missing group means none."""
     counted: float = 0.0
 
 
@@ -76,7 +76,7 @@ class JobState(Record):
     driver: dict[str, Any] | None = None
     attempt: int = 0
     queued: str = ""
-    """While the launcher's nodes are not there: ``position 3: waiting for GPUs``, as far as the launcher says."""
+    """While the job waits for the launcher's nodes: ``position 3: waiting for GPUs``, as the launcher reports it."""
     seq: int = 0
 
     @property
@@ -84,23 +84,23 @@ class JobState(Record):
         return self.state in FINAL_STATES
 
     def failures(self) -> list[RankState]:
-        """Ranks that failed or were killed: the one that is blamed, then the earliest first.
+        """Ranks that failed or were killed: first ``first_failure``, then in order of time.
 
-        Those stopped because of it are not among them.
+        Ranks that were stopped because of a failure are not included.
         """
         failed = [rank for rank in self.ranks.values() if rank.state in ("failed", "killed", "lost")]
         failed.sort(key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
         return sorted(failed, key=lambda rank: rank.rank != self.first_failure)
 
     def awaited(self, waiting: Waiting) -> list[int]:
-        """The ranks that have not entered a collective, as far as is known: those that it waits for."""
+        """The ranks for which a collective waits: they are known not to have entered it."""
         members = range(self.world_size) if waiting.members is None else waiting.members
         ranks = [self.ranks[number] for number in members if number in self.ranks]
         return [rank.rank for rank in ranks if _is_behind(rank, waiting)]
 
 
 def _is_behind(rank: RankState, waiting: Waiting) -> bool:
-    """What a rank said of itself before the wait began may have changed, unless it has ended."""
+    """Whether the rank is known not to have entered. Counts from before the wait may be old, unless it has ended."""
     known = rank.counted > waiting.since or rank.state in RANK_ENDS
     return known and rank.entered.get(waiting.group, 0) < waiting.number
 
@@ -114,7 +114,7 @@ def fold(events: Iterable[Event], state: JobState | None = None) -> JobState:
 
 
 def apply(state: JobState, event: Event) -> JobState:
-    """The state after one event. What follows an end is kept out, so that a final state is final.
+    """The state after one event. Events after the job's end are ignored, so a final state does not change.
 
     Events that were read are checked (``events.KINDS``): a damaged one never comes here.
     """
@@ -169,9 +169,9 @@ def _in_queue(data: dict[str, Any]) -> str:
 
 
 def _apply_rank(rank: RankState, event: Event) -> RankState:
-    """The same for every order in which the rank's own file and its agent's are read.
+    """The result is the same for every order in which the files of the rank and of its agent are read.
 
-    How a rank says that it ended stands above what was seen of its process.
+    The rank's own report of its end has priority over the exit status of its process.
     """
     data = event.data
     if event.kind == "rank.started":

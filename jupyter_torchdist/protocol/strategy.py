@@ -1,4 +1,4 @@
-"""How a cell's training is spread over the ranks: what the user asked for, checked and made whole."""
+"""How a cell's training is spread over the ranks: the user's request, checked and completed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from .typed import Record
 
 NAMES = ("none", "ddp", "fsdp", "hsdp", "tp", "cp", "pp", "deepspeed", "auto")
-"""What may stand after ``--strategy``; products are joined by ``+``."""
+"""The values of ``--strategy``; products are joined by ``+``."""
 
 ALONE = ("none", "deepspeed", "auto")
-"""Those that are no part of a product."""
+"""Strategies that cannot be part of a product."""
 
 DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Of the mesh of ranks, the outermost first: neighbours in the last ones talk most."""
+"""The dimensions of the mesh of ranks, outermost first: neighbours in the last dimensions communicate most."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -24,20 +24,20 @@ class StrategyPlan(Record):
     """One job's strategy, decided. The degrees of all dimensions multiply to the world size."""
 
     name: str = "none"
-    """As asked for, ``fsdp+tp``; what ``auto`` chose, once it has."""
+    """The chosen strategy, for example ``fsdp+tp``; for ``auto`` the strategy that it chose."""
     degrees: dict[str, int] = field(default_factory=dict)
-    """Ranks along each of ``DIMENSIONS``; a dimension that is not named has 1."""
+    """Ranks along each of ``DIMENSIONS``; a missing dimension has 1."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What ``-O`` and the configuration file set, converted; the defaults are not in it."""
+    """Converted values from ``-O`` and the configuration file, without defaults."""
     precision: str = "fp32"
     compile: bool = False
     activation_checkpointing: bool = False
     grad_accumulation: int = 1
     checkpoint: str | None = None
-    """Directory of the automatic way's checkpoints."""
+    """Directory of the automatic checkpoints."""
     resume: bool = False
     notes: tuple[str, ...] = ()
-    """What was decided and why, for ``--plan`` and the receipt."""
+    """The decisions and their reasons, for ``--plan`` and the receipt."""
 
     def __post_init__(self) -> None:
         for name, value in self.options.items():

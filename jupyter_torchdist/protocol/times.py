@@ -1,7 +1,7 @@
-"""When a rank wrote its output: the form of its ``.times`` file (``ranks/streams`` writes, ``store/times`` reads).
+"""When a rank wrote its output: the format of its ``.times`` file (``ranks/streams`` writes, ``store/times`` reads).
 
-The file is a row of records of 16 bytes, little-endian: seconds since the epoch; the stream in the top bit (0 out,
-1 err) and below it the size of that stream's file by then.
+The file is a sequence of little-endian records of 16 bytes: seconds since the epoch, then a 64-bit number. Its top bit
+is the stream (0 out, 1 err); the other bits are the size of this stream's file at that time.
 """
 
 from __future__ import annotations
@@ -11,4 +11,4 @@ import struct
 RECORD = struct.Struct("<dQ")
 
 ERR = 1 << 63
-"""The stream's bit."""
+"""The bit for stderr."""

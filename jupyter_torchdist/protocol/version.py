@@ -1,4 +1,4 @@
-"""Which agent belongs to which version of this package. Reads this package's own files."""
+"""The agent that belongs to this version of the package. Reads the package's own files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .paths import runtime_dir
 
 
 def agent_directory() -> Path:
-    """Socket, lock and logs of this version's agent: another version, or interpreter, gets another agent."""
+    """The directory of the agent's socket, lock and logs. Another version or interpreter has another agent."""
     return runtime_dir() / f"agent-{source_digest()}"
 
 
@@ -26,11 +26,11 @@ NODE_ROOMS = (
     "ranks",
     "node",
 )
-"""What a node needs of this package to run a job's ranks; nothing else has to be there."""
+"""The subpackages that a node needs to run a job's ranks."""
 
 
 def source_digest() -> str:
-    """Changes with every change of the files that an agent runs, so that no job runs on older code."""
+    """A digest of the files that an agent runs. It changes with them, so that no job runs on older code."""
     package = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256(f"{sys.executable} {package}\n".encode())
     for room in NODE_ROOMS:

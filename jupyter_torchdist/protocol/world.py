@@ -1,4 +1,4 @@
-"""The notebook's world, for the ranks of a job. It goes through pipes and sockets of this user, never onto a disk."""
+"""The notebook's environment for the ranks of a job. Sent through this user's pipes and sockets, never stored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .typed import Record
 
 LIBRARIES = ("pandas", "scipy", "sklearn")
-"""Besides torch's, what a warm process may import before it forks: tested (tests/integration/test_fork.py)."""
+"""Packages that a warm process may import before it forks, besides torch; tested (tests/integration/test_fork.py)."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""One rank: what happens around user code, and what user code sees."""
+"""One rank: everything around user code, and the API for user code."""

@@ -1,4 +1,4 @@
-"""Changing a module right after its import, whenever that is, without importing it."""
+"""Changes a module right after its import, without importing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = Callable[[ModuleType], None]
 
 
 def after_import(changes: dict[str, Change]) -> None:
-    """Call each change with the module of its name: now if that is imported, else when it has been."""
+    """Call each change with the module of its name: now if the module is imported, else right after its import."""
     later = {}
     for name, change in changes.items():
         if (module := sys.modules.get(name)) is not None:
@@ -44,7 +44,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The module's own loader, and then the change."""
+    """Runs the module's own loader, and then the change."""
 
     def __init__(self, loader: importlib.abc.Loader, change: Change) -> None:
         self._loader = loader
@@ -54,7 +54,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def __getattr__(self, name: str) -> Any:
-        """What a module asks its loader for while it is imported: its source, data, resources."""
+        """Forward other requests during the import: source, data, resources."""
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -1,6 +1,6 @@
-"""Ranks of which each trains a model of its own: backward passes, and no communication. Noticed, and said once.
+"""Detects ranks that train independent models: backward passes without communication. Writes one note about it.
 
-A cell for one device without a strategy does so, and so does a library that took the job for one process.
+This happens with a cell for one device without a strategy, and with a library that runs as if there was one process.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch.distributed as dist
 from . import flight
 
 PASSES = 8
-"""Backward passes without a collective from which on it is said."""
+"""After so many backward passes without a collective, the note is written."""
 
 _POINT_TO_POINT = ("send", "recv", "recv_anysource")
 _OTHER_WAYS = ("horovod", "mpi4py")
 _RECORDED = {"gloo", "nccl"}
-"""Backends whose collectives the flight recorder knows."""
+"""Backends whose collectives the flight recorder records."""
 
 
 class Alone:
-    """Looks whether this rank has trained without the others.
+    """Checks whether this rank has trained without the others.
 
-    ``backwards`` tells how many passes there were; ``consequence`` what it means for the values of the job, ``remedy``
-    what to do. ``patient``: the code speaks of collectives, which may come at its end; nothing is said before.
+    ``backwards``: returns the number of backward passes. ``consequence``: effect on the job's values. ``remedy``: what
+    to do. ``patient``: the code mentions collectives, which may come at its end, so the note waits until then.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class Alone:
         self._patched: list[tuple[str, Any]] = []
 
     def begin(self) -> None:
-        """From here on messages from rank to rank count, too; the recorder does not know them."""
+        """From now on point-to-point operations count as communication, too. The recorder does not record them."""
         for name in () if self._over else _POINT_TO_POINT:
             original = getattr(dist.ProcessGroup, name)
             self._patched.append((name, original))
             setattr(dist.ProcessGroup, name, self._noting(original))
 
     def look(self, counts: dict[flight.Group, flight.Counts]) -> None:
-        """While user code runs; in any thread."""
+        """Check while user code runs. May be called in any thread."""
         if not self._patient:
             self._decide(counts)
 
     def end(self) -> None:
-        """User code has ended."""
+        """Check at the end of user code, and remove the patches."""
         self._decide(flight.counts())
         self._over = True
         for name, original in self._patched:
@@ -61,7 +61,7 @@ class Alone:
 
     def _decide(self, counts: dict[flight.Group, flight.Counts]) -> None:
         with self._lock:
-            if self._over or not dist.is_initialized():  # its group is gone, and with it what there was
+            if self._over or not dist.is_initialized():  # the counts are gone with the process group
                 return
             passes = self._backwards()
             if _entered(counts) > self._entered or _communicates_otherwise():
@@ -86,7 +86,7 @@ def _entered(counts: dict[flight.Group, flight.Counts]) -> int:
 
 
 def _recorded() -> bool:
-    """Whether the recorder would know of a collective."""
+    """Whether the recorder would record a collective."""
     if "0" in (os.environ.get("TORCH_FR_BUFFER_SIZE"), os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE")):
         return False
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -101,7 +101,7 @@ def _communicates_otherwise() -> bool:
 
 
 def _accelerate() -> str | None:
-    """Which of accelerate's settings made it so."""
+    """The remedy if accelerate's settings caused it, else None."""
     state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     kind = None if state is None else state._shared_state.get("distributed_type")
     if kind is None or kind.value != "NO":

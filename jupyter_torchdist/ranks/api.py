@@ -1,10 +1,10 @@
-"""``import jupyter_torchdist as td``: what a rank's code can ask and say.
+"""``import jupyter_torchdist as td``: the API for code on a rank.
 
 ``td.rank``, ``td.local_rank``, ``td.world_size``, ``td.local_world_size``, ``td.node_rank``, ``td.device`` and
 ``td.is_main`` are read from torchrun's environment at each access. ``td.mesh`` is the ``DeviceMesh`` of the job's
-strategy, None without one; ``td.dp_rank``, ``td.tp_rank``, ``td.cp_rank`` and ``td.pp_rank`` are this rank's places in
-it (without a strategy every rank is a data rank). In one plain process, without the magic, the same code works: it is
-rank 0 of 1, ``log`` and ``progress`` leave no trace.
+strategy, or None. ``td.dp_rank``, ``td.tp_rank``, ``td.cp_rank`` and ``td.pp_rank`` are this rank's coordinates in it.
+(Without a strategy, ``dp_rank`` is the rank.) The same code works in one plain process without the magic: it is rank 0
+of 1, and ``log`` and ``progress`` write nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _recorder = Recorder()
 
 
 def use(recorder: Recorder) -> None:
-    """The worker's: where ``log`` and ``progress`` of this process go."""
+    """Called by the worker: set the recorder for ``log`` and ``progress``."""
     global _recorder
     _recorder = recorder
 
@@ -113,21 +113,21 @@ def __getattr__(name: str) -> Any:
 
 
 def log(*, step: int | None = None, **scalars: Any) -> None:
-    """Draw scalars: one curve a name. Takes numbers, and tensors and arrays of one element.
+    """Draw scalars: one curve per name. Accepts numbers, and tensors and arrays with one element.
 
-    A tensor on a GPU is read without waiting for it. What is not a number is left out, and that is said once.
-    ``step`` is the place on the x axis; without one, points stand in the order in which they were logged.
+    A tensor on a GPU is read without waiting for it. A value that is not a number is left out, with one warning.
+    ``step`` is the position on the x axis. Without it, points are drawn in the order of the calls.
     """
     _recorder.log(scalars, step)
 
 
 def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
-    """The items of ``iterable``, with a progress bar in the notebook: one for the job, its ranks folded in."""
+    """The items of ``iterable``, with a progress bar in the notebook: one bar for all ranks of the job."""
     return _recorder.progress(iterable, total, desc)
 
 
 def print(*values: object, all: bool = False, **options: Any) -> None:
-    """``print`` on rank 0 only, or on ``all`` ranks with the rank in front."""
+    """``print`` on rank 0 only, or with ``all`` on all ranks, with the rank in front."""
     number = _VALUES["rank"]()
     if all:
         builtins.print(f"[rank {number}]", *values, **options)
@@ -136,7 +136,7 @@ def print(*values: object, all: bool = False, **options: Any) -> None:
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank has called it."""
     if _distributed():
         import torch.distributed
 

@@ -1,4 +1,4 @@
-"""Scalars that ``backward()`` is called on are drawn: one curve a call site, named as in the source."""
+"""Draws scalars on which ``backward()`` is called: one curve per call site, named as in the source."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Within(threading.local):
 
 
 class Autolog:
-    """Notes the value of each scalar loss; the step of a curve is the number of calls at its site."""
+    """Logs the value of each scalar loss. The step of a curve is the number of calls at its site."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -52,12 +52,12 @@ class Autolog:
 
         @functools.wraps(original)
         def backward(self_: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._within.backward:  # a tensor subclass comes here a second time
+            if self._within.backward:  # nested call from a tensor subclass
                 return original(self_, *args, **kwargs)
             self._within.backward = True
             try:
                 original(self_, *args, **kwargs)
-                # Afterwards: a strategy has made the value the whole batch's by then.
+                # After the backward: by then a strategy has set the loss of the whole batch.
                 self.note(self_, sys._getframe(1))
             finally:
                 self._within.backward = False
@@ -74,15 +74,15 @@ class Autolog:
             return scaled
 
         torch.amp.GradScaler.scale = scale_and_remember  # type: ignore[method-assign,assignment]
-        # torch.compile would trace our functions; skipped, they are what ``backward`` is already: a graph break.
+        # torch.compile must not trace our functions: skipped, they cause a graph break, as ``backward`` itself does.
         after_import({"torch._dynamo.trace_rules": lambda module: module.add(__name__.partition(".")[0])})
 
     def backwards(self) -> int:
-        """How often user code has called ``backward`` on a scalar; any thread may ask."""
+        """How often user code has called ``backward`` on a scalar. May be called in any thread."""
         return sum(site.calls for site in list(self._sites.values()) if site is not None)
 
     def note(self, loss: torch.Tensor, caller: FrameType | None) -> None:
-        """Draw ``loss`` if it is a scalar and user code, above ``caller``, asked for its gradients."""
+        """Log ``loss`` if it is a scalar and ``caller``, or a frame above it, is user code."""
         if loss.numel() != 1 or (site := self._site(caller)) is None:
             return
         site.calls += 1
@@ -105,10 +105,10 @@ class Autolog:
 
 
 def loss_name(filename: str, line: int, span: positions.Span | None = None, *, direct: bool = True) -> str:
-    """What the source calls the tensor: ``d_loss`` in ``d_loss.backward()`` and in ``fabric.backward(d_loss)``.
+    """The name of the tensor in the source: ``d_loss`` in ``d_loss.backward()`` and ``fabric.backward(d_loss)``.
 
-    ``span`` is the call's, where that is known; ``direct`` false means that a library called
-    ``backward``, so that only an argument can be the loss. ``loss`` when the source does not tell.
+    ``span``: position of the call, if known. ``direct``: False if a library called ``backward``; then only an argument
+    can be the loss. Returns ``loss`` if the source does not tell the name.
     """
     calls = [call for call in _backward_calls(filename) if call.lineno <= line <= (call.end_lineno or call.lineno)]
     exact = [call for call in calls if span and span.end == positions.span_of(call).end]
@@ -130,7 +130,7 @@ def _backward_calls(filename: str) -> list[ast.Call]:
 
 
 def _words(value: ast.expr) -> str:
-    """A short name of an expression; of ``scaler.scale(loss)``, what is scaled."""
+    """A short name for an expression; for ``scaler.scale(loss)``, the name of its argument."""
     if isinstance(value, ast.Call):
         scaled = isinstance(value.func, ast.Attribute) and value.func.attr == "scale" and value.args
         return _words(value.args[0] if scaled else value.func)

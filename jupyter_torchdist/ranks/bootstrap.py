@@ -1,4 +1,4 @@
-"""Making a forked process what a new one would be: signals, files, random numbers, ``__main__``."""
+"""Makes a forked process like a new one: signals, files, random numbers, ``__main__``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .streams.output import UNINTERRUPTIBLE
 
 
 class RankInterrupts:
-    """The rank's SIGINT: the first raises ``KeyboardInterrupt``, and ``received`` tells it from the user's own.
-
-    A ``Source`` of the flusher, which sends the signal again when it came at a moment that cannot bear it.
+    """The rank's SIGINT handler. The first signal raises ``KeyboardInterrupt``; ``received`` is set, which
+    distinguishes it from a ``KeyboardInterrupt`` that user code raises.
+    A ``Source`` of the flusher, which sends the signal again if it came during code that must not be interrupted.
     """
 
     def __init__(self, flusher: Flusher) -> None:
@@ -36,11 +36,11 @@ class RankInterrupts:
 
     @property
     def heard(self) -> bool:
-        """Whether user code got the exception, or is over. One that waits for the end of a write may come too late."""
+        """Whether user code got the exception, or has ended. False while the signal waits for the end of a write."""
         return self.received is not None and not self._armed
 
     def disarm(self) -> None:
-        """User code has ended: a signal is noted and changes nothing."""
+        """User code has ended: from now on a signal is recorded but has no effect."""
         self._armed = False
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -61,17 +61,17 @@ class RankInterrupts:
 
 
 def lead_a_session() -> None:
-    """As torchrun's ranks do. Linux shares the processor out among sessions first (sched(7), *autogroup*).
+    """Start a new session, as ranks of torchrun do. Linux shares CPU time among sessions first (sched(7), *autogroup*).
 
-    In the session of their launcher, ranks had together what each has under torchrun, and waited longer for each other:
-    a pipeline on 2 busy processors took 8 % more time a step.
+    In the session of the launcher, all ranks together would get the CPU share of one session, and wait longer for each
+    other: a pipeline on 2 busy CPUs took 8 % more time per step.
     """
     if os.getsid(0) != os.getpid():
         os.setsid()
 
 
 def default_signals(stacks: Path) -> None:
-    """Undo torch elastic's handlers, which raise an ``Exception``; show stacks on a crash and on SIGUSR1."""
+    """Remove torch elastic's handlers, which raise an ``Exception``. Write stacks on a crash and on SIGUSR1."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -80,16 +80,16 @@ def default_signals(stacks: Path) -> None:
 
 
 def show_stacks_in(stacks: Path) -> None:
-    """Write all stacks there at SIGUSR1, whatever user code did with that signal before."""
+    """Write all stacks to ``stacks`` at SIGUSR1, even if user code has set its own handler."""
     dumps = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.register(signal.SIGUSR1, file=dumps, all_threads=True)
 
 
 def forget_the_parent() -> None:
-    """What a fork inherits and a new interpreter would not have: exit handlers, a process name, seeds.
+    """Remove what a forked process inherits, unlike a new interpreter: exit handlers, a process name, seeds.
 
-    ``random`` seeds itself anew after a fork. torch's generator of the CPU takes a random seed when torch is
-    imported; those of GPUs begin with the same constant in every process.
+    ``random`` seeds itself again after a fork. torch's CPU generator gets a random seed at the import of torch. The GPU
+    generators begin with the same constant in every process.
     """
     if multiprocessing.parent_process() is None:
         return
@@ -108,7 +108,7 @@ def forget_the_parent() -> None:
 
 
 def use_threads() -> None:
-    """torch read ``OMP_NUM_THREADS`` when it was imported, in another environment."""
+    """Apply ``OMP_NUM_THREADS``: torch has read it at its import, in another environment."""
     if count := os.environ.get("OMP_NUM_THREADS", ""):
         import torch
 
@@ -118,7 +118,7 @@ def use_threads() -> None:
 
 
 def plain_drawing() -> None:
-    """Notebook back ends of matplotlib need a kernel."""
+    """Replace notebook backends of matplotlib by Agg, because they need a kernel."""
     chosen = os.environ.get("MPLBACKEND", "Agg").lower()
     if chosen.startswith("module://") or chosen in ("nbagg", "notebook", "widget", "inline", "ipympl"):
         chosen = "agg"
@@ -126,7 +126,7 @@ def plain_drawing() -> None:
 
 
 def new_main() -> ModuleType:
-    """An empty ``__main__``, as an interactive interpreter has it: no file, no spec."""
+    """Install an empty ``__main__``, as in an interactive interpreter: no file, no spec."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     _old_mains.append(sys.modules["__main__"])
@@ -136,4 +136,4 @@ def new_main() -> ModuleType:
 
 
 _old_mains: list[ModuleType] = []
-"""A module that nothing refers to loses its names, and its functions may still run."""
+"""Keeps earlier modules alive: a module without references loses its names, but its functions may still run."""

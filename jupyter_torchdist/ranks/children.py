@@ -1,8 +1,8 @@
-"""Child processes of a rank under ``spawn`` and ``forkserver``, such as DataLoader workers.
+"""Child processes of a rank with ``spawn`` and ``forkserver``, for example DataLoader workers.
 
-They pickle classes and functions of ``__main__`` by name, and in the child there is no such name: the notebook's
-``__main__`` is no file. So they travel by value and are put into the child's ``__main__``; from there
-everything goes by name again, in both directions, and ``isinstance`` holds.
+Python pickles classes and functions of ``__main__`` by name, but the child has no such name: the notebook's
+``__main__`` is not a file. So they are sent by value and put into the child's ``__main__``. After that they are sent by
+name in both directions, so that ``isinstance`` works.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cloudpickle import cloudpickle
 
 
 class _Names:
-    """Stands for the namespace of ``__main__`` in a stream."""
+    """Represents the namespace of ``__main__`` in a stream."""
 
     def __reduce__(self) -> Any:
         return main_names, ()
 
 
 class _Met:
-    """The top-level names a stream carried by value; pickled last, when they are known."""
+    """The top-level names that a stream carries by value; pickled last, when they are known."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
@@ -37,7 +37,7 @@ class _Met:
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle, with functions of ``__main__`` rebuilt over the other side's ``__main__``."""
+    """cloudpickle, with functions of ``__main__`` rebuilt in the ``__main__`` of the receiver."""
 
     def __init__(self, file: io.BytesIO, main: dict[str, Any]) -> None:
         super().__init__(file)
@@ -54,7 +54,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def install(main: ModuleType) -> None:
-    """From here on this process sends classes and functions of ``main`` by value. Its forked children need not."""
+    """Let this process send classes and functions of ``main`` by value. Forked children do not do this."""
     names = vars(main)
 
     def reducer_override(pickler: ForkingPickler, value: Any) -> Any:
@@ -67,13 +67,13 @@ def install(main: ModuleType) -> None:
 
 
 def uninstall() -> None:
-    """Back to names alone."""
+    """Send classes and functions only by name again."""
     if "reducer_override" in vars(ForkingPickler):
         del ForkingPickler.reducer_override
 
 
 def by_value(value: Any, names: dict[str, Any]) -> bytes:
-    """``value`` and what it needs of the namespace ``names`` as a stream for ``arrive``."""
+    """A stream for ``arrive`` with ``value`` and the values that it needs from the namespace ``names``."""
     file = io.BytesIO()
     pickler = _ByValue(file, names)
     pickler.dump((value, _Met(pickler.met)))
@@ -81,7 +81,7 @@ def by_value(value: Any, names: dict[str, Any]) -> bytes:
 
 
 def arrive(qualname: str, stream: bytes) -> Any:
-    """What this process's ``__main__`` calls ``qualname``; unless it has it, the one in ``stream``, put there."""
+    """The object ``qualname`` of this process's ``__main__``. If it is missing, it is loaded from ``stream``."""
     try:
         return operator.attrgetter(qualname)(sys.modules["__main__"])
     except AttributeError:

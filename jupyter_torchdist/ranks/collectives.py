@@ -1,10 +1,10 @@
-"""A thread of the rank that says when user code waits in a collective, and how far this rank has come.
+"""A thread of the rank that reports when user code waits in a collective, and how many collectives it has entered.
 
-It looks once a second at counters. Two events come of that, none of them while a job goes its way:
+It reads counters once a second. It writes events only when a rank waits:
 
 * ``rank.waiting`` when this rank has been in one collective for two seconds, ``rank.resumed`` when that is over;
-* ``rank.entered``, how many collectives it has entered, while another rank of the node waits: from that a reader
-  knows for whom. That a rank waits stands in a file of the node, one byte a rank.
+* ``rank.entered``, the number of collectives entered, while another rank of the node waits: so a reader knows which
+  rank it waits for. A file per node has one byte per rank, which tells whether the rank waits.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .eventfile import EventFile
 from .flight import Counts, Group
 
 _PERIOD = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 _LOOKS = 2
-"""At so many looks, one after the other, a rank must stand still before it says that it waits."""
+"""A rank reports that it waits after so many consecutive checks without progress."""
 
 _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
-"""The system call in which a thread waits for other threads, as it does for Gloo's."""
+"""Number of the system call futex(2), in which a thread waits for other threads, for example Gloo's threads."""
 
 
 class CollectiveWatch:
@@ -49,14 +49,14 @@ class CollectiveWatch:
         self._told: Callable[[dict[Group, Counts]], None] | None = None
 
     def tell(self, told: Callable[[dict[Group, Counts]], None]) -> None:
-        """Call this with the counts of each look, in the watch's thread."""
+        """Call ``told`` with the counts of each check, in the watch's thread."""
         self._told = told
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is written after this."""
+        """Stop the thread. No event is written after this."""
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(_PERIOD)
@@ -66,7 +66,7 @@ class CollectiveWatch:
         while not self._stopped.wait(_PERIOD):
             try:
                 self._look()
-            except Exception:  # noqa: BLE001  # this thread's edge: a torch whose recorder we cannot read
+            except Exception:  # noqa: BLE001  # top level of this thread: the recorder cannot be read
                 self._marks.clear()
                 return
 
@@ -85,17 +85,17 @@ class CollectiveWatch:
         self._answer()
 
     def _learn_names(self, counts: dict[Group, Counts]) -> None:
-        """Once for each group, while its entries are in the ring; of one that is not found nothing is ever said."""
+        """Read the name of each new group once, while its entries are in the ring. Unnamed groups get no events."""
         for recorder in {group.recorder for group in counts if group not in self._names}:
             found = flight.names(recorder)
             new = [group for group in counts if group.recorder == recorder and group not in self._names]
             self._names |= {group: found.get(group, "") for group in new}
 
     def _still(self, counts: dict[Group, Counts]) -> list[Group]:
-        """Groups with a collective under way in which nothing has moved since the last look, nor has this rank.
+        """Groups with an unfinished collective and no progress since the last check, while this rank waits, too.
 
-        A rank may leave a collective to Gloo's threads and do something else: it is said to wait only while its main
-        thread sleeps at one place. NCCL's run on the GPU, where what comes after them waits.
+        A rank may leave a collective to Gloo's threads and do other work. So it counts as waiting only while its main
+        thread sleeps in one call. NCCL's collectives run on the GPU, and later GPU work waits for them.
         """
         under_way = [group for group, count in counts.items() if count.under_way]
         place = _sleeps_at() if any(group.recorder != flight.NCCL for group in under_way) else ""
@@ -123,7 +123,7 @@ class CollectiveWatch:
         self._events.write("rank.resumed")
 
     def _answer(self) -> None:
-        """Who waits asks how far this rank has come: it is told at once, and then ever more seldom."""
+        """While another rank waits, report this rank's progress: at once, then in growing intervals."""
         peers, now = self._marks.others(), time.monotonic()
         if peers != self._peers:
             self._peers, self._asked, self._answer_at, self._answered = peers, now, now, None
@@ -133,14 +133,14 @@ class CollectiveWatch:
             self._answered, self._answer_at = known, now + (now - self._asked)
 
     def _known(self) -> dict[str, int] | None:
-        """How many collectives of each group this rank has entered; None when a group has no name."""
+        """How many collectives of each group this rank has entered; None if a group has no name."""
         if not all(self._names.get(group) for group in self._counts):
             return None
         return {self._names[group]: self._counts[group].entered for group in sorted(self._counts)}
 
 
 class Marks:
-    """Which ranks of this node wait: one byte for each, written by it alone; 0 is that it does not."""
+    """Which ranks of this node wait: a file with one byte per rank, written only by that rank. 0: it does not wait."""
 
     def __init__(self, path: Path, local_rank: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -148,7 +148,7 @@ class Marks:
         self._waits = 0
 
     def set(self) -> None:
-        """This rank waits: another number than the last time, so that others see that it is a new wait."""
+        """This rank waits. Each wait has a different number than the one before, so that others see a new wait."""
         self._waits = self._waits % 255 + 1
         self._write(self._waits)
 
@@ -164,13 +164,13 @@ class Marks:
         try:
             os.pwrite(self._fd, bytes([mark]), self._own)
         except OSError:
-            return  # a full disk: the others are not asked
+            return  # the disk is full: other ranks do not see the wait
 
 
 def _sleeps_at() -> str:
-    """Where the main thread waits for another thread: the same words for as long as it is the same wait.
+    """The system call in which the main thread waits for another thread: the same text during the same wait.
 
-    Empty while it does anything else, and where the kernel does not tell.
+    Empty if the main thread does anything else, or if the kernel does not tell.
     """
     try:
         call = Path(f"/proc/self/task/{os.getpid()}/syscall").read_text()

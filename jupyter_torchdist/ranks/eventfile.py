@@ -1,4 +1,4 @@
-"""Appending to this process's own ``*.events`` file. Readers take whole lines only."""
+"""Appends to this process's own ``*.events`` file. Readers use only complete lines."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..protocol.events import Event
 from ..protocol.reserve import reserve
 
 _KEPT = 64 * 1024
-"""Bytes of events that wait for room on a full disk; what comes after them is lost."""
+"""Largest size in bytes of events that wait for free space on a full disk; later events are lost."""
 
 _ROOM = 32 * 1024
-"""Bytes that are kept for the events of one process when a job begins: how a rank ended must not be lost."""
+"""Bytes reserved on the disk for the events of one process: the event with the end of a rank must not be lost."""
 
 
 class EventFile:
-    """The events of one process, whose threads may all write. Never raises for a full disk: what it refuses is written
-    with a later event.
+    """Writes the events of one process; thread-safe. Does not raise when the disk is full: the event is then written
+    together with a later one.
     """
 
     def __init__(self, path: Path, rank: int | None = None) -> None:
         self._rank = rank
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._unwritten = b""
-        self._lock = threading.RLock()  # a signal may come in the middle of a write, and have an event of its own
+        self._lock = threading.RLock()  # a signal handler may write an event during a write
         reserve(self.fd, _ROOM)
 
     def write(self, kind: str, *, rank: int | None = None, **data: Any) -> None:
@@ -38,7 +38,7 @@ class EventFile:
             self.flush()
 
     def flush(self) -> None:
-        """Try again what could not be written."""
+        """Try again to write the events that could not be written."""
         try:
             with self._lock:
                 while self._unwritten:

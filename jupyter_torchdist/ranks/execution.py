@@ -1,4 +1,4 @@
-"""Running the user's code in the rank's ``__main__``: a cell, a captured call, or a script."""
+"""Runs the user's code in the rank's ``__main__``: a cell, a captured call, a module, or a script."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from types import CodeType
 from typing import Any
 
 VALUE = "__torchdist_value__"
-"""Name in ``__main__`` of the last line's value, or of the call's result."""
+"""Name in ``__main__`` for the value of the last line, or the result of the call."""
 
 CALL = "__torchdist_call__"
-"""Name in ``__main__`` of the captured (function, args, kwargs)."""
+"""Name in ``__main__`` for the captured (function, args, kwargs)."""
 
 MAGIC_LINE = "%%distribute"
 
 
 def compile_cell(source: str, label: str, first_line: int, flags: int = 0) -> CodeType:
-    """The cell's code, its lines numbered as the user counts; the last expression's value goes to ``VALUE``.
+    """The cell's code, with line numbers as the user sees them. The value of the last expression goes to ``VALUE``.
 
-    ``flags`` are those of the notebook's ``from __future__`` imports. Raises ``SyntaxError``.
+    ``flags``: compiler flags of the notebook's ``from __future__`` imports. Raises ``SyntaxError``.
     """
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    # Blank lines in front rather than shifted nodes: errors of the compiler itself count right, too.
+    # Blank lines in front instead of shifted nodes, so that line numbers in compiler errors are right, too.
     shifted = "\n" * (first_line - 1) + source
     tree = compile(shifted, label, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, ast.Module)
@@ -54,18 +54,18 @@ def ends_quietly(source: str) -> bool:
 
 
 def remember_source(label: str, text: str) -> None:
-    """Put a source where tracebacks look; no modification time, so that it is never checked against a disk."""
+    """Put a source into ``linecache`` for tracebacks; without mtime, so that it is never compared with a file."""
     linecache.cache[label] = (len(text), None, text.splitlines(keepends=True), label)
 
 
 def remember_cell(source: str, label: str, first_line: int) -> None:
-    """The cell's source under ``label`` with the lines above it, the magic among them, in their place."""
+    """Put the cell's source into ``linecache`` under ``label``, with the magic line and the right line numbers."""
     above = "\n" * (first_line - 2) + MAGIC_LINE + "\n" if first_line > 1 else ""
     remember_source(label, above + source)
 
 
 def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
-    """Run the cell, on an event loop when it awaits at its top level."""
+    """Run the cell; with top-level ``await``, on an event loop."""
     if code.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(code, namespace))
     else:
@@ -73,7 +73,7 @@ def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
 
 
 def called(namespace: Mapping[str, Any]) -> tuple[CodeType | None, Mapping[str, Any]]:
-    """The code of the captured function and the names that it uses; None for one without code in Python."""
+    """The code of the captured function, and the names that it uses. Code is None if it is not written in Python."""
     from ..strategies.already import reached_by
 
     function, args, kwargs = namespace[CALL]
@@ -83,7 +83,7 @@ def called(namespace: Mapping[str, Any]) -> tuple[CodeType | None, Mapping[str, 
 
 
 def script_code(source: str, path: str) -> CodeType | None:
-    """The code of a script; None where it has none, which running it will say."""
+    """The code of a script; None if it cannot be compiled (running it raises that error)."""
     try:
         code: CodeType = compile(source, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
@@ -92,7 +92,7 @@ def script_code(source: str, path: str) -> CodeType | None:
 
 
 def run_call(namespace: dict[str, Any]) -> None:
-    """Call the captured function; a coroutine is run to its end."""
+    """Call the captured function; a coroutine is run until it ends."""
     function, args, kwargs = namespace[CALL]
     value = function(*args, **kwargs)
     namespace[VALUE] = asyncio.run(value) if inspect.iscoroutine(value) else value
@@ -102,7 +102,7 @@ _MAIN: dict[str, Any] = {
     **({"__annotations__": {}} if sys.version_info < (3, 14) else {}),
     **({"__cached__": None} if sys.version_info < (3, 15) else {}),
 }
-"""What else an interpreter gives its ``__main__``."""
+"""Other names that an interpreter sets in its ``__main__``."""
 
 
 def run_module(module: str, argv: Sequence[str]) -> None:
@@ -113,9 +113,9 @@ def run_module(module: str, argv: Sequence[str]) -> None:
 
 
 def run_script(source: str, path: str, argv: Sequence[str], names: dict[str, Any]) -> None:
-    """Run a script's text in ``names`` as ``python argv[0] …`` would; the file itself need not be on this node.
+    """Run a script's text in ``names`` as ``python argv[0] …`` would. The file need not exist on this node.
 
-    ``path`` is absolute, ``argv`` as it was typed.
+    ``path`` is absolute; ``argv`` is as typed.
     """
     sys.argv = list(argv) or [path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))

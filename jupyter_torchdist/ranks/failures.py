@@ -1,4 +1,4 @@
-"""An exception of user code as an ``ErrorRecord``: its own frames only, in lines as the user counts them."""
+"""An exception of user code as an ``ErrorRecord``: only user frames, with line numbers as the user sees them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..protocol.events import ErrorRecord
 from ..usercode.frames import is_ours
 
 _FRAMES = 40
-"""Of a deep recursion, so many frames at each end are kept."""
+"""Number of frames kept at each end of a deep recursion."""
 
 _TEXT = 200_000
-"""Characters of the whole traceback, at most."""
+"""Largest number of characters of the traceback."""
 
 
 def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
-    """``error`` in words. ``raised`` in seconds since the epoch, now by default."""
+    """The record of ``error``. ``raised``: seconds since the epoch, by default now."""
     t = time.time() if raised is None else raised
     described = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
     frames = tuple(
@@ -30,7 +30,7 @@ def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
     for part in _chain(described):
         _tidy(part)
     if isinstance(error, TorchDistError) and all(is_ours(frame[0]) for frame in frames):
-        frames = ()  # its words say what happened and what to do; lines of ours would not
+        frames = ()  # its message is enough; frames of this package would not help
         described.stack.clear()
         _drop_our_causes(described)
     text = "".join(described.format())
@@ -41,14 +41,14 @@ def record(error: BaseException, raised: float | None = None) -> ErrorRecord:
 
 
 def exit_code(error: SystemExit) -> int:
-    """With which a program ends that ``sys.exit(…)`` ended."""
+    """The exit code of a program that ``sys.exit(…)`` ended."""
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def of_a_program(error: BaseException) -> tuple[ErrorRecord, int]:
-    """What is said of the end of a script, and its exit code. For ``sys.exit(…)`` Python prints no traceback."""
+    """The record of a program's exception, and the exit code. For ``sys.exit(…)`` Python prints no traceback."""
     found = record(error)
     if not isinstance(error, SystemExit):
         return found, 1
@@ -57,7 +57,7 @@ def of_a_program(error: BaseException) -> tuple[ErrorRecord, int]:
 
 
 def _drop_our_causes(described: traceback.TracebackException) -> None:
-    """An ``OSError`` that we put in words is in them."""
+    """Drop causes raised in this package: our own message includes them."""
     for link in ("__cause__", "__context__"):
         part = getattr(described, link)
         if part is not None and all(is_ours(frame.filename) for frame in part.stack):
@@ -72,12 +72,12 @@ def _message(error: BaseException) -> str:
 
 
 def _users(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """The user's frames; all of them when it is our own code that failed."""
+    """The user's frames; if there are none (our own code failed), all frames."""
     return [frame for frame in stack if not is_ours(frame.filename)] or list(stack)
 
 
 def _ends(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary | None]:
-    """The outer and the inner frames of a deep recursion; None stands for what is left out."""
+    """The outer and the inner frames of a deep recursion; None stands for the frames left out."""
     if len(frames) <= 2 * _FRAMES:
         return list(frames)
     return [*frames[:_FRAMES], None, *frames[-_FRAMES:]]
@@ -97,7 +97,7 @@ def _chain(described: traceback.TracebackException) -> Iterator[traceback.Traceb
 
 
 def _tidy(part: traceback.TracebackException) -> None:
-    """Keep the user's frames of one exception; of a recursion, its ends."""
+    """Keep only the user's frames of one exception, and only the ends of a recursion."""
     frames = _users(part.stack)
     kept: list[traceback.FrameSummary] = []
     for frame in _ends(frames):

@@ -1,8 +1,8 @@
-"""What torch's flight recorder knows of this rank's collectives, those that C++ issues (DDP's) among them.
+"""Reads from torch's flight recorder the collectives of this rank, including those issued in C++ (DDP).
 
-Its counters cost some 20 microseconds, its entries some 20 milliseconds when its ring of 2,000 is full. Neither waits
-for a rank that is blocked. The recorder is on unless ``TORCH_FR_BUFFER_SIZE`` is 0; point-to-point operations, a
-``monitored_barrier`` and backends that do not record are unknown to it, and then so are they here.
+Reading the counters takes about 20 microseconds. Reading the entries takes about 20 milliseconds when the ring of
+2,000 is full. Both work while a rank is blocked. The recorder is on unless ``TORCH_FR_BUFFER_SIZE`` is 0. It does not
+record point-to-point operations, ``monitored_barrier`` and some backends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d
 from ..torch_private.collectives import ranks_of_groups, recorder_dump
 
 NCCL, OTHERS = "_dump_nccl_trace", "_dump_fr_trace"
-"""The recorder of NCCL, which is there where torch was built with it, and that of the other backends."""
+"""The recorder of NCCL, which exists if torch was built with NCCL, and the recorder of the other backends."""
 
 _WIDTHS = {
     "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1,
@@ -26,14 +26,14 @@ _WIDTHS = {
 
 
 class Group(NamedTuple):
-    """A process group as a recorder numbers it, in this process alone."""
+    """A process group by its number in a recorder. The number is valid only in this process."""
 
     recorder: str
     number: int
 
 
 class Counts(NamedTuple):
-    """Collectives of one group, from its first one on."""
+    """Numbers of collectives of one group since its creation."""
 
     entered: int
     ended: int
@@ -45,18 +45,18 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Collective:
-    """One that this rank has entered and that has not come to its end."""
+    """A collective that this rank has entered and that has not ended."""
 
     operation: str
     """Such as ``all_reduce``."""
     group: str
     """Backend and name, the same on every rank: ``gloo:0``."""
     number: int
-    """Its place among the collectives of its group, from 1."""
+    """Its number among the collectives of its group, from 1."""
     since: float
     """Seconds since the epoch."""
     size: int
-    """Bytes that this rank puts in; 0 where that is not known."""
+    """Bytes of this rank's input; 0 if unknown."""
 
 
 def counts() -> dict[Group, Counts]:
@@ -70,13 +70,13 @@ def counts() -> dict[Group, Counts]:
 
 
 def names(recorder: str) -> dict[Group, str]:
-    """The groups that the recorder's entries tell of, as ``Collective.group``."""
+    """The names of the groups in the recorder's entries, in the form of ``Collective.group``."""
     entries = _dump(recorder, entries=True).get("entries", ())
     return {Group(recorder, int(entry["pg_id"])): _group(entry) for entry in entries}
 
 
 def oldest(group: Group) -> Collective | None:
-    """The first collective of ``group`` that is under way."""
+    """The oldest unfinished collective of ``group``."""
     for entry in _dump(group.recorder, entries=True).get("entries", ()):
         if entry["pg_id"] == group.number and not (
             entry["retired"] or entry["is_p2p"] or entry["state"] == "completed"
@@ -87,7 +87,7 @@ def oldest(group: Group) -> Collective | None:
 
 
 def members(group: str) -> list[int] | None:
-    """The job's ranks in a group named as ``Collective.group``; None is all of them, and none that it is not known."""
+    """The job's ranks in a group named as ``Collective.group``. None: all ranks. Empty: the group is not known."""
     name = group.partition(":")[2]
     for process_group, ranks in ranks_of_groups():
         if process_group is not None and process_group.group_name == name:
@@ -99,7 +99,7 @@ def _dump(recorder: str, *, entries: bool) -> dict[str, Any]:
     dump = recorder_dump(recorder)
     if dump is None:
         return {}
-    found: dict[str, Any] = pickle.loads(dump(entries, False, False))  # without stacks; this process's own
+    found: dict[str, Any] = pickle.loads(dump(entries, False, False))  # without stacks; data of this process
     return found
 
 

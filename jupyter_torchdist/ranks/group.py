@@ -18,31 +18,31 @@ from ..protocol.plan import NodePlan, Plan
 from . import parting
 
 _PREFIX = "torchdist"
-"""Our group's keys in the job's store stand apart: a group that user code makes itself finds its own clean."""
+"""Prefix of our group's keys in the job's store, so that a group that user code creates finds no old keys."""
 
 
 class Meeting:
-    """Whether all ranks have joined. One that leaves before closes connections on which another still waits.
+    """Whether all ranks have joined. A rank that leaves earlier closes connections that other ranks still wait for.
 
-    Gloo then fails in that one with "Connection closed by peer": its ranks connect in no common order, and code without
-    a collective, which waits for nobody, can be over in less time than that takes.
+    Gloo then fails in these ranks with "Connection closed by peer". Ranks connect in no common order, and code without
+    a collective waits for nobody, so it can end before all connections exist.
     """
 
     def __init__(self, store: Store, size: int) -> None:
-        """This rank has joined."""
+        """Record that this rank has joined."""
         self._store = store
         if store.add("joined", 1) == size:
             store.set("met", "")
 
     def wait(self) -> None:
-        """Until all have joined. A store that is gone says that a launcher has ended: nobody is to be waited for."""
+        """Wait until all ranks have joined. A store that is gone means that a launcher has ended: then do not wait."""
         with contextlib.suppress(dist.DistError):
             while not self._store.check(["met"]):
-                time.sleep(0.005)  # here Python hears signals
+                time.sleep(0.005)  # Python handles signals here
 
 
 def choose_device(node: NodePlan) -> torch.device:
-    """This rank's GPU, made the current one, or the CPU."""
+    """This rank's GPU, set as the current device, or the CPU."""
     if not node.gpus:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -65,7 +65,7 @@ def join(plan: Plan, device: torch.device) -> Meeting:
 
 
 def _let_user_code_join_again(meeting: Meeting) -> None:
-    """Code written for torchrun calls ``init_process_group`` itself: its group then takes the place of ours."""
+    """Let user code call ``init_process_group``, as code for torchrun does. Its group then replaces ours."""
     original = dist.init_process_group
     ours = weakref.ref(dist.group.WORLD)
 
@@ -82,7 +82,7 @@ def _let_user_code_join_again(meeting: Meeting) -> None:
 
 
 def answers(patience: float = 0.3) -> bool:
-    """Whether values can be read from the device: not while a collective that will never end occupies it."""
+    """Whether values can be read from the device. False while a collective that hangs occupies it."""
     if not torch.cuda.is_initialized():
         return True
     end = time.monotonic() + patience
@@ -94,7 +94,7 @@ def answers(patience: float = 0.3) -> bool:
 
 
 def leave(meeting: Meeting) -> None:
-    """End every group; not when this rank failed, as it may wait for the others. Nothing of torch is used after it."""
+    """Destroy all groups. Do not call it after a failure, since it may wait for other ranks. Use no torch after it."""
     meeting.wait()
     if dist.is_initialized():
         dist.destroy_process_group()

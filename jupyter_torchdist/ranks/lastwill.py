@@ -1,8 +1,8 @@
-"""How the values of a rank come back although it is stopped in the middle of something.
+"""Publishes the values of a rank although the rank is stopped in the middle of its work.
 
-torch elastic sends SIGTERM to the other ranks when one failed, and an interrupt may find a rank in a collective,
-where no Python runs and a handler is never called. C's handler writes a byte to a pipe (``signal.set_wakeup_fd``),
-and a thread that reads it acts when the main thread does not.
+When one rank fails, torch elastic sends SIGTERM to the others. A signal may arrive while a rank is in a collective,
+where no Python code runs and no handler is called. But the C handler writes a byte to a pipe
+(``signal.set_wakeup_fd``). A thread reads it, and acts if the main thread does not.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Callable
 from types import FrameType
 
 _PATIENCE = 0.05
-"""Seconds for the main thread to hear a SIGTERM itself."""
+"""Seconds that the main thread has to handle a SIGTERM itself."""
 
 _UNHEARD = 1.0
-"""Seconds after which an interrupt that the main thread did not hear makes the thread act."""
+"""If the main thread has not handled an interrupt after this time, the thread acts."""
 
 
 class LastWill:
-    """Calls ``act`` when SIGTERM comes, and then lets the signal end the process as it always would.
+    """Calls ``act`` at SIGTERM, and then lets the signal end the process as usual.
 
-    ``heard`` tells whether the main thread has taken notice of an interrupt; as long as it has not, ``act`` is
-    called a second after the signal, and the process lives on.
+    ``heard``: whether the main thread has handled an interrupt. If it has not, ``act`` is called one second after the
+    signal, and the process goes on.
     """
 
     def __init__(self, act: Callable[[], None], heard: Callable[[], bool]) -> None:
@@ -35,7 +35,7 @@ class LastWill:
         self._interrupt_heard = heard
         self._acting = threading.Lock()
         self._ends_by: str = ""
-        """``main`` once the main thread does all by itself, ``signal`` once a SIGTERM was taken up."""
+        """``main`` once the main thread publishes itself, ``signal`` once the handling of a SIGTERM has begun."""
         self._late = False
         self._terminated = threading.Event()
         self._mask: set[int] | None = None
@@ -47,7 +47,7 @@ class LastWill:
         os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._in_child)
 
     def settle(self) -> None:
-        """The main thread publishes by itself from here on; waits for ever when the end is under way already."""
+        """From now on the main thread publishes itself. Waits forever if the handling of a SIGTERM has begun."""
         with self._acting:
             if self._ends_by != "signal":
                 self._ends_by = "main"
@@ -55,7 +55,7 @@ class LastWill:
         threading.Event().wait()
 
     def revoke(self) -> None:
-        """SIGTERM is the system's own again, also one that came since ``settle``. Only in the main thread."""
+        """Restore the default effect of SIGTERM, also for one received since ``settle``. Only in the main thread."""
         if signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
@@ -90,7 +90,7 @@ class LastWill:
             self._end()
 
     def _end(self) -> None:
-        """Act and let the process end, in one thread only; the other goes on as before until then."""
+        """Act and end the process, in one thread only. The other thread continues until then."""
         self._late = True
         if not self._acting.acquire(blocking=False):
             return
@@ -105,7 +105,7 @@ class LastWill:
         finally:
             end_by_signal()
 
-    # A child that is terminated before it has dropped the pipe would speak for the rank: SIGTERM waits meanwhile.
+    # SIGTERM is blocked during a fork: a child that gets it too early would write to the rank's pipe.
 
     def _block(self) -> None:
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -121,9 +121,9 @@ class LastWill:
 
 
 def end_by_signal() -> None:
-    """End as SIGTERM ends a process, so that the exit status tells of it.
+    """End this process by SIGTERM, so that its exit status shows the signal.
 
-    From any thread: ``signal.signal`` would work in the main thread only.
+    Works in any thread; ``signal.signal`` works only in the main thread.
     """
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""Attributes of modules in a rank: as in the notebook before user code runs, and what that makes of them."""
+"""Attributes of modules in a rank: set as in the notebook before user code runs, read again after it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .afterimport import after_import
 
 
 class ModuleAttributes:
-    """``say`` tells the user one line."""
+    """``say`` shows the user one line."""
 
     def __init__(self, names: dict[str, Any], bound: Iterable[str], say: Callable[[str], None]) -> None:
-        """Takes the attributes out of ``names`` and sets each, now or when its module has been imported. Those among
-        ``bound`` may be set by user code."""
+        """Removes the attributes from ``names`` and sets each, now or right after the import of its module. User code
+        may set the attributes among ``bound``."""
         self._say = say
         self._sent = attributes.take(names)
         self._before: dict[str, Any] = {}
-        """What user code has found; only those whose module is there."""
+        """Values before user code runs; only attributes whose module is imported."""
         modules: dict[str, list[str]] = {}
         for name in dict.fromkeys([*self._sent, *filter(attributes.is_attribute, bound)]):
             modules.setdefault(attributes.module_of(name), []).append(name)
@@ -48,17 +48,17 @@ class ModuleAttributes:
             attributes.write(name, value)
 
     def now(self) -> dict[str, Any]:
-        """What was sent as it is now, and what else was set."""
+        """The current values of the attributes that were sent, and of others that user code has set."""
         found = {name: self._of(name) for name in self._before}
         return {name: value for name, value in found.items() if name in self._sent or value is not self._before[name]}
 
     def _of(self, name: str) -> Any:
-        """A ``Content`` that is as it was sent stands for itself, so that only its items are looked at."""
+        """The current value; the sent ``Content`` if it is still in place, so that only its items are compared."""
         value, sent = attributes.read(name), self._sent.get(name)
         return sent if isinstance(sent, attributes.Content) and sent.is_in(value) else value
 
 
 def _is_patched(name: str) -> bool:
-    """Whether a strategy has replaced the attribute for the time of the job."""
+    """Whether a strategy has replaced the attribute during the job."""
     patches = sys.modules.get("jupyter_torchdist.strategies.core.patches")
     return patches is not None and patches.is_replaced(attributes.owner(name), attributes.attribute_of(name))

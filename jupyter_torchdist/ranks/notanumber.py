@@ -1,4 +1,4 @@
-"""A loss that is not a number is said once, with rank and step: what is trained after it is mostly lost."""
+"""Reports the first loss that is NaN, with rank and step, because later training is usually useless."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .eventfile import EventFile
 
 
 class FirstNaN:
-    """Called with each NaN among the losses of a rank; the first of a node's ranks says it, once a job.
+    """Called with each NaN among the losses of a rank. The first rank of a node reports it, once per job.
 
-    Losses are those on which ``backward()`` is called, without a ``GradScaler``'s scale. Never raises.
+    Losses are the scalars on which ``backward()`` is called, without the scale of a ``GradScaler``. Never raises.
     """
 
     def __init__(self, events: EventFile, mark: Path, rank: int) -> None:
@@ -24,6 +24,6 @@ class FirstNaN:
         try:
             os.close(os.open(self._mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
         except OSError:
-            return  # another rank has said it; or nothing can be written, and the curve shows it
+            return  # another rank has reported it, or nothing can be written (the curve shows it)
         where = "" if step is None else f" at step {step}"
         self._events.write("job.note", text=f"{name} is NaN{where} on rank {self._rank} (said once)")

@@ -1,4 +1,4 @@
-"""The notebook's state in a rank: taken over before user code runs; what the code has changed of it afterwards."""
+"""The notebook's state in a rank: applied before user code runs. Afterwards: what the code has changed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .afterimport import after_import
 
 
 class Carried:
-    """``say`` tells the user one line."""
+    """``say`` shows the user one line."""
 
     def __init__(self, names: dict[str, Any], place: Place, say: Callable[[str], None], unread: str = "") -> None:
-        """Takes the states out of ``names`` and applies each, now or when its library has been imported.
+        """Removes the states from ``names`` and applies each, now or right after the import of its library.
 
-        ``unread``: why some of them could not be rebuilt.
+        ``unread``: why some states could not be rebuilt.
         """
         self._place, self._say = place, say
         self._before: dict[str, State] = {}
@@ -37,7 +37,7 @@ class Carried:
         self._before[adapter.name] = self._read(adapter)
 
     def _write(self, adapter: Adapter, part: State, _module: ModuleType) -> None:
-        """What a library has set up by itself is as in the notebook again."""
+        """Apply a part of the state again, which the import of a library has overwritten."""
         self._tell(states.write(adapter, part, self._place))
         now = self._read(adapter)
         self._before.get(adapter.name, {}).update({key: now[key] for key in part if key in now})
@@ -54,7 +54,7 @@ class Carried:
             self._say(note)
 
     def changes(self) -> dict[str, Any]:
-        """What user code has changed, as names of the results."""
+        """The state that user code has changed, by name in the results."""
         return dict(item for adapter in states.TABLE for item in self._changes_of(adapter))
 
     def _changes_of(self, adapter: Adapter) -> Iterator[tuple[str, Any]]:

@@ -1,9 +1,9 @@
-"""Process groups that were destroyed live on for a while, because their destructor may hang for good.
+"""Keeps destroyed process groups alive for a while, because their destructor may deadlock.
 
-``~ProcessGroupGloo`` joins the group's threads. One of them that has just finished a collective frees what autograd
-noted for it, and needs the GIL for that. When the last reference is C++'s (DDP's reducer has one, and goes with the
-model), the destructor is called with the GIL held: neither goes on. So a reference is kept here: when the last one is
-Python's, torch calls the destructor without the GIL.
+``~ProcessGroupGloo`` joins the group's threads. A thread that has just finished a collective frees data of autograd,
+and needs the GIL for that. If C++ has the last reference (DDP's reducer has one, and is freed with the model), the
+destructor is called with the GIL held, and both wait forever. So this module keeps a reference: if Python has the last
+reference, torch calls the destructor without the GIL.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch.distributed as dist
 from ..torch_private.collectives import ranks_of_groups
 
 LIMIT = 16
-"""So many groups are kept: each has threads and sockets. A program may make and destroy hundreds."""
+"""Largest number of groups kept: each has threads and sockets. A program may create and destroy hundreds."""
 
 _PAUSE = 0.05
-"""Seconds without the GIL in which the threads of a group get it, once its collectives are over."""
+"""Seconds for which we release the GIL, so that the threads of a group can finish after its collectives."""
 
 _PATIENCE = 1.0
-"""Seconds for destructors: they wait for collectives that were begun and never waited for."""
+"""Seconds to wait for destructors, which wait for collectives that were started but never waited for."""
 
 _kept: list[Any] = []
 """Groups that user code has destroyed, the latest last."""
 
 
 def install() -> None:
-    """From here on ``torch.distributed.destroy_process_group`` ends communicators as ever, and keeps the objects."""
+    """Let ``torch.distributed.destroy_process_group`` end communicators as usual, but keep the objects."""
     original = dist.destroy_process_group
 
     @functools.wraps(original)
@@ -47,7 +47,7 @@ def install() -> None:
 
 
 def let_go() -> None:
-    """Free what is kept, so that ports, threads and files of it can be had again. Takes seconds at most."""
+    """Free the kept groups with their ports, threads and files. Takes about a second at most."""
     groups = _taken()
     if groups:
         time.sleep(_PAUSE)
@@ -55,12 +55,12 @@ def let_go() -> None:
 
 
 def end() -> None:
-    """All groups are destroyed, and this process frees nothing more: no pause. Takes seconds at most."""
+    """Free the kept groups at the end of the process, without a pause. Takes about a second at most."""
     _free(_taken())
 
 
 def _groups(group: Any) -> list[Any]:
-    """The groups that ``destroy_process_group(group)`` ends."""
+    """The groups that ``destroy_process_group(group)`` destroys."""
     if group is None or group is dist.group.WORLD:
         return [known for known, _ in ranks_of_groups()]
     return [group]
@@ -73,7 +73,7 @@ def _taken() -> list[Any]:
 
 
 def _free(groups: list[Any]) -> None:
-    """In a thread, as the destructor of a group with a collective that nobody joins waits for its time limit."""
+    """Free groups in a thread: with a collective that other ranks do not join, the destructor waits for its timeout."""
     if groups:
         thread = threading.Thread(target=groups.clear, name="torchdist-parting", daemon=True)
         thread.start()

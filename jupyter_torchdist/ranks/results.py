@@ -1,4 +1,4 @@
-"""What a rank leaves behind: values of the names the cell bound or changed, or its exception."""
+"""The results of a rank: values of the names that the cell bound or changed, or its exception."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .eventfile import EventFile
 from .execution import CALL, VALUE
 
 AUTO_LIMIT = 4 << 30
-"""Bytes that come back unasked; more has to be named with ``--out``."""
+"""Largest number of bytes that come back automatically; more must be named with ``--out``."""
 
 _DEPTH = 8
 _WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -26,14 +26,14 @@ _WEIGHTLESS = (str, int, float, type, types.ModuleType, types.FunctionType, type
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked at each publishing."""
+    """Functions that are called at each ``publish``."""
 
     apart: Callable[[], marshal.Stays | None]
-    """Values that stay behind because the rank has only a part of them."""
+    """Values that are not sent because the rank has only a part of them."""
     attributes: Callable[[], dict[str, Any]] = dict
-    """Attributes of modules that were captured, or that user code has set."""
+    """Attributes of modules that were captured or that user code has set."""
     state: Callable[[], dict[str, Any]] = dict
-    """State of the process that user code has changed (see the room ``states``)."""
+    """State of the process that user code has changed (see the subpackage ``states``)."""
 
 
 class Results:
@@ -51,16 +51,16 @@ class Results:
         return self._rank == 0 or self._plan.collect == "all"
 
     def publish(self, namespace: dict[str, Any], *, midway: bool = False) -> None:
-        """Write the values that are asked for out of ``namespace``, and tell which came and which stay.
+        """Write the requested values of ``namespace``, and report which were written and which were left out.
 
-        ``midway``: user code has not ended. Then the process's state stays: it may be meant for some lines only, as
-        the grad mode in a ``with torch.no_grad()``.
+        ``midway``: user code has not ended. Then the state of the process is not written: it may be set only for some
+        lines, for example the grad mode in ``with torch.no_grad()``.
 
-        Raises ``StoreError`` when the disk does not take them.
+        Raises ``StoreError`` if the disk is full.
         """
         if not self.wanted:
             return
-        vars(self._loaded).pop("comparison", None)  # what an earlier publishing knew of changes
+        vars(self._loaded).pop("comparison", None)  # computed by an earlier ``publish``
         chosen, left = self._choose(namespace)
         if self._rank == 0 and not midway and self._plan.out != ("none",):
             chosen |= self._ask.state()
@@ -70,7 +70,7 @@ class Results:
         self._events.write("rank.result", names=told, left=left, size=dumped.size)
 
     def _choose(self, names: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
-        """The values to send, and [name, reason] of what is not even tried."""
+        """The values to send, and [name, reason] for values that are left out."""
         out = self._plan.out
         last = {VALUE: names[VALUE]} if names.get(VALUE) is not None else {}
         if out == ("none",):
@@ -83,7 +83,7 @@ class Results:
         return {**{name: names[name] for name in out if name in names}, **self._of_modules(), **last}, left
 
     def _of_modules(self) -> dict[str, Any]:
-        """Attributes that were set or changed: rank 0's, as the notebook has one of each."""
+        """Attributes that were set or changed; only from rank 0, because the notebook has only one of each."""
         found = self._ask.attributes() if self._rank == 0 else {}
         changed = marshal.changed_names(self._loaded, found)
         return {name: value for name, value in found.items() if name in changed or name not in self._loaded.names}
@@ -104,7 +104,7 @@ class Results:
         return chosen, left
 
     def dump_error(self, error: BaseException) -> None:
-        """The exception itself, for the notebook to raise. Never raises: its words are there already."""
+        """Write the exception object for the notebook. Never raises, since its text was reported already."""
         try:
             marshal.dump_exception(error, self._loaded, self._paths.error(self._rank))
         except Exception:  # noqa: BLE001  # the user's __reduce__
@@ -113,7 +113,7 @@ class Results:
 
 
 class Sizes:
-    """Roughly how many bytes values take when they are written; memory they share counts once."""
+    """Approximate sizes of values when written. Shared memory counts once."""
 
     def __init__(self, loaded: marshal.Loaded) -> None:
         self._captured = loaded.places
@@ -121,7 +121,7 @@ class Sizes:
         self._memory: set[int] = set()
 
     def of(self, value: Any) -> int:
-        """Bytes of the arrays and tensors in ``value``. What was captured is in the notebook already."""
+        """Bytes of the arrays and tensors in ``value``, without captured objects, which the notebook already has."""
         return self._below(value, _DEPTH)
 
     def _below(self, value: Any, depth: int) -> int:
@@ -137,14 +137,14 @@ class Sizes:
 
 
 def _own_bytes(value: Any) -> tuple[int, int] | None:
-    """(address, bytes) of a tensor's or an array's memory; None for anything else."""
+    """(address, bytes) of the memory of a tensor, array or bytes object; None for other values."""
     torch, numpy = sys.modules["torch"], sys.modules.get("numpy")
-    kind = type(value)  # not isinstance: ``__class__`` may be a property with a life of its own
+    kind = type(value)  # not isinstance: ``__class__`` may be a property with side effects
     if issubclass(kind, torch.Tensor):
         try:
             storage = value.untyped_storage()
             return storage.data_ptr(), storage.nbytes()
-        except (RuntimeError, NotImplementedError):  # a wrapper subclass has none
+        except (RuntimeError, NotImplementedError):  # a wrapper subclass has no storage
             return id(value), value.numel() * value.element_size()
     if numpy is not None and issubclass(kind, numpy.ndarray):
         return value.__array_interface__["data"][0], value.nbytes

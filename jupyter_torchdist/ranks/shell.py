@@ -1,4 +1,4 @@
-"""What a rank has in place of a notebook's front end: no keyboard, a small shell, displays that go to a file."""
+"""A rank's replacement for a notebook's front end: no keyboard, a small shell, displays written to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .streams.display import Display, Frontend
 
 
 class RankShell:
-    """What ``get_ipython()`` gives on a rank: ``!command`` and nothing else."""
+    """The result of ``get_ipython()`` on a rank: supports only ``!command``."""
 
     user_ns: dict[str, Any]
 
@@ -25,7 +25,7 @@ class RankShell:
         self.user_ns = namespace
 
     def system(self, command: str) -> None:
-        """``!command``: its output goes to the rank's; the exit status to ``_exit_code``, as in IPython."""
+        """``!command``: the output goes to the rank's output, the exit status to ``_exit_code``, as in IPython."""
         sys.stdout.flush()
         sys.stderr.flush()
         command = self._expanded(command)
@@ -34,7 +34,7 @@ class RankShell:
     system_raw = system_piped = system
 
     def getoutput(self, command: str, split: bool = True, depth: int = 0) -> Any:
-        """``x = !command``: its lines, or its text."""
+        """``x = !command``: returns the lines of its output, or its text."""
         command = self._expanded(command)
         done = subprocess.run(
             command, shell=True, executable=_shell(), stdout=subprocess.PIPE, text=True, errors="replace", check=False
@@ -43,7 +43,7 @@ class RankShell:
         return done.stdout.splitlines() if split else done.stdout
 
     def _expanded(self, command: str) -> str:
-        """With the values that names have where the command stands: two frames up from here."""
+        """The command with names replaced by their values in the calling code, two frames above."""
         return commands.expand(command, {**self.user_ns, **sys._getframe(2).f_locals})
 
     def run_line_magic(self, name: str, line: str = "", **_: Any) -> NoReturn:
@@ -71,7 +71,7 @@ def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
 
 
 def install(display: Display, namespace: dict[str, Any]) -> None:
-    """Make ``display``, ``get_ipython``, ``input``… of this process the rank's, in libraries imported later too."""
+    """Replace ``display``, ``get_ipython``, ``input``… in this process, also in libraries that are imported later."""
     frontend = Frontend(display)
     shell = RankShell(namespace)
     names: dict[str, Any] = {"display": frontend.display, "get_ipython": lambda: shell, "input": no_input}
@@ -103,7 +103,7 @@ def _stand_in(verbs: dict[str, Any]) -> None:
 
 
 class _Text:
-    """``HTML("…")`` and the like: text that is shown as what it is."""
+    """``HTML("…")`` and similar classes: text with a MIME type."""
 
     def __init__(self, data: str) -> None:
         self.data = data
@@ -113,12 +113,12 @@ _TEXTS = {"HTML": "_repr_html_", "Markdown": "_repr_markdown_", "Latex": "_repr_
 
 
 def _draw_into_memory(matplotlib: ModuleType) -> None:
-    """A matplotlib that was imported before the fork took its back end from another environment."""
+    """Set the backend again: matplotlib may have been imported before the fork, in another environment."""
     matplotlib.rcParams["backend"] = os.environ.get("MPLBACKEND", "Agg")
 
 
 def _text_bars(module: ModuleType) -> None:
-    """``tqdm.notebook``'s widgets need a kernel: its names become those of the text bar."""
+    """Replace the names of ``tqdm.notebook`` by the text bar, because its widgets need a kernel."""
     std = sys.modules["tqdm.std"]
 
     vars(module).update(tqdm_notebook=std.tqdm, tqdm=std.tqdm, tnrange=std.trange, trange=std.trange)

@@ -1,8 +1,8 @@
-"""One rank: from the environment torchrun set up to the values or the exception it leaves behind.
+"""One rank: from the environment of torchrun to the results or the exception.
 
-The rank reports by files alone. It never raises into torch elastic (which swallows ``KeyboardInterrupt`` and
-pickles exceptions): it returns when it succeeded or was interrupted, and exits with code 1 when it failed, a script
-with that of its ``sys.exit``.
+The rank reports only by files. It never raises into torch elastic (which ignores ``KeyboardInterrupt`` and pickles
+exceptions). It returns after success or an interrupt, and exits with code 1 after a failure. A script exits with the
+code of its ``sys.exit``.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ if TYPE_CHECKING:
     from ..strategies.core.unrecoverable import Apart
 
 _LAST_SECONDS = 3.0
-"""How long a rank that failed or was interrupted may take for the clean-up that user code registered."""
+"""Time limit for clean-up registered by user code, after a failure or an interrupt."""
 
 
 def main(job_root: str, blobs: str, node: str, *, may_connect: Callable[[], None] = lambda: None) -> None:
-    """Be the rank that the environment names. Returns on success and after an interrupt, else exits with a code.
+    """Run the rank that the environment names. Returns on success and after an interrupt, else exits with a code.
 
-    ``may_connect`` returns when the launcher has forked the others.
+    ``may_connect`` returns when the launcher has forked all ranks.
     """
     bootstrap.lead_a_session()
     rank = Rank(JobPaths(Path(job_root)), Path(blobs), node, may_connect)
     try:
         rank.live()
-    except BaseException as error:  # noqa: BLE001  # results that cannot be written; a signal between two steps of ours
+    except BaseException as error:  # noqa: BLE001  # results cannot be written; a signal between two of our steps
         rank.fail(error)
 
 
 class Rank:
-    """The process, as it lives through one job."""
+    """The process of one rank in one job."""
 
     def __init__(self, paths: JobPaths, blobs: Path, node: str, may_connect: Callable[[], None]) -> None:
         self.number = int(os.environ["RANK"])
@@ -101,13 +101,13 @@ class Rank:
         self.main = bootstrap.new_main()
         self.flags = 0
         self.program = False
-        """Whether user code is a whole program, a script or a module, which ends as one."""
+        """Whether user code is a program (a script or a module), with a program's exit code."""
         self.results: Results | None = None
         self.will: LastWill | None = None
         self.part: rank_context.RankContext | None = None
 
     def live(self) -> None:
-        """Prepare, run the user's code, hand over what it left."""
+        """Prepare, run the user's code, publish its results."""
         self.flusher.start()
         try:
             spec = self.prepare()
@@ -132,7 +132,7 @@ class Rank:
         self.succeed()
 
     def prepare(self) -> JobSpec:
-        """Device, process group, captured names: all that comes before user code."""
+        """Everything before user code: device, process group, captured names."""
         spec = JobSpec.from_json(codec.loads(self.paths.spec.read_bytes()))
         plan = Plan.from_json(codec.loads(self.paths.plan.read_bytes()))
         manifest = Manifest.from_json(codec.loads(self.paths.manifest.read_bytes()))
@@ -164,7 +164,7 @@ class Rank:
         return spec
 
     def take_part(self, plan: Plan, device: torch.device) -> rank_context.RankContext:
-        """What ``td.prepare`` and its kin ask for; with a strategy, the automatic way, ready for user code."""
+        """Create the context for ``td.prepare`` and similar functions. With a strategy, install automatic training."""
         mine = rank_context.RankContext(plan.strategy, device, self.note, plan.grace / 2)
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
@@ -176,12 +176,12 @@ class Rank:
         return mine
 
     def note(self, text: str) -> None:
-        """Tell the user one line, once a job."""
+        """Show the user one line, once per job (only from rank 0)."""
         if self.number == 0:
             self.events.write("job.note", text=text)
 
     def run(self, spec: JobSpec) -> None:
-        """The user's code."""
+        """Run the user's code."""
         names = vars(self.main)
         if spec.kind == "cell":
             code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
@@ -203,7 +203,7 @@ class Rank:
             execution.run_script(spec.source, spec.label, spec.argv, names)
 
     def leave_alone(self, code: CodeType | None, names: Mapping[str, Any]) -> None:
-        """The automatic way stands aside for code that is distributed by itself, or calls ``td.prepare``."""
+        """Turn off automatic training for code that is already distributed, or that calls ``td.prepare``."""
         if self.part is None or self.part.automatic is None or code is None:
             return
         from ..strategies.already import reason_to_leave
@@ -213,7 +213,7 @@ class Rank:
             self.part.automatic = None
 
     def look_for_others(self, spec: JobSpec, code: CodeType | None, names: Mapping[str, Any]) -> None:
-        """Where no strategy acts: whether the ranks train together at all."""
+        """Without automatic training, watch whether the ranks communicate at all."""
         if self.number or self.part is None or self.part.automatic is not None:
             return
         from ..strategies.already import speaks_of_collectives
@@ -232,14 +232,14 @@ class Rank:
         self.watch.tell(self.alone.look)
 
     def ways(self) -> list[rank_context.Way]:
-        """What has changed torch and user code's objects in this rank."""
+        """The active ways (automatic training, ``td.prepare``), which have changed torch and the user's objects."""
         found: tuple[rank_context.Way | None, ...] = (
             () if self.part is None else (self.part.automatic, self.part.prepared)
         )
         return [way for way in found if way is not None]
 
     def apart(self) -> Apart | None:
-        """What this rank has only a part of, where the strategy has not brought it together."""
+        """Objects of which this rank has only a part, because the strategy has not gathered them."""
         ways = self.ways()
         things = [thing for way in ways for thing in way.apart()]
         if not things or self.part is None:
@@ -249,28 +249,28 @@ class Rank:
         return Apart(self.part.context.plan.name, ways[-1].SAVING, things)
 
     def begin_to_end(self) -> None:
-        """From here on this rank waits for no other one: its agent says so if it does not end."""
+        """From now on this rank waits for no other rank. If it does not exit, the agent reports it."""
         bootstrap.show_stacks_in(self.stacks)
         self.events.write("rank.ending")
 
     def succeed(self) -> None:
-        """Show the last value, publish the results, end as an interpreter ends."""
+        """Show the last value, publish the results, and end like an interpreter."""
         self.show()
         self.publish()
         self.flush()
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()  # each prints its own traceback
         with contextlib.suppress(Exception):
-            # It waits for the user's child processes, as at an interpreter's end.
+            # It waits for the user's child processes, as at the exit of an interpreter.
             multiprocessing.util._exit_function()  # type: ignore[attr-defined]
         with contextlib.suppress(RuntimeError):
             if self.meeting is not None:
-                group.leave(self.meeting)  # a peer that is gone already is not this rank's failure
+                group.leave(self.meeting)  # it is not a failure of this rank if a peer is gone
         self.events.write("rank.done")
         self.close()
 
     def stopped(self, error: BaseException) -> None:
-        """The user code ended with an exception, or was interrupted."""
+        """User code ended with an exception, or was interrupted."""
         if self.interrupts.received is None:
             self.fail(error)
         self.events.write("rank.interrupted")
@@ -278,13 +278,13 @@ class Rank:
         self.publish()
         self.clean_up()
         if _threads():
-            os._exit(0)  # a thread of the user's would keep the process
+            os._exit(0)  # a user thread would keep the process alive
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Report first, as the notebook waits for it; then leave what can be left, and end."""
+        """Report first, because the notebook waits for it. Then publish what exists, and exit."""
         code = 1
         try:
-            self.outlive_sigterm()  # another rank's failure may end this one now; what it reports, it must also leave
+            self.outlive_sigterm()  # another failed rank may end this one, but it must publish first
             record, code = failures.of_a_program(error) if self.program else (failures.record(error), 1)
             self.events.write("rank.failed", error=record.to_json())
             self.say(record)
@@ -292,7 +292,7 @@ class Rank:
             if self.results is not None:
                 self.results.dump_error(error)
                 self.publish()
-        except BaseException:  # noqa: BLE001  # the report is out; the end must come
+        except BaseException:  # noqa: BLE001  # the failure is reported; the process must exit
             traceback.print_exc()
         finally:
             with contextlib.suppress(BaseException):
@@ -300,14 +300,14 @@ class Rank:
             os._exit(code)
 
     def outlive_sigterm(self) -> None:
-        """Until this thread has left what is to be left; SIGKILL follows after the grace."""
+        """Ignore SIGTERM until this thread has published. SIGKILL follows after the grace."""
         if self.will is None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         else:
             self.will.settle()
 
     def clean_up(self) -> None:
-        """What user code registered for the end, but within seconds; its child processes go at once."""
+        """Run the exit handlers of user code, within ``_LAST_SECONDS``. Its child processes are killed at once."""
         self.flush()
         faulthandler.dump_traceback_later(_LAST_SECONDS, exit=True, file=2)
         for child in multiprocessing.active_children():
@@ -319,7 +319,7 @@ class Rank:
         faulthandler.cancel_dump_traceback_later()
 
     def leave_what_exists(self) -> None:
-        """This rank is stopped, because another one failed or because an interrupt did not reach it."""
+        """Publish when this rank is stopped: another rank failed, or an interrupt was not handled."""
         with contextlib.suppress(Exception):
             if self.results is not None and group.answers():
                 self.results.publish(vars(self.main), midway=True)
@@ -327,12 +327,12 @@ class Rank:
             self.flush()
 
     def say(self, record: ErrorRecord) -> None:
-        """The traceback, in the rank's own log too."""
+        """Write the traceback to the rank's own log, too."""
         with contextlib.suppress(ValueError, OSError):
             self.output.err.text.write(record.text)
 
     def show(self) -> None:
-        """The last line's value and the figures that are still open."""
+        """Show the value of the last line, and open figures."""
         value = vars(self.main).get(execution.VALUE)
         if value is not None:
             self.display.publish(value, "result")
@@ -349,7 +349,7 @@ class Rank:
         self.output.flush()
 
     def close(self) -> None:
-        """The last output; after this the process only ends."""
+        """Write the last output. After this the process only exits."""
         self.watch.stop()
         self.flusher.stop()
         self.recorder.close()
@@ -360,25 +360,25 @@ class Rank:
 
 
 def _ended_well(error: BaseException) -> bool:
-    """``sys.exit()`` and ``sys.exit(0)`` are ends like any other."""
+    """Whether ``error`` is a normal end: ``sys.exit()`` or ``sys.exit(0)``."""
     return isinstance(error, SystemExit) and failures.exit_code(error) == 0
 
 
 def _finish_saving() -> None:
-    """A checkpoint that is still being written: a job whose last one failed has not succeeded."""
+    """Wait for a checkpoint that is still being written. If it fails, the job fails."""
     if (saving := sys.modules.get("jupyter_torchdist.checkpoint.saving")) is not None:
         saving.wait()
 
 
 def _threads() -> list[threading.Thread]:
-    """The user's threads that an interpreter would wait for."""
+    """The user's non-daemon threads, for which an interpreter waits at exit."""
     return [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
 
 
 def _join_threads() -> None:
-    """Wait for the user's threads as an interpreter does before it ends.
+    """Wait for the user's threads, as an interpreter does at exit.
 
-    Idle threads of an executor end when ``threading``'s own exit handlers tell them to.
+    The exit handlers of ``threading`` end idle threads of executors.
     """
     for call in reversed(getattr(threading, "_threading_atexits", ())):
         call()

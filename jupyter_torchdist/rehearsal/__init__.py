@@ -1,1 +1,1 @@
-"""The memory plan: a cell's first training steps on tensors without values."""
+"""The memory plan: runs a cell's first training steps on fake tensors (without values)."""

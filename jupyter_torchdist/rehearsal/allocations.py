@@ -1,6 +1,6 @@
-"""What a program's tensors occupy, from operation to operation, whether they are real or fake.
+"""The memory of a program's tensors, real or fake, after each operation.
 
-Seen from the dispatcher: workspaces inside a kernel are not in it, nor is what an allocator rounds up or keeps.
+Measured at the dispatcher: it does not see workspaces inside kernels, nor what an allocator rounds up or caches.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ..torch_private.places import TorchDispatchMode, tree_leaves
 from ..torch_private.tensors import ITEM
 
 Scalar = Callable[[torch.Tensor], Any]
-"""What a number read from a tensor is."""
+"""Returns the number that is read from a tensor."""
 
 Weight = Callable[[int], float]
-"""How much a storage counts, by its number."""
+"""Maps the number of a storage to the weight with which it counts."""
 
 
 class Allocations(TorchDispatchMode):
-    """A log of every storage that operations make, grow, shrink or free.
+    """A log of every storage that operations create, resize or free.
 
-    ``scalar`` answers in place of ``item()`` and its kin.
+    ``scalar`` replaces ``item()`` and similar functions.
     """
 
     def __init__(self, scalar: Scalar | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log: list[tuple[int, int]] = []
-        """(number of a storage, bytes more or less), in order."""
+        """(number of a storage, change in bytes), in order of time."""
         self._scalar = scalar
         self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._sizes: dict[int, int] = {}
@@ -67,34 +67,34 @@ class Allocations(TorchDispatchMode):
         return result
 
     def see(self, tensor: torch.Tensor) -> None:
-        """Count the tensor's storage, if it has one of its own and is not counted yet."""
+        """Count the tensor's storages, if they are not counted yet."""
         for storage in storages(tensor):
             self._note(storage)
 
     def number(self, tensor: torch.Tensor) -> list[int]:
-        """By which the tensor's storages are known in ``log``."""
+        """Numbers of the tensor's storages in ``log``."""
         return [self._numbers[storage] for storage in storages(tensor) if storage in self._numbers]
 
     @property
     def position(self) -> int:
-        """Where in ``log`` we are."""
+        """The current length of ``log``."""
         return len(self.log)
 
     @property
     def next_number(self) -> int:
-        """Of the next storage."""
+        """Number of the next new storage."""
         return len(self._refs)
 
     def live(self, until: int | None = None) -> int:
-        """Bytes at a position (default: now)."""
+        """Bytes in use at a position of ``log`` (default: now)."""
         return sum(change for _, change in self.log[:until])
 
     def sum(self, start: int, stop: int, weight: Weight) -> int:
-        """What is there at one position more than at another."""
+        """Change in bytes from position ``start`` to position ``stop``."""
         return round(sum(change * weight(number) for number, change in self.log[start:stop]))
 
     def most(self, start: int, stop: int, weight: Weight = lambda number: 1.0) -> int:
-        """The most between two positions, above what there was at ``start``."""
+        """Peak in bytes between two positions, relative to ``start``."""
         now = most = 0.0
         for number, change in self.log[start:stop]:
             now += change * weight(number)
@@ -117,7 +117,7 @@ class Allocations(TorchDispatchMode):
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """Of a tensor, and of what a sharded or sparse one is made of."""
+    """The storages of a tensor; for a sharded or sparse tensor, the storages of its parts."""
     local = getattr(tensor, "_local_tensor", None)
     if isinstance(local, torch.Tensor):
         return storages(local)

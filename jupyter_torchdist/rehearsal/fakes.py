@@ -1,4 +1,4 @@
-"""What stands in for devices, other ranks and answers while a cell runs on tensors without values."""
+"""Substitutes for devices, other ranks and read values while a cell runs on fake tensors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..torch_private.places import disable_current_modes
 
 
 class Reached(BaseException):
-    """The step is done. No ``Exception``: the cell must not catch it."""
+    """The step is done. Not an ``Exception``, so that the cell does not catch it."""
 
 
 class NotRehearsed(BaseException):
-    """The cell does what has no answer, or an effect, in a rehearsal; the text says what."""
+    """The cell does something that a rehearsal cannot answer or must not do. The message tells what."""
 
 
 class _Join(torch.autograd.Function):
-    """The whole batch's output, of this rank's rows and what the others would send."""
+    """The output of the whole batch, from this rank's rows and the rows that other ranks would send."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, rows: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def cut(tensor: torch.Tensor, total: int, mine: int) -> torch.Tensor:
 
 
 def place() -> str:
-    """The user's line."""
+    """The current line of the user's code, as text."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "__main__":
@@ -63,7 +63,7 @@ def place() -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The user's line that raised."""
+    """The line of the user's code that raised, as text."""
     line, trace = 0, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__") == "__main__":
@@ -73,7 +73,7 @@ def place_of(error: BaseException) -> str:
 
 
 class OnCpu(TorchFunctionMode):
-    """Whatever device the cell names, its tensors are fakes on the CPU."""
+    """Replaces CUDA devices by the CPU, so that all tensors of the cell are fake CPU tensors."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -91,7 +91,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def with_real_numbers(original: Callable[..., Any], *args: Any) -> Any:
-    """What reads numbers of its own tensors, such as where a rank is in a mesh."""
+    """Run functions that read values of their own tensors with real tensors (as the coordinate of a rank in a mesh)."""
     with disable_current_modes():
         return original(*args)
 
@@ -104,17 +104,17 @@ def stepped_always(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """No gradient of a rehearsal is infinite."""
+    """A gradient scaler always steps, because no gradient of a rehearsal is infinite."""
     return optimizer.step(*args, **kwargs)
 
 
 def not_compiled(_original: Callable[..., Any], model: Any = None, **_options: Any) -> Any:
-    """What is compiled keeps no more than what is not."""
+    """Skip compilation: compiled code does not keep more memory than eager code."""
     return model if model is not None else lambda function: function
 
 
 def ways_by_shape(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> list[Way]:
-    """How outputs of parts of a batch make the whole's, by their shapes: a job proves it."""
+    """How outputs of parts of a batch are combined, guessed from their shapes. A real job proves it."""
     few = functools.partial(equivalence.few, samples=rows)
     with torch.no_grad():
         outputs = tensors_in(forward(*map_tensors(args, few), **map_tensors(kwargs, few)))

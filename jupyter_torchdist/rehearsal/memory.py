@@ -1,8 +1,8 @@
-"""A process that runs a cell's first training step on tensors without values, and says what memory it takes.
+"""A process that runs a cell's first training steps on fake tensors, and reports the memory that they need.
 
-Started by the client: a line of JSON (``Order``) says which cell, each further line which ``StrategyPlan``; each is
-answered by a line with a ``Rehearsed``. Every strategy is tried in a fork of its own. The cell may read files; what
-would change anything outside of the process is refused, and ends its rehearsal.
+The client starts it. The first line of standard input is an ``Order`` (JSON) with the cell. Each further line is a
+``StrategyPlan``, and is answered by a line with a ``Rehearsed``. Each strategy is tried in its own fork. The cell may
+read files. An action that would change anything outside the process is refused, and ends the rehearsal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..ranks.notebook_state import Carried
 from ..states import Place
 
 SECONDS = 60
-"""The longest a rehearsal of one strategy may take."""
+"""Time limit for the rehearsal of one strategy."""
 
 _CHANGES = frozenset(
     {
@@ -39,12 +39,12 @@ _CHANGES = frozenset(
         *("shutil.rmtree", "shutil.move", "shutil.copyfile", "socket.connect", "socket.bind", "sqlite3.connect"),
     }
 )
-"""Events of ``sys.addaudithook`` that are felt outside of the process."""
+"""Events of ``sys.addaudithook`` with effects outside the process."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """The first line. ``gpus``: the job is planned for GPUs; ``sources`` is where local modules are unpacked."""
+    """The first line. ``gpus``: whether the job is planned for GPUs. ``sources``: directory for local modules."""
 
     spec: dict[str, Any]
     manifest: dict[str, Any]
@@ -55,10 +55,10 @@ class Order:
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer lines until end of file on standard input."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)  # what the cell prints is no answer
+    os.dup2(silence, 1)  # the cell's output must not mix with the answers
     warnings.simplefilter("ignore")
     order = Order(**json.loads(sys.stdin.buffer.readline()))
     sys.path[:] = order.sys_path
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _import_torch() -> None:
-    """Once for all forks. Fakes live on the CPU: a rank on a GPU keeps the same bytes."""
+    """Import torch once for all forks. Fake tensors are on the CPU: a rank on a GPU keeps the same number of bytes."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
@@ -83,11 +83,11 @@ def _import_torch() -> None:
 
 
 def _answer(order: Order, plan: StrategyPlan, answers: BinaryIO) -> None:
-    """The fork's life."""
+    """Rehearse in the fork, write the answer and exit."""
     try:
         found = rehearse(order, plan)
         _write(answers, found)
-    except BaseException as error:  # noqa: BLE001  # the last edge of a process
+    except BaseException as error:  # noqa: BLE001  # top level of a process
         _write(answers, Rehearsed(reason=f"{type(error).__name__}: {error}"))
     os._exit(0)
 
@@ -97,7 +97,7 @@ def _write(answers: BinaryIO, found: Rehearsed) -> None:
 
 
 def rehearse(order: Order, plan: StrategyPlan) -> Rehearsed:
-    """Run the cell until its first step is done. Leaves this process with its ``__main__`` and process group."""
+    """Run the cell until its first steps are done. Replaces this process's ``__main__``."""
     import torch
     import torch.distributed as dist
 
@@ -159,7 +159,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _join(ranks: int) -> None:
-    """A process group whose peers are not there, and that does not mind."""
+    """Create a fake process group: its peers do not exist, and collectives do nothing."""
     import torch.distributed as dist
 
     from ..torch_private.places import FakeStore
@@ -178,12 +178,12 @@ def _limit_time() -> None:
 
 
 class _Guard:
-    """An audit hook (it cannot be taken back: this process ends soon), ``on`` while user code runs."""
+    """An audit hook, ``on`` while user code runs. (Audit hooks cannot be removed, but this process ends soon.)"""
 
     def __init__(self) -> None:
         self.on = False
         self.reason = ""
-        """What was refused, even where the cell caught it."""
+        """What was refused, also if the cell caught the exception."""
         sys.dont_write_bytecode = True
         sys.addaudithook(self._hear)
 

@@ -1,10 +1,10 @@
-"""What each rank of a pipeline holds, from a rehearsal that runs all stages one after the other.
+"""The memory of each rank of a pipeline, from a rehearsal that runs all stages one after the other.
 
-Every storage belongs to the stage and the microbatch whose unit made it, in the forward or in the backward; what no
-unit made is on all ranks (the joined outputs, the loss). A rank's memory is then that of the log, without what belongs
-to others. The order is GPipe's: all microbatches forward, and from the last one on backward. For a schedule that mixes
-them, a rank's part of the log is put into the order of its actions, and the last microbatch, whose backward was first,
-stands for the first.
+Every storage belongs to the stage and the microbatch whose unit created it, in the forward or in the backward. Storages
+that no unit created are on all ranks (the joined outputs, the loss). A rank's memory is the log without the storages of
+other ranks. The rehearsal runs in the order of GPipe: all forwards, then all backwards from the last microbatch on. For
+a schedule that mixes both, the rank's part of the log is sorted into the order of its actions. The last microbatch then
+stands for the first one, because its backward ran first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .allocations import Allocations
 from .fakes import NotRehearsed
 
 RUN = 3
-"""Microbatches that are run, of many: the first, the last, and one for all between them."""
+"""Largest number of microbatches that are run: the first, the last, and one that stands for all others."""
 
 
 class _Owner(NamedTuple):
-    """``passage``: which forward of the model it was; ``backward``: or the backward of it."""
+    """``passage``: number of the model's forward. ``backward``: whether it is the backward of that forward."""
 
     stage: int
     microbatch: int
@@ -50,10 +50,10 @@ class _Owner(NamedTuple):
 
 
 class Stages:
-    """The stages of a model, and whose each storage in ``log`` is."""
+    """The stages of a model, and the owner of each storage in ``log``."""
 
     def __init__(self, root: nn.Module, context: ParallelContext, log: Allocations) -> None:
-        """``context``: with the whole plan. Raises ``StrategyError`` for what no pipeline can do."""
+        """``context``: with the complete plan. Raises ``StrategyError`` if a pipeline does not support the model."""
         checks.check(root, context)
         schedule, ranks = chosen(context.plan, "schedule"), context.plan.degree("pp")
         balance = chosen(context.plan, "balance")
@@ -66,22 +66,22 @@ class Stages:
         self._microbatches = 1
         self._arrived: dict[int, tuple[Tensor, Tensor]] = {}
         self._graded: set[int] = set()
-        """Stages whose inputs have gradients: the others have no first half of a split backward."""
+        """Stages whose inputs have gradients. Other stages have no first half of a split backward."""
         self._branching: set[int] = set()
-        """Storages of gradients with which the second half of a split backward begins."""
+        """Storages of the gradients that the second half of a split backward needs."""
         self._of_weights: set[int] = set()
-        """Storages of what it makes: gradients of parameters."""
+        """Storages that the second half creates: gradients of parameters."""
         self.passage = 0
         self._owners: list[_Owner | None] = [None]
         self._since: list[int] = [0]
-        """The number of the first storage of each of ``_owners``."""
+        """For each of ``_owners``: the number of its first storage."""
         self._positions: list[int] = [0]
-        """In the log, where each of ``_owners`` began."""
+        """For each of ``_owners``: the position in the log where it begins."""
 
     # ------------------------------------------------------------------------------------------------------ the step
 
     def forward(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> Any:
-        """The outputs of a batch of ``rows`` samples, microbatch by microbatch."""
+        """The outputs of a batch of ``rows`` samples, computed microbatch by microbatch."""
         dtype = DTYPES.get(self._context.plan.precision)
         precision = nullcontext() if dtype is None else torch.autocast(self._context.device.type, dtype)
         self._microbatches = max(1, min(checks.microbatches(self._context), rows))
@@ -104,14 +104,14 @@ class Stages:
         return map_tensors(found[0], lambda _: next(whole))
 
     def own(self, owner: _Owner | None) -> None:
-        """Whatever is made from here on is this owner's; None: of all ranks."""
+        """Storages created from now on belong to ``owner``; None: to all ranks."""
         if self._owners[-1] != owner:
             self._owners.append(owner)
             self._since.append(self._log.next_number)
             self._positions.append(self._log.position)
 
     def unit(self, number: int, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ``Runner``."""
+        """Implements ``Runner``."""
         if self._calls == len(self._stage_of):
             raise NotRehearsed("its model calls its layers in an order that changes between microbatches")
         before = self._owners[-1]
@@ -134,7 +134,7 @@ class Stages:
         return outputs
 
     def _decide(self, forward: Callable[[], Any]) -> None:
-        """The stage of each call. A job measures the time of layers; here their operations stand for it."""
+        """Choose the stage of each call. A job measures the time of layers; the rehearsal counts their operations."""
         with _Operations() as operations:
             costs = measured(self._units, lambda: operations.done, forward, rounds=1)
         self._stage_of = assigned(self._units, costs, self.layout.stages, self._balance)
@@ -143,7 +143,7 @@ class Stages:
                 self._stages.setdefault(parameter, set()).add(stage)
 
     def _received(self, tensor: Tensor, owner: _Owner) -> Tensor:
-        """What another stage made arrives in memory of its own, while the sender keeps it, too."""
+        """A tensor from another stage is copied into new memory, while the sender keeps its own copy."""
         made = self._owner_of(self._log.number(tensor))
         if made is None or made.stage >= owner.stage:
             return tensor
@@ -161,7 +161,7 @@ class Stages:
         among.update(number for grad in grads if grad is not None for number in self._log.number(grad))
 
     def _joined(self, parts: tuple[Tensor, ...], size: int, rows: int) -> Tensor:
-        """One output of the whole batch, on all ranks."""
+        """One output for the whole batch, on all ranks."""
         first = parts[0]
         if first.dim() and first.size(0) % size == 0:
             whole: Tensor = _Joined.apply(self, rows * (first.size(0) // size), *parts)  # type: ignore[no-untyped-call]
@@ -169,19 +169,19 @@ class Stages:
         return torch.stack(parts).mean() if not first.dim() and first.is_floating_point() else first
 
     def _stands_for(self, number: int) -> int:
-        """How many microbatches that of a number counts for: between the first and the last run all the others."""
+        """How many microbatches this one counts for: number 1 stands for all except the first and the last."""
         return self._microbatches - RUN + 1 if number == 1 and self._microbatches > RUN else 1
 
     # ----------------------------------------------------------------------------------------------- what a rank holds
 
     def ranks_of(self, parameter: Tensor) -> set[int]:
-        """Ranks along ``pp``; what hangs in no unit is of the first stage."""
+        """Ranks along ``pp`` that hold a parameter. Parameters outside all units belong to the first stage."""
         return {self.layout.rank_of(stage) for stage in self._stages.get(parameter, {0})}
 
     def weight(self, rank: int) -> Callable[[int], float]:
-        """How much of a storage is on a rank of ``pp``, by its number.
+        """A function of a storage's number: how much of the storage is on this rank of ``pp``.
 
-        Under a schedule that mixes forwards and backwards: outside of them, gradients included.
+        If the schedule mixes forwards and backwards, only memory outside them counts, and gradients.
         """
 
         def weight(number: int) -> float:
@@ -196,9 +196,9 @@ class Stages:
         return weight
 
     def mixed(self, rank: int, before: Callable[[int], int]) -> tuple[int, int]:
-        """The most that a rank has in its last passage, and of activations; nothing for a schedule that does not mix.
+        """(peak bytes, peak bytes of activations) of a rank in its last passage. (0, 0) if the schedule does not mix.
 
-        ``before``: bytes at a position of the log.
+        ``before``: function that gives the bytes at a position of the log.
         """
         last = max((owner.passage for owner in self._owners if owner is not None and owner.backward), default=0)
         if not self.mixes or not last:
@@ -231,10 +231,10 @@ class Stages:
         return most, most_kept
 
     def _halves(self, work: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
-        """A backward in two: what the first half of it changes, and what it leaves to the second.
+        """A split backward: (changes in bytes of its first half, changes of its second half).
 
-        The first half keeps the graph, and of gradients those with which the second begins. That one makes the
-        gradients of parameters, and lets go of all.
+        The first half keeps the graph, and the gradients that the second half needs. The second half creates the
+        gradients of parameters, and then frees all of this.
         """
         first, made, kept = [], [], []
         for number, change in work:
@@ -248,7 +248,7 @@ class Stages:
         return first, made + kept
 
     def _run_as(self, microbatch: int) -> int:
-        """The one that was run for it: the last of them is the first to come back, in whose backward gradients are."""
+        """The microbatch that was run in its place. The backward of the last one ran first and created gradients."""
         run = min(self._microbatches, RUN)
         if microbatch == self._microbatches - 1:
             return 0
@@ -257,9 +257,9 @@ class Stages:
     def _changes(
         self, rank: int, passage: int
     ) -> tuple[defaultdict[tuple[int, int, bool], list[tuple[int, int]]], Counter[tuple[int, int]]]:
-        """Of the log what a rank's stages made in the forward and the backward of each microbatch, in order.
+        """Log entries of a rank's stages in the forward and the backward of each microbatch, in order.
 
-        Beside it what was freed when others were at work, which is so after the backward.
+        The second result is memory freed while other owners were running, that is after the backward.
         """
         changes: defaultdict[tuple[int, int, bool], list[tuple[int, int]]] = defaultdict(list)
         late: Counter[tuple[int, int]] = Counter()
@@ -270,12 +270,12 @@ class Stages:
                     continue
                 if at_work is not None and (at_work.part == of.part or _sums(at_work, of)):
                     changes[of.stage, at_work.microbatch, at_work.backward].append((number, change))
-                elif at_work is not None or not of.backward or self._is_of_the_loss(interval):  # else a gradient
+                elif at_work is not None or not of.backward or self._is_of_the_loss(interval):  # else it is a gradient
                     late[of.stage, of.microbatch] += change
         return changes, late
 
     def _loss(self, passage: int) -> int:
-        """The most of the loss of one microbatch."""
+        """Peak bytes of the loss of one microbatch."""
         for interval, after in enumerate(self._owners[1:]):
             if self._is_of_the_loss(interval) and after is not None and after.passage == passage:
                 span = self._span(interval)
@@ -289,7 +289,7 @@ class Stages:
         return self.layout.schedule not in WHOLE_FORWARD and self._microbatches > 1
 
     def _is_of_the_loss(self, interval: int) -> bool:
-        """Whether it lies between a forward and its backward."""
+        """Whether the interval lies between a forward and its backward."""
         after = self._owners[interval + 1] if interval + 1 < len(self._owners) else None
         return self._owners[interval] is None and after is not None and after.backward
 
@@ -298,7 +298,7 @@ class Stages:
         return slice(self._positions[interval], ends[0])
 
     def _made_in(self, number: int) -> int:
-        """The place among ``_owners`` of whose a storage is."""
+        """Index in ``_owners`` of the owner of a storage."""
         return bisect.bisect_right(self._since, number) - 1
 
     def _owner_of(self, numbers: Iterable[int]) -> _Owner | None:
@@ -306,14 +306,14 @@ class Stages:
 
 
 def _sums(at_work: _Owner, of: _Owner) -> bool:
-    """Whether a gradient of one microbatch makes room for the sum with another's."""
+    """Whether both are backwards of one stage: a gradient may be freed when another microbatch adds to it."""
     return at_work.stage == of.stage and at_work.backward and of.backward
 
 
 def _split(outputs: list[Tensor], inputs: list[Tensor]) -> tuple[list[Node], list[Node]]:
-    """Of a graph: nodes on the way to the inputs from which others lead to parameters, and where these end.
+    """(branching nodes, leaf nodes) of a graph. From a node on the way to the inputs, branches lead to parameters.
 
-    As ``torch.distributed.pipelining`` splits a backward, after "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241).
+    ``torch.distributed.pipelining`` splits a backward like this ("Zero Bubble Pipeline Parallelism", arXiv 2401.10241).
     """
     ends = {tensor.grad_fn for tensor in inputs}
     to_inputs: dict[Node, bool] = {}
@@ -341,7 +341,7 @@ def _split(outputs: list[Tensor], inputs: list[Tensor]) -> tuple[list[Node], lis
 
 
 class _Operations(TorchDispatchMode):
-    """Counts the floating point operations of products and attentions."""
+    """Counts the floating point operations of matrix products and attention."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -355,7 +355,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Sent(torch.autograd.Function):
-    """From one stage to a later one, and its gradient back."""
+    """Sends a tensor from one stage to a later one, and its gradient back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, stages: Stages, sender: _Owner) -> Tensor:
@@ -370,7 +370,7 @@ class _Sent(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """The microbatches' outputs as the whole batch's: put together in the last stage, then sent to all ranks."""
+    """Joins the outputs of the microbatches: concatenated in the last stage, then sent to all ranks."""
 
     @staticmethod
     def forward(ctx: Any, stages: Stages, rows: int, *parts: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""The first training steps of a cell as a rank takes them, on tensors without values, for the memory it takes.
+"""Runs the first training steps of a cell like one rank would, on fake tensors, to measure the memory they need.
 
-The cell runs under ``FakeTensorMode`` with a process group that only says that it communicated. What the automatic
-way does is done here too, by the same parts: the model becomes sharded when it is first called to be trained, its
-forward gets this rank's rows, its outputs are joined, gradients are averaged. So what FSDP gathers, keeps and sums is
-in the log of allocations without being modelled. Nothing is proved here of the model or the loss: ``auto`` does that.
+The cell runs under ``FakeTensorMode`` with a fake process group. The rehearsal uses the same code as the automatic
+strategy: the model is sharded at its first call for training, its forward gets this rank's rows, its outputs are
+joined, gradients are averaged. So the log of allocations includes what FSDP gathers, keeps and sums, without a model
+of it. The rehearsal proves nothing about the model or the loss; ``auto`` does that.
 """
 
 from __future__ import annotations
@@ -46,60 +46,60 @@ from .fakes import NotRehearsed, Reached, cut, joined, place
 from .pipeline import Stages
 
 REHEARSED = ("dp_replicate", "dp_shard", "cp", "tp")
-"""Dimensions of the mesh in a rehearsal."""
+"""Dimensions of the device mesh in a rehearsal."""
 
 MOST_RANKS = {"dp_shard": 8, "dp_replicate": 2}
-"""Of these more cost time (one copy a rank and unit), and what is sharded is scaled."""
+"""Largest degrees in a rehearsal: more ranks cost time (one copy per rank and unit), and sharded memory is scaled."""
 
 STEPS = 2
-"""Of each optimizer: in the second one gradients of the first may still be there when the forward begins."""
+"""Steps of each optimizer. At the second forward, gradients of the first step may still exist."""
 
 READ = 1.0
-"""What a number is that the cell reads from a tensor without values, such as the loss."""
+"""The number that the cell gets when it reads a fake tensor, for example the loss."""
 
 
 def smaller(plan: StrategyPlan) -> StrategyPlan:
-    """The strategy on the mesh of the rehearsal."""
+    """The strategy on the smaller mesh of the rehearsal."""
     degrees = {name: min(plan.degree(name), MOST_RANKS.get(name, plan.degree(name))) for name in REHEARSED}
     return replace(plan, degrees=degrees)
 
 
 class Rehearsal:
-    """Watches one cell under ``plan``; ``context`` is that of ``smaller(plan)``."""
+    """Watches one cell under ``plan``. ``context`` belongs to ``smaller(plan)``."""
 
     def __init__(self, plan: StrategyPlan, context: ParallelContext, *, gpus: bool) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.log = Allocations(self._number)
         self._plan, self._context, self._gpus = plan, context, gpus
         self._offloads = gpus and bool(plan.options.get("cpu_offload"))
-        self._group = context.data_group  # a mesh is cut with real numbers: not under ``mode``
+        self._group = context.data_group  # slicing a mesh needs real tensors: not under ``mode``
         self._ranks = plan.degree("dp_replicate") * plan.degree("dp_shard")
         self._patches = Patches()
         self._hooks: list[Any] = []
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._roots: dict[int, nn.Module] = {}
-        self._stages: dict[int, Stages] = {}  # of roots, under pp
+        self._stages: dict[int, Stages] = {}  # by id of root, under pp
         self._accumulation = accumulating.of(plan)
-        self._ways: dict[int, list[Way]] = {}  # of roots, in parts
+        self._ways: dict[int, list[Way]] = {}  # by id of root, with accumulation
         self._depth = 0
         self._samples: int | None = None
         self._given_in_parts = plan.options.get("batch") == "slices"
-        self._sliced = False  # whether the batch in flight is the rank's part
+        self._sliced = False  # whether the current batch is this rank's part
         self._begun: int | None = None
         self._held = 0
         self._trying = 0
         self._graph_ends: int | None = None  # where the first backward begins
         self._gathered_then = 0
-        self._of_parameters: list[tuple[int, int]] = []  # where all trained parameters are worked on
+        self._of_parameters: list[tuple[int, int]] = []  # log ranges that work on all trained parameters
         self._steps: list[tuple[torch.optim.Optimizer, int, int]] = []
         self._stepping = 0
-        self._scale: dict[int, float] = {}  # of sharded gradients
+        self._scale: dict[int, float] = {}  # by number of storage, for sharded gradients
         self._notes: list[str] = []
 
     # ------------------------------------------------------------------------------------------ around the user's code
 
     def install(self) -> None:
-        """From here on optimizers, models and loaders are watched."""
+        """Begin to watch optimizers, models and loaders."""
         around = self._patches.around
         around(torch.optim.Optimizer, "add_param_group", self._add_param_group)
         around(nn.Module, "__call__", self._call)
@@ -115,7 +115,7 @@ class Rehearsal:
         ]
 
     def _answer_for_the_others(self) -> None:
-        """Where the parts of strategies read a number that other ranks have said: those are as this one."""
+        """Where strategies read values from other ranks, assume that the other ranks are like this one."""
         around = self._patches.around
         around(loading, "broadcast_states", lambda *_: None)
         around(loading, "someone_lacks_weights", lambda *_: False)
@@ -123,13 +123,13 @@ class Rehearsal:
         around(*coordinates(), fakes.with_real_numbers)
 
     def undo(self) -> None:
-        """torch is as it was."""
+        """Remove all patches and hooks from torch."""
         self._patches.undo()
         for hook in self._hooks:
             hook.remove()
 
     def take_captured(self) -> None:
-        """Models and optimizers that came with the bundle lose their values."""
+        """Replace the tensors of models and optimizers in the bundle by fake tensors."""
         taken: dict[torch.Tensor, torch.Tensor] = {}
         for module in all_of(nn.Module):
             for table in (module._parameters, module._buffers):
@@ -153,7 +153,7 @@ class Rehearsal:
         return fake
 
     def _number(self, tensor: torch.Tensor) -> Any:
-        """In place of ``item()``: what is known of it, or a number that stands for a loss or a metric."""
+        """Replaces ``item()``: the value if it is known, else ``READ`` for a floating point tensor (loss, metric)."""
         constant = tensor.constant if isinstance(tensor, FakeTensor) else tensor
         if constant is not None:
             with disable_current_modes():
@@ -171,7 +171,7 @@ class Rehearsal:
     def _note(self, optimizer: torch.optim.Optimizer) -> None:
         if all(known() is not optimizer for known in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
-        if self._gpus:  # what torch chooses there by itself: all parameters at once, with temporaries of their size
+        if self._gpus:  # torch's default on GPUs: all parameters at once, with large temporaries
             for group in optimizer.param_groups:
                 if group.get("foreach", False) is None and not group.get("fused"):
                     group["foreach"] = True
@@ -180,7 +180,7 @@ class Rehearsal:
         return [optimizer for known in self._optimizers if (optimizer := known()) is not None]
 
     def _batches(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Iterator[Any]:
-        """The real loader's batches, read in this process, without their values."""
+        """The batches of the real loader, read in this process, as fake tensors."""
         alone = copy.copy(loader)
         vars(alone).update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, pin_memory=False)
         with disable_current_modes():
@@ -239,7 +239,7 @@ class Rehearsal:
         return any(parameter in trained for parameter in module.parameters())
 
     def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int] | None:
-        """Samples of the batch, and how many this rank computes; None where it computes all."""
+        """(samples of the batch, samples that this rank computes); None if the rank computes all."""
         total = self._batch_size(args, kwargs)
         if total is None or self._sliced or self._plan.options.get("model") == "whole":
             return None
@@ -255,7 +255,7 @@ class Rehearsal:
         return self._samples if self._samples in sizes else next(iter(sizes), None)
 
     def _try(self, root: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What is done with the whole model first: ``Divider`` follows rows through it, ``Held`` keeps its measures."""
+        """Repeat what the strategy does first with the whole model: follow rows through it (``Divider``), measure."""
         begun, samples = self.log.position, self._batch_size(args, kwargs)
         parts = self._ranks if self._ranks > 1 else self._plan.degree("pp")
         if samples is not None and parts > 1:
@@ -296,12 +296,12 @@ class Rehearsal:
 
     @property
     def _cuts(self) -> bool:
-        """Whether parameters are cut over the ranks that divide the batch."""
+        """Whether parameters are sharded over the ranks that divide the batch."""
         return self._context.plan.degree("dp_shard") > 1
 
     @property
     def _shards(self) -> bool:
-        """Whether FSDP2 averages the gradients, of copies too."""
+        """Whether FSDP2 averages the gradients, also the gradients of replicas."""
         return self._cuts or (self._context.plan.degree("tp") > 1 and self._ranks > 1)
 
     # ------------------------------------------------------------------------------------------------ the step's parts
@@ -311,7 +311,7 @@ class Rehearsal:
         if not nested and self._begun is not None and self._graph_ends is None:
             self._graph_ends, self._gathered_then = self.log.position, self._gathered()
         parts = nullcontext() if self._accumulation is None else self._accumulation.backward(plain=True)
-        self._depth += 1  # a part's forward is computed again
+        self._depth += 1  # backward of a part computes its forward again
         try:
             with parts:
                 original(*args, **kwargs)
@@ -330,7 +330,7 @@ class Rehearsal:
         self._of_parameters.append((begun, self.log.position))
 
     def _gathered(self) -> int:
-        """Whole parameters of sharded units that stay between forward and backward."""
+        """Bytes of gathered parameters of sharded units that remain between forward and backward."""
         roots: list[Any] = list(self._roots.values()) if self._shards else []
         states = [state for root in roots for state in fsdp_states(root)]
         units = [one for state in states for group in fsdp_groups(state) for one in group.fsdp_params]
@@ -354,7 +354,7 @@ class Rehearsal:
     # -------------------------------------------------------------------------------------------------- what was found
 
     def found(self, reason: str = "") -> Rehearsed:
-        """All that is known now; under ``mode`` and ``log`` as the cell was. ``reason``: why there is no whole step."""
+        """The result so far. Call it under ``mode`` and ``log``. ``reason``: why the step is not complete."""
         notes, whole_step = list(self._notes), bool(self._steps) and self._begun is not None
         if whole_step and reason:
             notes.append(f"rehearsed up to its first step: {reason}")
@@ -384,7 +384,7 @@ class Rehearsal:
         return replace(fullest, notes=(*fullest.notes, said))
 
     def _of_rank(self, rank: int, common: Rehearsed, *, whole_step: bool) -> Rehearsed:
-        """``rank``: along ``pp``, where there is a pipeline."""
+        """The result for one rank along ``pp`` (0 without a pipeline)."""
         every = self._parameters()
         own = [one for one in every if all(rank in stages.ranks_of(one) for stages in self._stages.values())]
         others = sum(map(_bytes, every)) - sum(map(_bytes, own))
@@ -402,7 +402,7 @@ class Rehearsal:
         return replace(found, working=working, activations=kept)
 
     def _parameters(self) -> list[torch.Tensor]:
-        """Of the models that were called to be trained, and all that an optimizer trains."""
+        """Parameters of the models called for training, and all that an optimizer trains."""
         called = [one for root in self._roots.values() for one in root.parameters()]
         return list(dict.fromkeys([*called, *(p for one in self._living() for p in loading.trained_by(one))]))
 
@@ -419,13 +419,13 @@ class Rehearsal:
         return ParameterSize(shape, parameter.element_size(), parameter.requires_grad, sharded, alike, whole, split)
 
     def _others(self) -> int:
-        """What lives beside the models: batches, data that the cell made, its other tensors."""
+        """Bytes of tensors outside the models: batches, data that the cell created, other tensors."""
         states = [*self._parameters(), *(one for root in self._roots.values() for one in root.buffers())]
         numbers = {number for one in states for number in self.log.number(one)}
         return sum(change for number, change in self.log.log if number not in numbers)
 
     def _weight(self, rank: int, own: list[torch.Tensor], every: list[torch.Tensor]) -> Weight:
-        """Optimizer state is counted elsewhere; what is a part of a sharded parameter counts as on the real mesh."""
+        """The weight of each storage: 0 for optimizer state (counted elsewhere), scaled to the real mesh for shards."""
         states: set[int] = set()
         for parameter in every:
             for optimizer in self._living():
@@ -433,7 +433,7 @@ class Rehearsal:
                     states.update(self.log.number(value))
         scale = {**self._scale, **dict.fromkeys(states, 0.0)}
         rest = self._ratio(every) * sum(map(_bytes, own)) / (sum(map(_bytes, every)) or 1)
-        if self._offloads:  # gradients wait in host memory, too, and there the optimizer steps
+        if self._offloads:  # gradients are in host memory, too, and the optimizer steps there
             scale, rest = dict.fromkeys(scale, 0.0), 0.0
         staged = [stages.weight(rank) for stages in self._stages.values()]
 
@@ -450,7 +450,7 @@ class Rehearsal:
         return weight
 
     def _ratio(self, parameters: list[torch.Tensor]) -> float:
-        """A rank's shards on the real mesh, by those of the rehearsal."""
+        """Size of a rank's shards on the real mesh, divided by the size in the rehearsal."""
         if not self._cuts:
             return 1.0
         here, there = self._context.plan.degree("dp_shard"), self._plan.degree("dp_shard")
@@ -458,7 +458,7 @@ class Rehearsal:
         return sum(elements(shape, there) for shape in shapes) / sum(elements(shape, here) for shape in shapes)
 
     def _step_alone(self, optimizer: torch.optim.Optimizer) -> str:
-        """Let the optimizer make its state where the cell did not come to that; what prevented it, else nothing."""
+        """Let the optimizer create its state if the cell did not. Returns the reason if that failed, else ``""``."""
         try:
             for parameter in loading.trained_by(optimizer):
                 if parameter.grad is None:
@@ -466,13 +466,13 @@ class Rehearsal:
             optimizer.step()
         except Reached:
             pass
-        except Exception as error:  # noqa: BLE001  # an optimizer of the user's may raise anything
+        except Exception as error:  # noqa: BLE001  # a user's optimizer may raise anything
             return f"the state of {type(optimizer).__name__} is not known: {error}"
         return ""
 
 
 def _split_shape(parameter: torch.Tensor) -> tuple[tuple[int, ...], int]:
-    """What a rank of ``tp`` has of a parameter before it is sharded, and over how many ranks it is split."""
+    """(shape on a rank of ``tp`` before sharding by FSDP, number of ranks over which ``tp`` splits the parameter)."""
     shape, split = list(parameter.shape), 1
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh
@@ -483,7 +483,7 @@ def _split_shape(parameter: torch.Tensor) -> tuple[tuple[int, ...], int]:
 
 
 def _total(found: Rehearsed) -> int:
-    """By which ranks of a pipeline, where nothing is sharded, are compared."""
+    """Bytes by which the ranks of a pipeline are compared (nothing is sharded there)."""
     states = sum(elements(one.shape) * (one.itemsize + one.state) + one.state_whole for one in found.parameters)
     return states + (found.working or 0)
 

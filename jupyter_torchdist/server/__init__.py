@@ -1,7 +1,6 @@
-"""The Jupyter server's side: the jobs of its data directory as HTTP routes and WebSockets below ``torchdist/api``.
+"""The Jupyter server extension: jobs of its data directory as HTTP routes and WebSockets below ``torchdist/api``.
 
-Nothing is kept here that a restart could lose: what is told is read from the job directories, and a client that was
-cut off opens again.
+A restart loses nothing: all data is read from the job directories, and a disconnected client connects again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _load_jupyter_server_extension(app: ServerApp) -> None:
-    """What the server calls when it loads us."""
+    """Called by the server when it loads this extension."""
     from .routes import install
 
     install(app.web_app)

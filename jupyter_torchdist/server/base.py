@@ -1,4 +1,4 @@
-"""What all our handlers share: who may come in, errors as JSON, files read in a thread, job ids made into paths."""
+"""Shared by all our handlers: authorization, errors as JSON, reading files in a thread, paths of jobs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..protocol.paths import Home, JobPaths
 from .listing import Listing
 
 AUTH_RESOURCE = "torchdist"
-"""What an ``Authorizer`` of the server is asked about: to ``read``, ``write`` (cancel, delete), ``execute`` (rerun)."""
+"""The resource for the server's ``Authorizer``; actions: ``read``, ``write`` (cancel, delete), ``execute`` (rerun)."""
 
 SETTING = "torchdist_listing"
 
 MESSAGE_LIMIT = 1024 * 1024
-"""Bytes of one message from a browser."""
+"""The largest message from a browser, in bytes."""
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (JobNotFound, 404),
@@ -49,12 +49,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def permitted(action: str) -> Callable[[Method], Method]:
-    """Jupyter's ``authorized`` for an action that is not the method's usual one."""
+    """Jupyter's ``authorized`` with an action other than the HTTP method's default."""
     return cast("Callable[[Method], Method]", authorized(action))
 
 
 class Refusal(web.HTTPError):
-    """A status with a sentence, and what to do now."""
+    """An HTTP error with a message and a hint."""
 
     def __init__(self, status: int, message: str, hint: str = "") -> None:
         super().__init__(status, message)
@@ -62,7 +62,7 @@ class Refusal(web.HTTPError):
 
 
 def refusal(error: TorchDistError | OSError) -> Refusal:
-    """``error`` as it leaves the server."""
+    """``error`` as an HTTP error."""
     if isinstance(error, TorchDistError):
         status = next(status for kind, status in _STATUS if isinstance(error, kind))
         return Refusal(status, error.message, error.hint)
@@ -73,7 +73,7 @@ def refusal(error: TorchDistError | OSError) -> Refusal:
 
 
 async def in_thread(function: Callable[..., Value], *args: Any) -> Value:
-    """The value of ``function``, which reads files, without the server's loop waiting. Raises ``Refusal``."""
+    """Call ``function``, which reads files, without blocking the event loop. Raises ``Refusal``."""
     try:
         return await asyncio.to_thread(function, *args)
     except (TorchDistError, OSError) as error:
@@ -81,7 +81,7 @@ async def in_thread(function: Callable[..., Value], *args: Any) -> Value:
 
 
 class Ours(JupyterHandler):
-    """Any of our handlers."""
+    """Base class of our handlers."""
 
     auth_resource = AUTH_RESOURCE
 
@@ -94,14 +94,14 @@ class Ours(JupyterHandler):
         return self.listing.home
 
     def paths(self, job: str) -> JobPaths:
-        """The files of ``job``, below our jobs by construction. Raises ``Refusal``."""
+        """The files of ``job``, always below the directory of jobs. Raises ``Refusal``."""
         try:
             return self.data.job(job)
         except ValueError as error:
             raise Refusal(400, f"{job[:100]!r} is not the id of a job", "copy the id from the list of jobs") from error
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """``{message, hint}``, whatever went wrong; of an error that we did not foresee only that."""
+        """Answer with ``{message, hint}``. An unexpected error gives no details."""
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         words = {"message": responses.get(status_code, "unknown error"), "hint": _HINTS.get(status_code, "")}
         if isinstance(error, Refusal):
@@ -113,16 +113,16 @@ class Ours(JupyterHandler):
 
 
 class Handler(Ours, APIHandler):
-    """A handler of questions that have one answer."""
+    """Base class of the HTTP handlers."""
 
     async def answer(self, function: Callable[..., Any], *args: Any) -> None:
-        """Say what ``function`` gives, which runs in a thread. Raises ``Refusal``."""
+        """Call ``function`` in a thread and send its value. Raises ``Refusal``."""
         text = await in_thread(lambda: codec.dumps(function(*args)))
         self.set_header("Cache-Control", "no-store")
         self.finish(text)
 
     def body(self) -> dict[str, Any]:
-        """The object that was sent, empty when nothing was. Raises ``Refusal``."""
+        """The request's JSON object; empty if there is no body. Raises ``Refusal``."""
         try:
             value = codec.loads(self.request.body) if self.request.body.strip() else {}
         except ValueError as error:
@@ -133,18 +133,18 @@ class Handler(Ours, APIHandler):
 
 
 class Socket(WebSocketMixin, WebSocketHandler, Ours):
-    """A WebSocket. A subclass decides in ``get`` who may open it, then leaves the rest to ``serve``."""
+    """A WebSocket. A subclass decides in ``get`` who may open it, and then calls ``serve``."""
 
     @property
     def max_message_size(self) -> int:
         return MESSAGE_LIMIT
 
     def get_compression_options(self) -> dict[str, Any] | None:
-        """As for the server's own sockets."""
+        """The options of the server's own WebSockets."""
         return self.settings.get("websocket_compression_options")
 
     async def serve(self) -> None:
-        """Open the socket; returns when it is closed. Raises ``Refusal`` for another site's page."""
+        """Open the socket and return when it is closed. Raises ``Refusal`` for a page of another site."""
         if not self.check_origin():
             raise Refusal(403, "a page of another site must not read jobs", _HINTS[403])
         if self.request.headers.get("Upgrade", "").lower() != "websocket":
@@ -156,7 +156,7 @@ class Socket(WebSocketMixin, WebSocketHandler, Ours):
             beating.cancel()
 
     async def _beat(self) -> None:
-        """Say nothing, again and again: a page hears no ping, and proxies close lines on which nothing passes."""
+        """Send empty messages: a page cannot see pings, and proxies close connections without traffic."""
         with contextlib.suppress(WebSocketClosedError):
             while True:
                 await asyncio.sleep(BEAT)

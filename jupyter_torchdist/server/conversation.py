@@ -1,4 +1,4 @@
-"""A feed on a socket. The feed is touched by one thread of its own alone, the socket by the server's loop alone."""
+"""Connects a feed to a socket. Only one separate thread uses the feed; only the server's event loop uses the socket."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..protocol import codec
 from ..protocol.feed import RATE
 
 QUIET = 0.25
-"""Seconds between two looks at a job of which nothing new was heard for a while."""
+"""Seconds between two polls of a job without news for a while."""
 
 UNSENT = 4 * 1024 * 1024
-"""Bytes that may wait in the socket's buffer before no more questions are taken."""
+"""With more bytes in the socket's buffer no more messages of the view are handled."""
 
 
 class Source(Protocol):
-    """What is asked of a feed (``feed.Feed``). None of it is called by two threads at once."""
+    """The interface of a feed (``feed.Feed``). Two threads never call it at once."""
 
     def receive(self, message: dict[str, Any]) -> list[dict[str, Any]]: ...
 
@@ -30,10 +30,10 @@ class Source(Protocol):
 
 
 class Conversation:
-    """What passes between a feed and a socket, in order, until the feed says ``gone`` or the socket closes.
+    """Passes messages between a feed and a socket, in order, until the feed sends ``gone`` or the socket closes.
 
-    ``open_feed`` is called in the feed's thread. ``write`` sends one text; what it returns is done when the text has
-    left the socket's buffer, so a browser that reads slowly is waited for.
+    ``open_feed`` is called in the feed's thread. ``write`` sends one text; its result is done when the text has left
+    the socket's buffer. Therefore the conversation waits for a browser that reads slowly.
     """
 
     def __init__(self, write: Callable[[str], Awaitable[None]]) -> None:
@@ -45,14 +45,14 @@ class Conversation:
         self._sending: set[asyncio.Future[None]] = set()
         self._unsent = 0
         self.over = False
-        """Whether the feed has said its last word."""
+        """Whether the feed has sent its last message, or the conversation was closed."""
 
     async def open(self, open_feed: Callable[[], Source]) -> None:
-        """Raises what ``open_feed`` raises."""
+        """Open the feed. Raises what ``open_feed`` raises."""
         self._feed = await self._run(open_feed)
 
     def close(self) -> None:
-        """The feed is closed after what it is doing now; does not wait for that."""
+        """Close the feed after its current call, without waiting for that."""
         self.over = True
         self._heard.set()
         feed, self._feed = self._feed, None
@@ -61,7 +61,7 @@ class Conversation:
         self._thread.shutdown(wait=False)
 
     async def tell(self) -> None:
-        """Look at the job again and again and send what is new, until it is over. Raises what the feed raises."""
+        """Poll the feed and send its messages, until the conversation is over. Raises what the feed raises."""
         pause = 1 / RATE
         while not self.over:
             said = await self._say(lambda feed: feed.poll(time.monotonic()))
@@ -80,7 +80,7 @@ class Conversation:
         await self._sent(UNSENT)
 
     async def _say(self, ask: Callable[[Source], list[dict[str, Any]]]) -> bool:
-        """Send what the feed gives; whether that was anything. Messages leave in the order in which they are made."""
+        """Send the feed's messages, in order. Returns whether there were any."""
         async with self._lock:
             feed = self._feed
             if feed is None or self.over:
@@ -99,7 +99,7 @@ class Conversation:
             self._sending.discard(done)
             self._unsent -= len(text)
             if not done.cancelled():
-                done.exception()  # the socket closed: its own handler knows
+                done.exception()  # the socket closed, which its handler notices
 
         sending.add_done_callback(sent)
 
@@ -113,6 +113,6 @@ class Conversation:
 
 
 def _texts(ask: Callable[[Source], list[dict[str, Any]]], feed: Source) -> tuple[list[str], bool]:
-    """The feed's messages as they travel, and whether the last one was its last word."""
+    """The feed's messages as JSON, and whether the feed has ended (``gone``)."""
     messages = ask(feed)
     return [codec.dumps(message) for message in messages], any(message["type"] == "gone" for message in messages)

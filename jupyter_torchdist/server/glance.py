@@ -1,4 +1,4 @@
-"""Progress and a spark line of a job that runs, from a few pieces of its metrics files, however large they are."""
+"""Progress and a sparkline of a running job, from small pieces of its metrics files, however large they are."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ..protocol.paths import JobPaths
 from ..store import metrics
 
 POINTS = 40
-"""Numbers of a spark line, at the most."""
+"""The largest number of points in a sparkline."""
 
 SMALL = 16 * 1024
-"""Bytes of a file that is read as a whole."""
+"""Bytes; a file up to this size is read completely."""
 
 PIECE = 4 * 1024
-"""Bytes that are read at one place of a larger one; a line is some hundred bytes long."""
+"""Bytes that are read at each position of a larger file; a line has some hundred bytes."""
 
 END = 16 * 1024
-"""Bytes at the end of a file in which the latest progress is looked for."""
+"""Bytes at the end of a file in which the latest progress is searched."""
 
 LOOKED_AT = 8
-"""Ranks whose progress is asked for where rank 0 has none."""
+"""How many ranks are searched for progress if rank 0 has none."""
 
 
 class Glance:
-    """What the panel shows of one job's metrics. Only what grew is read again."""
+    """What the panel shows of one job's metrics. Only files that grew are read again."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
@@ -39,7 +39,7 @@ class Glance:
         self._sampled = Sampled()
 
     def look(self) -> tuple[Progress | None, list[float]]:
-        """Progress (rank 0's where it reports one, else the lowest rank's), and rank 0's first curve in few numbers."""
+        """Progress (rank 0's if it reports one, else the lowest rank's), and a few values of rank 0's first curve."""
         files = metrics.files(self._paths)
         for rank in sorted(files)[:LOOKED_AT]:
             size = _size(files[rank])
@@ -55,7 +55,7 @@ class Glance:
 
 
 class Sampled:
-    """At most ``POINTS`` numbers of a file's first curve, at places that stay where they are while the file grows."""
+    """At most ``POINTS`` values of a file's first curve, at positions that stay the same while the file grows."""
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
@@ -63,7 +63,7 @@ class Sampled:
         self._at: dict[int, float | None] = {}
 
     def read(self, path: Path, size: int) -> None:
-        """Look at a file that has ``size`` bytes by now."""
+        """Sample a file that now has ``size`` bytes."""
         if self._name is None:
             self._name = first_name(_lines(path, 0, PIECE))
         if self._name is None:
@@ -88,7 +88,7 @@ class Sampled:
 
 
 def latest_progress(path: Path, size: int) -> Progress | None:
-    """The last bar in the last ``END`` bytes."""
+    """The last progress bar in the last ``END`` bytes."""
     for line in reversed(_lines(path, max(0, size - END), END)):
         record = _record(line) if b'"progress"' in line else {}
         if record.get("k") == "progress" and (done := number(record.get("n"))) is not None:
@@ -97,14 +97,14 @@ def latest_progress(path: Path, size: int) -> Progress | None:
 
 
 def first_name(lines: list[bytes]) -> str | None:
-    """The first curve of all; what was logged on purpose goes before what was found by itself."""
+    """The first curve; curves that the user logged come before automatic ones."""
     records = [record for line in lines if (record := _record(line)).get("k") == "log"]
     named = [(bool(record.get("auto")), name) for record in records for name in _logged(record)]
     return min(named, key=lambda pair: pair[0])[1] if named else None
 
 
 def values(lines: Iterable[bytes], name: str) -> Iterator[float]:
-    """What can be drawn of a curve, line by line."""
+    """The finite values of a curve, line by line."""
     key = json.dumps(name).encode()
     for line in lines:
         if key in line and (record := _record(line)).get("k") == "log":
@@ -114,7 +114,7 @@ def values(lines: Iterable[bytes], name: str) -> Iterator[float]:
 
 
 def number(value: object) -> float | None:
-    """``value`` where it is a finite number."""
+    """``value`` as a float if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -129,7 +129,7 @@ def _logged(record: metrics.Record) -> dict[str, object]:
 
 
 def _lines(path: Path, offset: int, limit: int) -> list[bytes]:
-    """The lines that end in ``limit`` bytes from ``offset`` on; the first one may have begun before."""
+    """The lines that end within ``limit`` bytes from ``offset`` on; the first line may be cut at its start."""
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
@@ -139,7 +139,7 @@ def _lines(path: Path, offset: int, limit: int) -> list[bytes]:
 
 
 def _record(line: bytes) -> metrics.Record:
-    """Empty for a line that is damaged or a part of one."""
+    """The record of a line; empty for a damaged or partial line."""
     try:
         record = codec.loads(line)
     except ValueError:

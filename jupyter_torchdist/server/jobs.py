@@ -1,4 +1,4 @@
-"""The routes that answer once: the list, one job, cancel, rerun, delete, a file."""
+"""The HTTP routes: the list, one job, cancel, rerun, delete, a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..store import catalog, jobdir, journal, liveness, logs
 from .base import Handler, Refusal, in_thread, permitted
 
 CHUNK = 256 * 1024
-"""Bytes of a file that are in memory at once."""
+"""The largest number of bytes of a file in memory."""
 
 _FILE = re.compile(r"(\d{1,9})\.(out|err)")
 
@@ -42,12 +42,12 @@ class Jobs(Handler):
 
 
 class OneJob(Handler):
-    """One job, as its files say."""
+    """One job, read from its files."""
 
     @web.authenticated
     @authorized
     async def get(self, job: str) -> None:
-        """What was asked for, what was planned, how it stands."""
+        """The job's specification, plan and state."""
         await self.answer(details, self.paths(job))
 
     @web.authenticated
@@ -60,12 +60,12 @@ class OneJob(Handler):
 
 
 class Cancel(Handler):
-    """The job's ■."""
+    """The ■ button of a job."""
 
     @web.authenticated
     @authorized
     async def post(self, job: str) -> None:
-        """Interrupt the ranks, or kill them; what was done, in a sentence. Does not wait for the end."""
+        """Interrupt or kill the ranks, without waiting for the end. Answers with a sentence on what was done."""
         kill = self.body().get("kill", False)
         if not isinstance(kill, bool):
             raise Refusal(400, f"kill is {kill!r}", "it is true or false")
@@ -74,24 +74,24 @@ class Cancel(Handler):
 
 
 class Rerun(Handler):
-    """The same bundle once more."""
+    """Runs the bundle of a job again."""
 
     @web.authenticated
     @permitted("execute")
     async def post(self, job: str) -> None:
-        """The id of the new job, once a driver has it."""
+        """Answers with the id of the new job, when a driver has taken it."""
         paths = self.paths(job)
         await self.answer(lambda: {"job": run_again(paths, self.data)})
 
 
 class File(Handler):
-    """A log, to be saved."""
+    """A log file to download."""
 
     @web.authenticated
     @authorized
     async def get(self, job: str, name: str) -> None:
-        """All that is in the file now. It is never in memory as a whole, and a slow reader slows only itself."""
-        self.check_xsrf_cookie()  # as for Jupyter's own files: no other page embeds a log
+        """The file's current content. It is sent in chunks, and a slow reader does not block other requests."""
+        self.check_xsrf_cookie()  # as for Jupyter's own files: no other page can embed a log
         paths = self.paths(job)
         with await in_thread(open_log, paths, name) as file:
             left = os.fstat(file.fileno()).st_size
@@ -105,12 +105,12 @@ class File(Handler):
                     self.write(data)
                     await self.flush()
             except StreamClosedError:
-                return  # the browser has given up
+                return  # the browser closed the connection
         self.finish(set_content_type="text/plain; charset=utf-8")
 
 
 def details(paths: JobPaths) -> dict[str, Any]:
-    """Raises ``JobNotFound``, or ``DamagedJob`` for one that cannot be opened; a damaged manifest is an empty one."""
+    """One job as JSON; a damaged manifest counts as empty. Raises ``JobNotFound``; ``DamagedJob`` for other damage."""
     state = journal.state(paths)
     spec, plan = jobdir.read_spec(paths), jobdir.read_plan(paths)
     try:
@@ -131,7 +131,7 @@ def details(paths: JobPaths) -> dict[str, Any]:
 
 
 def run_again(paths: JobPaths, home: Home) -> str:
-    """The new job's id. Raises what ``client.submit.rerun`` raises, ``UserError`` where this server cannot run it."""
+    """The new job's id. Raises what ``client.submit.rerun`` raises, and ``UserError`` if this server cannot run it."""
     job = attach_to(paths, home)
     here, there = sys.version_info[:2], tuple(int(part) for part in job.manifest.python.split(".")[:2])
     hint = f"run the cell again, or `torchdist rerun {paths.job}` in its environment"
@@ -146,7 +146,7 @@ def run_again(paths: JobPaths, home: Home) -> str:
 
 
 def remove(paths: JobPaths) -> None:
-    """Raises ``JobNotFound``, ``StoreError``, or ``UserError`` for a job that has not ended."""
+    """Delete a job. Raises ``JobNotFound``, ``StoreError``, or ``UserError`` for a job that has not ended."""
     try:
         catalog.remove(paths)
     except StoreError as error:
@@ -156,7 +156,7 @@ def remove(paths: JobPaths) -> None:
 
 
 def open_log(paths: JobPaths, name: str) -> BinaryIO:
-    """Raises ``JobNotFound``, ``Refusal``."""
+    """Open the log file ``name``. Raises ``JobNotFound``, ``Refusal``."""
     match = _FILE.fullmatch(name)
     if not match:
         raise Refusal(400, f"{name[:100]!r} is not the name of a log", "logs are named RANK.out and RANK.err")

@@ -1,4 +1,4 @@
-"""The rows of the panel, one a job. Ended jobs are read once, however many there are; only what runs is read again."""
+"""The rows of the panel, one for each job. Ended jobs are read once; only running jobs are read again."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..store.cache import JobSummary
 from .glance import Glance
 
 LOOK = 10.0
-"""Seconds after which the directory of jobs is read again even if it seems unchanged, as it may on a network disk."""
+"""Seconds after which the jobs directory is read again even if it looks unchanged, as it may on a network disk."""
 
 SETTLED = 2.0
-"""Seconds for which a directory that has just changed may change again with the same time stamp."""
+"""For so many seconds after a change, a directory may change again with the same time stamp."""
 
 
 class Row(TypedDict):
-    """One job. Times in seconds since the epoch, 0 for what has not happened."""
+    """One job. Times in seconds since the epoch; 0 means that it has not happened."""
 
     job: str
     name: str | None
     label: str
     notebook: str
-    """Its path, or the kernel's; empty for a job from a shell."""
+    """The path of the notebook or of the kernel's session; empty for a job from a shell."""
     state: str
     effective: str
     """``state``, or ``orphaned`` or ``unreachable``."""
@@ -42,17 +42,17 @@ class Row(TypedDict):
     spark: list[float]
     """The latest values of the job's first curve."""
     gpus: list[str]
-    """The UUIDs of those the plan has."""
+    """The UUIDs of the plan's GPUs."""
     gpu_memory: tuple[int, int] | None
-    """Bytes in use on them, and all that they have; None where nothing is known, and after its end."""
+    """Bytes in use and total bytes of these GPUs; None if unknown, and after the job's end."""
     rerun_of: str
-    """The job that was run again as this one; empty for one of its own."""
+    """The job that was run again as this job; empty if this is no rerun."""
     damaged: bool
-    """It cannot be opened (``reason`` says why), only deleted."""
+    """The job cannot be opened (``reason`` says why), only deleted."""
 
 
 class Listing:
-    """All rows of a data directory, for any number of threads; one of them reads, the others take what it found."""
+    """All rows of a data directory. Thread-safe: one thread reads, the other threads use its result."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -66,7 +66,7 @@ class Listing:
         self._going: dict[str, Going] = {}
 
     def rows(self, max_age: float = 0.0) -> list[Row]:
-        """The newest first, as they were at most ``max_age`` seconds ago; not to be changed. Raises ``StoreError``."""
+        """The rows, newest first, at most ``max_age`` seconds old. Do not change them. Raises ``StoreError``."""
         asked = time.monotonic()
         with self._lock:
             if self._read < asked - max_age:
@@ -79,7 +79,7 @@ class Listing:
             return self._told
 
     def _list(self) -> None:
-        """Find the jobs that came and went, where the directory of jobs has changed."""
+        """Find new and removed jobs, if the jobs directory has changed."""
         now = time.monotonic()
         stamp = _modified(self.home)
         if stamp == self._stamp and now - self._listed < LOOK:
@@ -108,7 +108,7 @@ class Listing:
 
 
 class Going:
-    """A job that has not ended: its state is folded on from where it was, its metrics are looked at."""
+    """A job that has not ended. Only new events are read for its state, and samples of its metrics."""
 
     def __init__(self, paths: JobPaths, summary: JobSummary) -> None:
         self._paths, self._row = paths, row_of(summary)
@@ -118,7 +118,7 @@ class Going:
         self._plan_gpus: dict[int, str] = {}
 
     def row(self) -> tuple[Row | None, bool]:
-        """How it is now (None: removed), and whether that is final."""
+        """The job's current row (None: removed), and whether it is final."""
         try:
             state = self._now()
             effective = liveness.effective_state(self._paths, state)
@@ -172,7 +172,7 @@ def row_of(summary: JobSummary) -> Row:
 
 
 def _modified(home: Home) -> int:
-    """When a job was last added or removed, in ns since the epoch; 0: not to be told."""
+    """When a job was last added or removed, in ns since the epoch; 0 if unknown."""
     try:
         return os.stat(home.jobs).st_mtime_ns
     except OSError:

@@ -1,23 +1,23 @@
-"""Which address leads where. All answers and questions are JSON in the form of ``protocol.codec``.
+"""The routes and their handlers. All requests and responses are JSON in the form of ``protocol.codec``.
 
 ======  ==============================  ===========================================================================
         below ``torchdist/api/``        gives
 ======  ==============================  ===========================================================================
 GET     jobs                            now, jobs [row], the newest first
 GET     jobs/ID                         now, job, spec, plan, state, effective, receipt, notes (409: damaged),
-                                        command (what one types to run it again in a shell)
-POST    jobs/ID/cancel                  said; asked with ``{kill: bool}``
-POST    jobs/ID/rerun                   job: the id of the new one
+                                        command (the shell command that runs the job again)
+POST    jobs/ID/cancel                  said; the request is ``{kill: bool}``
+POST    jobs/ID/rerun                   job: the id of the new job
 DELETE  jobs/ID                         nothing (204)
-GET     jobs/ID/files/RANK.STREAM       the file, to be saved
-WS      jobs/ID/feed                    what ``protocol/feed.py`` says
-POST    jobs/ID/turn                    messages [what the feed says]; asked with ``{messages: [what a view says]}``
-WS      jobs/feed                       messages of ``jobs`` (now, jobs [row]), later ``changes`` (now, jobs [row], gone
-                                        [ID]), or ``trouble`` (now, message, hint): it is tried again; nothing is asked
+GET     jobs/ID/files/RANK.STREAM       the file as a download
+WS      jobs/ID/feed                    the messages of ``protocol/feed.py``
+POST    jobs/ID/turn                    messages [of the feed]; the request is ``{messages: [of the view]}``
+WS      jobs/feed                       messages ``jobs`` (now, jobs [row]), later ``changes`` (now, jobs [row], gone
+                                        [ID]), or ``trouble`` (now, message, hint): the server tries again
 ======  ==============================  ===========================================================================
 
-A *row* is ``listing.Row``. An error is its status with ``{message, hint}``: 400 a question that makes no sense, 403,
-404 no such job or file, 409 not as the job stands now, 503 the data directory cannot be read or written.
+A *row* is ``listing.Row``. An error has a status and ``{message, hint}``: 400 invalid request, 403, 404 no such job
+or file, 409 impossible in the job's current state, 503 the data directory cannot be read or written.
 """
 
 from __future__ import annotations

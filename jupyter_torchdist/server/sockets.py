@@ -21,14 +21,14 @@ from .conversation import Conversation
 from .listing import Row
 
 PERIOD = 1.0
-"""Seconds between two looks at the list."""
+"""Seconds between two polls of the list."""
 
 ALL_SAID, NOT_OURS, BROKEN = 1000, 1007, 1011
-"""Why a WebSocket is closed (RFC 6455): nothing more to say, what came makes no sense, an error on this side."""
+"""Close codes of a WebSocket (RFC 6455): normal end, invalid message from the client, error in the server."""
 
 
 class FeedSocket(Socket):
-    """One view of one job (``protocol/feed.py``). Everything it has goes when the socket closes."""
+    """One view of one job (``protocol/feed.py``). Its feed is closed with the socket."""
 
     _conversation: Conversation | None = None
     _telling: asyncio.Task[None] | None = None
@@ -36,7 +36,7 @@ class FeedSocket(Socket):
     @ws_authenticated
     @permitted("read")
     async def get(self, job: str) -> None:
-        """Open the feed of a job that is there, then the socket. Raises ``Refusal``."""
+        """Open the feed of an existing job, then the socket. Raises ``Refusal``."""
         paths = self.paths(job)
         await in_thread(journal.state, paths)
         self._conversation = Conversation(self.write_message)
@@ -52,7 +52,7 @@ class FeedSocket(Socket):
             self._conversation.close()
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """The socket is open: the feed speaks."""
+        """The socket is open: start to send the feed's messages."""
         super().open(*args, **kwargs)
         self._telling = asyncio.create_task(self._tell())
 
@@ -63,7 +63,7 @@ class FeedSocket(Socket):
             self.close(ALL_SAID, "the files of the job were deleted")
 
     async def on_message(self, data: str | bytes) -> None:
-        """A message of the view; the next one is read when this one has been heard."""
+        """Handle a message of the view; the next message is read afterwards."""
         assert self._conversation is not None
         try:
             message = codec.loads(data)
@@ -81,7 +81,7 @@ class FeedSocket(Socket):
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
-        """An error of the feed closes the socket in words; the view tries again."""
+        """Close the socket with a message when the feed raises an error; the view tries again."""
         try:
             yield
         except WebSocketClosedError:
@@ -94,7 +94,7 @@ class FeedSocket(Socket):
 
 
 class JobsSocket(Socket):
-    """The list of jobs: as a whole, then what changes."""
+    """The list of jobs: first complete, then changes."""
 
     _telling: asyncio.Task[None] | None = None
 
@@ -109,12 +109,12 @@ class JobsSocket(Socket):
                 self._telling.cancel()
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """The socket is open: tell the list."""
+        """The socket is open: start to send the list."""
         super().open(*args, **kwargs)
         self._telling = asyncio.create_task(self._tell())
 
     def on_message(self, data: str | bytes) -> None:
-        """Nothing is asked here."""
+        """Messages of the client are ignored."""
 
     async def _tell(self) -> None:
         known: list[Row] | None = None
@@ -133,14 +133,14 @@ class JobsSocket(Socket):
                 await asyncio.sleep(PERIOD)
 
     def _news(self, known: list[Row] | None) -> tuple[str, list[Row]]:
-        """What to say to somebody who knows ``known``, empty for nothing; and what is known then."""
+        """The message for a client that has the rows ``known`` (empty if none is needed), and the new rows."""
         rows = self.listing.rows(PERIOD * 0.9)
         message = news(known, rows)
         return (codec.dumps({**message, "now": time.time()}) if message else ""), rows
 
 
 def news(known: Sequence[Row] | None, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """``jobs`` (for somebody who knows nothing, or when most is new), ``changes``, or None where nothing changed."""
+    """A ``jobs`` message (for a new client, or after many changes), a ``changes`` message, or None without changes."""
     if known is None:
         return {"type": "jobs", "jobs": rows}
     before = {row["job"]: row for row in known}
@@ -154,5 +154,5 @@ def news(known: Sequence[Row] | None, rows: Sequence[Row]) -> dict[str, Any] | N
 
 
 def _short(text: str) -> str:
-    """As much as a closing frame has room for: 123 bytes."""
+    """``text`` cut for a close frame, which has room for 123 bytes."""
     return text.encode()[:120].decode("utf-8", "ignore")

@@ -1,7 +1,7 @@
-"""A job's feed in one question and one answer, for a page whose socket is not open yet.
+"""A job's feed as one request and one response, for a page whose WebSocket is not open yet.
 
-A browser opens WebSockets to one address one after the other, and a Jupyter server leaves a kernel's unanswered while
-that kernel starts: a minute, in which no socket of ours is opened. Requests pass meanwhile.
+A browser opens WebSockets to one address one after the other. A Jupyter server leaves a kernel's WebSocket unanswered
+while the kernel starts, for up to a minute. Our WebSocket waits for it, but HTTP requests do not.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..store import journal
 from .base import AUTH_RESOURCE, Handler, Refusal, permitted
 
 LONGEST = 2.0
-"""Seconds; a question that takes longer is asked again in the next turn."""
+"""Seconds; a view repeats a question that takes longer in the next request."""
 
 
 class Turn(Handler):
-    """What a view says, and what its feed says to that."""
+    """The messages of a view, and the answers of its feed."""
 
     @web.authenticated
     @permitted("read")
     async def post(self, job: str) -> None:
-        """The feed's messages. It is a new one each time: ``open`` comes first, with what the view has."""
+        """The messages of a new feed. The view's first message is ``open``, with the offsets that the view has."""
         said = self.body().get("messages")
         if not isinstance(said, list) or not all(isinstance(message, dict) for message in said):
             raise Refusal(400, "messages is not a list of objects", "a view sends a list of messages to a feed")
@@ -37,11 +37,11 @@ class Turn(Handler):
 
 
 def turn(paths: JobPaths, home: Home, may_cancel: bool, said: list[dict[str, Any]]) -> dict[str, Any]:
-    """``messages``: as many as a feed sends unseen, and the answers. Raises what ``Feed`` raises."""
+    """``messages``: the answers, and as many messages as a feed sends without an ack. Raises what ``Feed`` raises."""
     journal.state(paths)
     feed = Feed(paths, home, may_cancel)
     messages = [answer for message in said for answer in feed.receive(message)]
-    # A clock that runs ahead: a feed that waits between two words would not be done within a request.
+    # A clock that runs faster: a feed pauses between messages, and would not end within a request.
     now, until = 0.0, time.monotonic() + LONGEST
     while (more := feed.poll(now)) or (feed.busy and time.monotonic() < until):
         messages += more

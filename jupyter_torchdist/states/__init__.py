@@ -1,17 +1,17 @@
-"""The state of a process beside the names in it: random numbers, default dtype, logging levels, print options…
+"""The state of a process outside its namespace: random numbers, default dtype, logging levels, print options…
 
-One table, an adapter for each kind of state (``base.Adapter``). A job uses it three times::
+A table has an adapter for each kind of state (``base.Adapter``). A job uses the table three times::
 
     kernel   differing(place) -> Found          what differs from a fresh process; it travels with the captured names
     rank     take(names), Adapter.write         applied before user code; afterwards rank 0 sends what has changed
-    kernel   take(values), write_back(...)      so that the next cell goes on from there
+    kernel   take(values), write_back(...)      the next cell continues with this state
 
-Each state is a name of the bundle and of the results, ``torch settings: default dtype``, which no name of Python can
-be. So values travel as all others do: a class of the notebook is what it is on both sides, and a state that cannot be
-pickled is left behind by itself, with a note.
+In the bundle and in the results each state has a name such as ``torch settings: default dtype``, which is no valid
+Python name. Its value travels like all other values: it shares classes with them, and if it cannot be pickled, only
+this state is left behind, with a note.
 
-Nothing is imported here: a state is read where its library is loaded already, and applied when it is, or will be.
-What an adapter raises never ends a job: it becomes a note.
+This package imports no library: a state is read if its library is loaded, and applied when the library is loaded.
+Errors of an adapter never end a job: they become notes.
 """
 
 from __future__ import annotations

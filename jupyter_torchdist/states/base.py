@@ -1,4 +1,4 @@
-"""What an adapter is, and what it is told of the process it works in."""
+"""The interface of adapters, and the description of the process in which they work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 State = dict[str, Any]
-"""The parts of one kind of state by key; each part travels, and is left behind, by itself."""
+"""The parts of one kind of state, by key. Each part travels, or is left behind, independently."""
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,16 @@ class Place:
     """The process whose state is read or written."""
 
     texts: tuple[str, ...] = ()
-    """Source of the user's code that has run, or runs: what was seeded is known from it."""
+    """Source of the user's code that has run or runs; it tells which generators were seeded."""
     rank: int | None = None
     """None in the notebook."""
     device: str = "cpu"
-    """The rank's own, such as ``cuda:1``."""
+    """The device of the rank, such as ``cuda:1``."""
 
     @staticmethod
     def notebook(namespace: Mapping[str, Any], *, running: bool = False) -> Place:
-        """This process, by its history of cells, or by its script. Without the cell under ``%%distribute`` that is
-        ``running``: nothing of it has run yet."""
+        """This process, with the text of its cells or its script. ``running``: without the current ``%%distribute``
+        cell, which has not run yet."""
         cells = namespace.get("In")
         if not isinstance(cells, list):
             return Place(("".join(linecache.getlines(str(namespace.get("__file__", "")))),))
@@ -35,13 +35,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Stays:
-    """In place of a part of a state: it cannot go along, and the user is told why."""
+    """Replaces a part of a state that cannot travel; the user sees the reason."""
 
     reason: str
 
 
 class Usual(dict[str, Any]):
-    """What a fresh process has, where keys cannot be listed: ``otherwise`` is asked for those that are not here."""
+    """The state of a fresh process if its keys cannot be listed: ``otherwise`` gives the value of other keys."""
 
     def __init__(self, known: State, otherwise: Callable[[str], Any]) -> None:
         super().__init__(known)
@@ -56,27 +56,27 @@ def by_keys(state: State) -> str:
 
 
 def at_once(state: State) -> Mapping[str, State]:
-    """Nothing waits for a library."""
+    """No part waits for an import."""
     return {}
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One kind of state. Its functions may raise anything: that is noted, and the job goes on."""
+    """One kind of state. Its functions may raise anything: this becomes a note, and the job continues."""
 
     name: str
     module: str
-    """The state is read where this module is loaded, and written once it is."""
+    """The state is read if this module is loaded, and written when it is loaded."""
     read: Callable[[Place], State]
-    """All of it."""
+    """Returns the complete state."""
     write: Callable[[State, Place], None]
-    """Some of it. Raises what goes wrong, after having written what can be."""
+    """Writes some parts of the state. Raises errors after it has written all parts that can be written."""
     usual: State
-    """What a fresh process has. A key that is not here is always worth telling."""
+    """The state of a fresh process. A part whose key is missing here always travels."""
     words: Callable[[State], str] = by_keys
-    """What goes along, for the receipt."""
+    """Describes some parts, for the receipt."""
     later: Callable[[State], Mapping[str, State]] = at_once
-    """{module: parts to write once more when that module has been imported, which sets them up by itself}."""
+    """{module: parts to write again after the import of that module, because the import sets them}."""
 
 
 class NotSet(Exception):
@@ -84,7 +84,7 @@ class NotSet(Exception):
 
 
 def each(state: State, write: Callable[[str, Any], None]) -> None:
-    """Write every part, whatever becomes of the others. Raises ``NotSet`` when all are through."""
+    """Write every part, even if others fail. Raises ``NotSet`` at the end if any failed."""
     failed = []
     for key, value in state.items():
         try:

@@ -1,9 +1,9 @@
 """``logging``: levels, handlers on stdout and stderr with their formatters and filters, names of levels.
 
-Loggers that libraries set up are theirs: they do so on the ranks, too. They go along where a cell names them beside
-``logging`` (``logging.getLogger("transformers").setLevel(…)``), and then once more when their library was imported.
+Libraries set up their own loggers, also on the ranks. These travel only if a cell names them together with ``logging``
+(``logging.getLogger("transformers").setLevel(…)``). They are then written again when the library is imported.
 
-Handlers that append to a file write from rank 0 alone: lines of all ranks in one file would be each line several times.
+Handlers that append to a file write on rank 0 only; otherwise the file would contain each line several times.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _FRESH = (logging.NOTSET, True, False)
 _LEVELS = {0: "NOTSET", 10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
 _ROOT = "root"
 _NEVER = frozenset({"IPKernelApp", "IPython", "ipykernel", "jupyter_torchdist", "tornado", "traitlets"})
-"""What the kernel logs, and we."""
+"""Loggers of the kernel and of this package."""
 _TORCHS = ("strobelight_", "c10d-")
-"""How loggers of torch begin that are not named after it."""
+"""Prefixes of torch's loggers without ``torch`` in the name."""
 _OF_THE_PROCESS = {"lock", "stream", "flush", "_closed"}
-"""Attributes of a handler that each process has of its own."""
+"""Attributes of a handler that differ in each process."""
 
 Sent = tuple[type[logging.Handler], str, dict[str, Any]]
 """A handler: its class, ``stdout``, ``stderr`` or the path of its file, its other attributes."""
 
 
 def read(place: Place) -> State:
-    """In the notebook what is not as in a fresh process, on ranks all: a cell may have put a logger back."""
+    """In the notebook loggers that differ from a fresh process; on ranks all, because a cell may reset a logger."""
     state: State = {"disable": logging.root.manager.disable}
     if (names := dict(logging._levelToName)) != _LEVELS:
         state["level names"] = {level: name for level, name in names.items() if _LEVELS.get(level) != name}
@@ -52,7 +52,7 @@ def _loggers() -> Iterator[tuple[str, logging.Logger]]:
 
 
 def _of_the_notebook(name: str, naming: list[str]) -> bool:
-    """``naming``: cells that speak of logging."""
+    """``naming``: the texts of cells that contain ``logg``."""
     if not _is_librarys(name):
         return True
     return name.partition(".")[0] not in _NEVER and any(name in text for text in naming)
@@ -72,7 +72,7 @@ def _sent(logger: logging.Logger) -> Iterator[Sent]:
 
 
 def _target(handler: logging.Handler) -> str:
-    """Where a handler that can go along writes to; empty for others."""
+    """The target of a handler that can travel; empty for other handlers."""
     if isinstance(handler, logging.FileHandler):
         return handler.baseFilename if handler.mode.startswith("a") else ""
     stream = getattr(handler, "stream", None)
@@ -115,7 +115,7 @@ def _logger(name: str) -> logging.Logger:
 
 
 def _set_handlers(logger: logging.Logger, sent: list[Sent], place: Place) -> None:
-    """Handlers that are there already stay the same objects, which the notebook may have names for."""
+    """Set the handlers. Existing handlers are updated in place, because the notebook may have names for them."""
     there = [handler for handler in logger.handlers if _target(handler)]
     for kind, where, rest in sent:
         if place.rank and where not in ("stdout", "stderr"):

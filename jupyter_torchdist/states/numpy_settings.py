@@ -1,4 +1,4 @@
-"""NumPy's print options, and what it does on a division by zero and its like."""
+"""NumPy's print options and error handling (division by zero, overflow…)."""
 
 from __future__ import annotations
 

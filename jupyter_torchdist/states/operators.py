@@ -1,7 +1,7 @@
 """Operators that the notebook's own code has registered with ``torch.library.custom_op``.
 
-A call names them (``torch.ops.mine.sin``) without a name of the notebook. The operator itself is the state: reading one
-from a stream registers it (``marshal.rebuild.operator``), so that nothing is left to do when it is written.
+Code can call an operator as ``torch.ops.mine.sin``, without a name of the notebook. The operator itself is the state:
+loading it from a stream registers it (``marshal.rebuild.operator``), so ``write`` has nothing to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""matplotlib's rcParams, but for the backend: ranks draw without a screen, and the notebook shows what they drew."""
+"""matplotlib's rcParams without the backend: ranks draw without a screen, and the notebook shows their figures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def _matplotlib() -> Any:
 
 
 def _fresh(key: str) -> Any:
-    """As the user's ``matplotlibrc`` has it, which ranks read, too."""
+    """The value from the user's ``matplotlibrc``, which ranks read, too."""
     return dict.get(_matplotlib().rcParamsOrig, key)
 
 
 def read(place: Place) -> State:
-    # As a dict: asked in its own way the backend is looked for, and old names give warnings.
+    # With methods of ``dict``: the own methods of rcParams resolve the backend and warn about old names.
     return {key: value for key, value in dict.items(_matplotlib().rcParams) if key not in _OF_THE_PROCESS}
 
 

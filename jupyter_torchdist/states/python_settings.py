@@ -1,6 +1,6 @@
-"""What is set in Python itself for the whole process: warning filters, the decimal context, the recursion limit.
+"""Settings of Python for the complete process: warning filters, the decimal context, the recursion limit.
 
-Libraries add filters when they are imported, on ranks as here. So filters go along where a cell that ran sets some.
+Libraries add filters when they are imported, also on ranks. Therefore filters travel only if a cell has set some.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _context(context: decimal.Context) -> dict[str, Any]:
 
 
 def _told(entry: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A filter; categories of libraries by name, as those need not be imported to have it."""
+    """A filter as plain data. A library's category is given by name, because ranks may not have imported it."""
     action, message, category, module, line = entry
     known = category.__module__ in ("builtins", "__main__")
     reference = category if known else (category.__module__, category.__qualname__)
@@ -60,7 +60,7 @@ def _write(key: str, value: Any) -> None:
 
 
 def _set_filters(told: list[tuple[Any, ...]]) -> None:
-    """Those of the notebook first, then what this process has beside."""
+    """Set the filters of the notebook first, then the other filters of this process."""
     sent = [one for entry in told if (one := _entry(entry)) is not None]
     there = [one for one in warnings.filters if _told(one) not in told]
     warnings.resetwarnings()
@@ -70,7 +70,7 @@ def _set_filters(told: list[tuple[Any, ...]]) -> None:
 
 
 def _entry(told: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """None where the library that has the category is not imported."""
+    """The filter, or None if the library with its category is not imported."""
     action, message, category, module, line = told
     if isinstance(category, tuple):
         category = getattr(sys.modules.get(category[0]), category[1], None)
@@ -82,7 +82,7 @@ def _compiled(value: Any) -> Any:
 
 
 def later(state: State) -> Mapping[str, State]:
-    """Filters of a library's category are set once it is imported."""
+    """Filters with a library's category are set again when the library is imported."""
     modules = {one[2][0] for one in state.get(_FILTERS, ()) if isinstance(one[2], tuple)}
     return {module: {_FILTERS: state[_FILTERS]} for module in modules if module not in sys.modules}
 

@@ -1,16 +1,16 @@
-"""Random numbers: the states of torch's generators, Python's and NumPy's, where a person seeded them.
+"""Random numbers: the states of the generators of torch, Python and NumPy that the user seeded.
 
-Every rank starts from the state of a generator that the notebook *seeded*, as ranks under torchrun have the same
-numbers where their script seeds. One that nobody seeded stays where it is: each rank has numbers of its own (a strategy
-gives all the same), or a Monte Carlo cell would draw the same samples on all of them.
+Every rank starts with the state of a generator that the notebook *seeded*, as ranks under torchrun have the same
+numbers if their script seeds. An unseeded generator does not travel: each rank has its own numbers (a strategy gives
+all ranks the same). Otherwise a Monte Carlo cell would draw the same samples on all ranks.
 
-A generator is seeded where
+A generator counts as seeded if
 
-* torch: its seed is below 2**32. The one it takes by itself has 53 random bits.
-* NumPy: its bit generator knows no entropy any more, which ``numpy.random.seed`` throws away.
-* any: a cell that ran calls ``seed``, ``setstate`` or ``set_state`` of it, or a function with ``seed`` in its name
-  (``seed_everything(0)``: all three), with an argument. Python's generator keeps no trace of a seed, and loading a
-  saved state leaves none anywhere: there is nothing better to ask.
+* torch: its seed is below 2**32. A default seed has 53 random bits.
+* NumPy: its bit generator has no entropy object, because ``numpy.random.seed`` removes it.
+* any: a cell that ran calls its ``seed``, ``setstate`` or ``set_state``, or a function with ``seed`` in its name
+  (``seed_everything(0)``: all three), with an argument. The text is needed because Python's generator does not store
+  its seed, and no generator shows that a saved state was loaded.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _OWNERS = {
     "torch.random": ("torch",),
     "": ("NumPy", "Python"),
 }
-"""What ``owner.seed(…)`` seeds; without an owner it was imported from one of two."""
+"""The generators that ``owner.seed(…)`` seeds; without an owner, ``seed`` was imported from one of two modules."""
 
 _known: set[str] = set()
 """Generators whose state came here from another process."""
 
 _waiting: list[Any] = []
-"""[the GPU generator's state as it came back, the seed that waits for the notebook's own GPU]: that is not in use."""
+"""[state of the GPU generator from the ranks, torch's seed for GPUs at that time], while CUDA is not initialized."""
 
 
 def read(place: Place) -> State:
-    """The states of the generators that are seeded."""
+    """The states of the seeded generators."""
     seeded = _known | _told(place.texts)
     state: State = {"Python": random.getstate()} if "Python" in seeded else {}
     numpy_random: Any = sys.modules.get("numpy.random")
@@ -59,13 +59,13 @@ def read(place: Place) -> State:
 
 
 def _has_entropy(numpy_random: Any) -> bool:
-    """Ranks seed NumPy anew, and have none."""
+    """Whether NumPy's generator has entropy, and so no seed. Ranks seed NumPy again and have none."""
     generator = numpy_random.mtrand._rand._bit_generator
     return getattr(generator, "seed_seq", getattr(generator, "_seed_seq", None)) is not None
 
 
 def _gpu(torch: Any) -> State:
-    """The GPU's generator where it is in use; where it is not, what came back from ranks, unless seeded since."""
+    """The state of the GPU generator. Before CUDA is initialized: the state from the ranks, unless seeded since."""
     if torch.cuda.is_initialized():
         return {"GPU": bytes(torch.cuda.get_rng_state().numpy())}
     if _waiting and _waiting[1] is _waiting_seed():
@@ -80,7 +80,7 @@ def _waiting_seed() -> Any:
 
 
 def write(state: State, place: Place) -> None:
-    """Go on from ``state``. Nothing here begins to use a GPU: torch keeps a seed for later."""
+    """Continue from ``state``. This does not initialize CUDA: torch keeps a seed for later."""
     _known.update(state.keys() - {"torch", "GPU"})
     if "torch" in state:
         _set_torch(*state["torch"])

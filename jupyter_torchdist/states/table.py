@@ -1,4 +1,4 @@
-"""The table of adapters, and what both sides do with it."""
+"""The table of adapters, and its functions for the kernel and the ranks."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _NONE = object()
 
 @dataclass(frozen=True)
 class Found:
-    """``values`` travel, by name; ``notes`` say what does not, and what could not be read."""
+    """``values`` travel, by name. ``notes``: which states do not travel, and which could not be read."""
 
     values: dict[str, Any]
     notes: tuple[str, ...]
 
 
 def name_of(adapter: Adapter, key: str) -> str:
-    """``torch settings: default dtype``: no name that Python code can have."""
+    """``torch settings: default dtype``; no Python name can be like this."""
     return f"{adapter.name}: {key}"
 
 
 def adapter_of(name: str) -> str | None:
-    """The adapter whose state a name in a bundle, or among results, stands for; None for all other names."""
+    """The adapter of a state's name in a bundle or in results; None for all other names."""
     adapter = name.partition(": ")[0]
     return adapter if adapter in _BY_NAME and adapter != name else None
 
 
 def differing(place: Place) -> Found:
-    """What this process has otherwise than a fresh one."""
+    """The state of this process that differs from a fresh process."""
     values: dict[str, Any] = {}
     notes: list[str] = []
     for adapter in TABLE:
@@ -62,24 +62,24 @@ def differing(place: Place) -> Found:
 
 
 def told(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(adapter, what there is of it, in words) for some values of ``Found``."""
+    """Pairs of an adapter and a description of its states, for some values of ``Found``."""
     for name, state in take(dict(values)).items():
         yield name, _BY_NAME[name].words(state)
 
 
 def _staying(adapter: Adapter, found: State) -> list[str]:
-    """Takes out of ``found`` what stays, and says why."""
+    """Remove the parts that do not travel from ``found``, and return notes on them."""
     stays = [key for key, value in found.items() if isinstance(value, Stays)]
     return [f"{name_of(adapter, key)} stay in the notebook: {found.pop(key).reason}" for key in stays]
 
 
 def named(adapter: Adapter, state: State) -> dict[str, Any]:
-    """The parts as names, without what stays."""
+    """The parts by their names, without parts that do not travel."""
     return {name_of(adapter, key): value for key, value in state.items() if not isinstance(value, Stays)}
 
 
 def changed(now: State, before: State, usual: Mapping[str, Any]) -> State:
-    """The parts of ``now`` that are otherwise than ``before``, or than ``usual`` where they were not there before."""
+    """The parts of ``now`` that differ from ``before``, or from ``usual`` if ``before`` does not have them."""
     return {
         key: value
         for key, value in now.items()
@@ -95,7 +95,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def take(names: dict[str, Any]) -> dict[str, State]:
-    """The states among ``names``, by adapter, taken out of there."""
+    """Remove the states from ``names`` and return them by adapter."""
     taken: dict[str, State] = {}
     for name in [name for name in names if adapter_of(name)]:
         adapter, _, key = name.partition(": ")
@@ -104,7 +104,7 @@ def take(names: dict[str, Any]) -> dict[str, State]:
 
 
 def write_back(taken: Mapping[str, State], place: Place) -> tuple[str, ...]:
-    """Write what came back into this process, where the library is loaded. Notes say what could not be."""
+    """Write states that came back into this process, if their library is loaded. Returns notes on errors."""
     notes = []
     for name, state in taken.items():
         adapter = _BY_NAME[name]
@@ -114,7 +114,7 @@ def write_back(taken: Mapping[str, State], place: Place) -> tuple[str, ...]:
 
 
 def write(adapter: Adapter, state: State, place: Place) -> list[str]:
-    """Write some of an adapter's state; what goes wrong is a note."""
+    """Write parts of an adapter's state. Returns notes on errors."""
     try:
         adapter.write(state, place)
     except Exception as error:  # noqa: BLE001  # another version of a library; the user's own code

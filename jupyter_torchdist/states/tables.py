@@ -32,7 +32,7 @@ def read(place: Place) -> State:
 
 
 def _flat(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """``display.max_rows`` and its like; ``get_option`` searches for each name, which takes ten times as long."""
+    """Options such as ``display.max_rows``. ``get_option`` searches for each name, which takes ten times as long."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{path}{name}.")
@@ -50,7 +50,7 @@ def _accessors() -> Iterator[tuple[str, type]]:
 
 
 def _progress() -> State:
-    """The arguments that ``tqdm.pandas`` was given, of which only its own functions know."""
+    """The arguments of ``tqdm.pandas``; only the functions that it made contain them."""
     applied = vars(_pandas().DataFrame).get("progress_apply")
     if applied is None:
         return {}
@@ -68,7 +68,7 @@ def _write(key: str, value: Any) -> None:
     elif key.startswith(_ACCESSOR):
         owner, _, name = key.removeprefix(_ACCESSOR).partition(".")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # one of that name may be there
+            warnings.simplefilter("ignore", UserWarning)  # an accessor of that name may exist
             getattr(_pandas().api.extensions, _REGISTER[owner])(name)(value)
     else:
         _pandas().set_option(key, value)

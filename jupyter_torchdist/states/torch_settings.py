@@ -1,6 +1,6 @@
-"""What is set in torch for the whole process: default dtype and device, grad mode, flags of its backends…
+"""Settings of torch for the complete process: default dtype and device, grad mode, flags of its backends…
 
-The number of threads is not carried: the launcher gives each rank its part of the processors.
+The number of threads does not travel: the launcher gives each rank its part of the processors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _torch() -> Any:
 
 
 def _default_device() -> str:
-    """The kind alone: each rank has a GPU of its own. Asked without making a tensor, which would begin to use one."""
+    """The device type only, because each rank has its own GPU. Read without a tensor, which would initialize CUDA."""
     from ..torch_private.settings import default_device
 
     current = default_device()
@@ -57,7 +57,7 @@ def _set_print_options(value: dict[str, Any]) -> None:
     from ..torch_private.settings import print_options
 
     _torch().set_printoptions(**value)
-    print_options().sci_mode = value["sci_mode"]  # None is no value to the function
+    print_options().sci_mode = value["sci_mode"]  # set_printoptions ignores None
 
 
 def _anomaly() -> tuple[bool, bool]:
@@ -69,7 +69,7 @@ def _set_anomaly(value: tuple[bool, bool]) -> None:
 
 
 Setting = tuple[Callable[[], Any], Callable[[Any], Any], Any]
-"""How it is read and set, and what a fresh process has."""
+"""Functions that read and set a setting, and its value in a fresh process."""
 
 
 def _function(reader: str, writer: str, usual: Any, *arguments: Any) -> Setting:
@@ -81,7 +81,7 @@ def _function(reader: str, writer: str, usual: Any, *arguments: Any) -> Setting:
 
 
 def _dtype(reader: str, writer: str, usual: str, *arguments: Any) -> Setting:
-    """A dtype by its name."""
+    """A setting whose value is a dtype, by name."""
     return (
         lambda: str(getattr(_torch(), reader)(*arguments)).removeprefix("torch."),
         lambda value: getattr(_torch(), writer)(*arguments, getattr(_torch(), value)),
@@ -122,7 +122,7 @@ _FLAGS: dict[str, Any] = {
     "cuda.matmul.allow_fp16_accumulation": False,
     "mkldnn.enabled": True,
     "mkldnn.deterministic": False,
-    # The newer way to say what allow_tf32 says; after it, as torch does not read what it finds mixed up.
+    # Newer names for allow_tf32. They come later, because torch refuses to read a mixture of old and new settings.
     "cuda.matmul.fp32_precision": "none",
     "cudnn.fp32_precision": "none",
     "mkldnn.fp32_precision": "none",
@@ -150,7 +150,7 @@ def read(place: Place) -> State:
     for key, (get, _, _) in _SETTINGS.items():
         try:
             state[key] = get()
-        except (AttributeError, RuntimeError):  # not in this release; or said in two ways that contradict each other
+        except (AttributeError, RuntimeError):  # missing in this release, or old and new settings contradict
             continue
     return state
 

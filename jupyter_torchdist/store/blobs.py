@@ -1,4 +1,4 @@
-"""Captured data by content: one file a digest, written once, the same for all jobs."""
+"""Captured data, addressed by content: one file per digest, written once and shared by all jobs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Record = tuple[int, int, int, int]
 
 
 def record_of(status: os.stat_result) -> Record:
-    """What changes with every change of a file's content: inode, size (bytes), mtime and ctime (ns)."""
+    """Values that change whenever a file's content changes: inode, size (bytes), mtime and ctime (ns)."""
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _record_at(path: Path) -> Record:
-    """Of what was published just now. Raises ``StoreError``."""
+    """The record of a file that was just published. Raises ``StoreError``."""
     with writing(path.parent):
         return record_of(path.stat())
 
@@ -32,8 +32,8 @@ def _record_at(path: Path) -> Record:
 class BlobStore:
     """The blobs below one data directory.
 
-    A blob that is there already costs one hash of the data and no write. Its file is trusted when it is as this
-    process has last written or verified it, else hashed once; a changed file is replaced by what it should be.
+    A blob that exists already costs one hash of the data and no write. Its file is trusted if its record is the one
+    that this process last wrote or verified; else it is hashed once. A changed file is replaced by the right content.
     """
 
     def __init__(self, home: Home) -> None:
@@ -43,7 +43,7 @@ class BlobStore:
         """Bytes written so far."""
 
     def put(self, data: Data) -> Blob:
-        """Store ``data`` (contiguous). Raises ``StoreError`` with what is needed and where."""
+        """Store ``data`` (contiguous). Raises ``StoreError``, which tells how much space is needed and where."""
         view = memoryview(data).cast("B")
         if view.nbytes >= LARGE and not self._has_one_of(view.nbytes):
             return self._put_new(view)
@@ -59,7 +59,7 @@ class BlobStore:
         return Blob(digest, view.nbytes, record)
 
     def _has_one_of(self, size: int) -> bool:
-        """Whether a blob has that size: only such a one could have the same content."""
+        """Whether a blob of this size exists: only such a blob could have the same content."""
         try:
             with os.scandir(self.home.blobs) as entries:
                 return any(entry.stat().st_size == size for entry in entries)
@@ -67,7 +67,7 @@ class BlobStore:
             return False
 
     def _put_new(self, view: memoryview) -> Blob:
-        """Hash and write at the same time what cannot be there yet; both let the other run."""
+        """Store data that is surely new: hash and write it in parallel (both release the GIL)."""
         blobs = private(self.home.root, self.home.blobs)
         with ThreadPoolExecutor(1) as pool:
             digest = pool.submit(lambda: hashlib.sha256(view).hexdigest())
@@ -87,7 +87,7 @@ class BlobStore:
         return record if self._known.get(digest) == record or _digest(path) == digest else None
 
     def verify(self, blob: Blob) -> Path:
-        """The blob's file. Raises ``DamagedJob`` where it is missing or its content is not what its name says."""
+        """The blob's file. Raises ``DamagedJob`` if it is missing or its content does not match the digest."""
         path = self.home.blob(blob.digest)
         try:
             record = record_of(path.stat())
@@ -103,7 +103,7 @@ class BlobStore:
 
 @lru_cache(maxsize=8)
 def blob_store(home: Home) -> BlobStore:
-    """This process's store of ``home``: what it wrote once it need not read again."""
+    """This process's store of ``home``. It is shared, so that files that it wrote are not read again."""
     return BlobStore(home)
 
 

@@ -1,7 +1,7 @@
-"""What ended jobs look like, kept in SQLite for one host so that listing a thousand of them reads one file.
+"""Summaries of ended jobs in a SQLite file per host, so that listing a thousand jobs reads one file.
 
-Nothing depends on it: where SQLite or its locks are refused (a network file system), where the file is damaged or
-lost, nothing is found and nothing kept, and the directories are read.
+The cache is optional. If SQLite or its locks do not work (a network file system), or the file is damaged or lost,
+the cache is empty and the job directories are read.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class JobSummary:
     ended: float
     notebook: str
     reason: str
-    """Why it ended so; empty where that goes without saying."""
+    """Why it ended in this state; empty if no reason is needed."""
     gpus: tuple[str, ...]
-    """The UUIDs of those in its plan."""
+    """The UUIDs of the GPUs in its plan."""
     rerun_of: str
-    """The job that was run again as this one; empty for one of its own."""
+    """The job that was run again as this job; empty if this is not a rerun."""
     damage: str
-    """What is wrong with the files without which it cannot be opened, as a sentence; empty where they are whole."""
+    """What is damaged in the files needed to open the job, as a sentence; empty if they are intact."""
 
     @property
     def final(self) -> bool:
@@ -48,7 +48,7 @@ class JobSummary:
 
 
 def load(home: Home) -> dict[str, JobSummary]:
-    """The cached summaries by job; none where there is no cache to be had."""
+    """The cached summaries by job; empty if there is no usable cache."""
     with contextlib.suppress(*_refusals()), _database(home) as database:
         rows = database.execute("SELECT job, summary FROM jobs").fetchall()
         known = {job: _summary(codec.loads(summary)) for job, summary in rows}
@@ -60,7 +60,7 @@ _FIELDS = tuple(field.name for field in fields(JobSummary))
 
 
 def _summary(value: dict[str, Any]) -> JobSummary | None:
-    """None for one of an earlier version, which knew less: that job's files are read again."""
+    """None if an earlier version wrote it with fewer fields: the job's files are then read again."""
     if any(name not in value for name in _FIELDS):
         return None
     known = {name: value[name] for name in _FIELDS}
@@ -68,7 +68,7 @@ def _summary(value: dict[str, Any]) -> JobSummary | None:
 
 
 def keep(home: Home, fresh: Iterable[JobSummary], gone: Iterable[str]) -> None:
-    """Add summaries of ended jobs, forget jobs that are gone."""
+    """Add summaries of ended jobs, remove jobs that were deleted."""
     added = [(summary.job, codec.dumps(asdict(summary))) for summary in fresh]
     removed = [(job,) for job in gone]
     if not added and not removed:
@@ -85,7 +85,7 @@ def _database(home: Home) -> Iterator[Connection]:
     os.close(os.open(home.catalog, os.O_RDWR | os.O_CREAT, 0o600))
     connection = sqlite3.connect(home.catalog, timeout=0.5)
     try:
-        # A rollback journal in memory: a crash may damage the cache, and a damaged cache is made anew.
+        # A rollback journal in memory: a crash may damage the cache, and a damaged cache is created again.
         connection.execute("PRAGMA journal_mode = MEMORY")
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("CREATE TABLE IF NOT EXISTS jobs (job TEXT PRIMARY KEY, summary TEXT NOT NULL)")

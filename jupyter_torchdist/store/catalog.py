@@ -1,4 +1,4 @@
-"""All jobs of the data directory: listed, found by a few letters, removed, collected when old."""
+"""All jobs of the data directory: listing, finding by prefix or name, removal, garbage collection."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .jobdir import read_manifest, read_plan, read_spec
 
 
 def jobs(home: Home | None = None, known: Mapping[str, JobSummary] | None = None) -> list[JobSummary]:
-    """All jobs, the newest first; those in ``known`` are not read again.
+    """All jobs, the newest first. Jobs in ``known`` are not read again.
 
-    Raises ``StoreError`` where the data directory cannot be read.
+    Raises ``StoreError`` if the data directory cannot be read.
     """
     home, known = home or default_home(), known or {}
     present = _present(home)
@@ -37,7 +37,7 @@ def jobs(home: Home | None = None, known: Mapping[str, JobSummary] | None = None
 
 
 def _read(home: Home, new: list[str], present: list[str]) -> list[JobSummary]:
-    """``new`` ones of the jobs that are present, from the cache where it has them."""
+    """Summaries of the ``new`` jobs, from the cache if possible. ``present`` are all jobs in the data directory."""
     cached = cache.load(home)
     found = [summary for job in new if (summary := cached.get(job) or _summarise(home.job(job)))]
     fresh = [summary for summary in found if summary.final and summary.job not in cached]
@@ -57,7 +57,7 @@ def _present(home: Home) -> list[str]:
 
 
 def _summarise(paths: JobPaths) -> JobSummary | None:
-    """None for a job that was removed meanwhile."""
+    """The job's summary; None if the job was removed meanwhile."""
     try:
         state = journal.state(paths)
         effective = liveness.effective_state(paths, state)
@@ -90,9 +90,9 @@ def _summarise(paths: JobPaths) -> JobSummary | None:
 
 
 def find(text: str, home: Home | None = None) -> JobPaths:
-    """The job of that id, of the only id that begins so, or the newest of that name.
+    """The job whose id is ``text``, else whose id alone begins with it, else the newest job with that name.
 
-    Raises ``JobNotFound`` that names what is near.
+    Raises ``JobNotFound``, which suggests the closest match.
     """
     home = home or default_home()
     present = sorted(_present(home))
@@ -114,7 +114,7 @@ def find(text: str, home: Home | None = None) -> JobPaths:
 
 
 def remove(paths: JobPaths) -> None:
-    """Delete a job's directory. Raises ``StoreError`` for one that has not ended, ``JobNotFound``."""
+    """Delete a job's directory. Raises ``StoreError`` if the job has not ended, ``JobNotFound``."""
     state = liveness.effective_state(paths)
     if state not in FINAL_STATES and not (state == "orphaned" and _beyond_help(paths)):
         remedy = f"`%dist cancel {paths.job}` ends it"
@@ -125,7 +125,7 @@ def remove(paths: JobPaths) -> None:
 
 
 def _beyond_help(paths: JobPaths) -> bool:
-    """Whether no driver can take the job up, because nothing says any more what it is."""
+    """Whether no driver can take up the job, because its specification or plan is lost."""
     try:
         read_spec(paths), read_plan(paths)
     except StoreError:
@@ -134,7 +134,7 @@ def _beyond_help(paths: JobPaths) -> bool:
 
 
 def discard(paths: JobPaths) -> None:
-    """Delete a job's directory whatever its state: out of sight in one step, then file by file."""
+    """Delete a job's directory whatever its state: first renamed in one step, then removed file by file."""
     aside = paths.root.with_name(f".removing-{paths.job}")
     with writing(paths.root.parent):
         with contextlib.suppress(FileNotFoundError):
@@ -143,12 +143,12 @@ def discard(paths: JobPaths) -> None:
 
 
 YOUNG = 3600.0
-"""Seconds for which a blob without a job is kept, and after which a draft counts as abandoned."""
+"""Seconds for which a blob that no job uses is kept, and after which a draft counts as abandoned."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What was removed. Size in bytes."""
+    """What garbage collection removed. ``size`` is in bytes."""
 
     jobs: tuple[str, ...] = ()
     blobs: int = 0
@@ -161,11 +161,11 @@ def collect_garbage(
     max_bytes: int | None = None,
     now: float | None = None,
 ) -> Collected:
-    """Remove ended jobs older than ``max_age`` (seconds since their end), then the oldest ended ones until the data
+    """Remove ended jobs older than ``max_age`` (seconds since their end), then the oldest ended jobs until the data
     directory holds at most ``max_bytes``, then blobs that no job names.
 
-    Running, orphaned and unreachable jobs stay, and so does what a job just being created may use. ``now`` is in
-    seconds since the epoch. Raises ``StoreError``.
+    Keeps running, orphaned and unreachable jobs, and blobs that a job under creation may use. ``now`` is in seconds
+    since the epoch. Raises ``StoreError``.
     """
     home, now = home or default_home(), time.time() if now is None else now
     before = _held(home)
@@ -181,7 +181,7 @@ def collect_garbage(
 
 
 def _until_it_fits(home: Home, candidates: list[str], max_bytes: int) -> list[str]:
-    """Discard ``candidates`` from the first on until what is held, with the blobs still named, is small enough."""
+    """Discard ``candidates`` in order until jobs and blobs fit into ``max_bytes``. Returns the discarded jobs."""
     sharers = Counter(digest for job in _present(home) for digest in _digests(home.job(job)))
     held = _held(home)
     going = []
@@ -205,7 +205,7 @@ def _digests(paths: JobPaths) -> set[str]:
 
 
 def _abandoned(home: Home, now: float) -> None:
-    """Drafts and half-removed jobs whose process died, and files that were being written then."""
+    """Remove drafts, half-removed jobs and temporary files that dead processes left."""
     for path in _children(home.jobs):
         if path.name.startswith((".creating-", ".removing-")) and _age(path, now) > YOUNG:
             shutil.rmtree(path, ignore_errors=True)
@@ -231,7 +231,7 @@ def _unnamed_blobs(home: Home, now: float) -> int:
 
 
 def _named(home: Home) -> set[str] | None:
-    """Digests that some job needs; None while that cannot be told, as a job that can still run lost its manifest."""
+    """Digests that some job needs. None if unknown, because a job that has not ended has a damaged manifest."""
     named: set[str] = set()
     for summary in jobs(home):
         try:
@@ -268,7 +268,7 @@ def _held(home: Home) -> int:
 
 
 def _sizes(*roots: Path) -> Iterator[int]:
-    """Bytes of each file that is one of ``roots`` or below one; a file that goes meanwhile counts nothing."""
+    """Size of each file that is one of ``roots`` or below one. A file that is removed meanwhile is skipped."""
     for root in roots:
         files = [root, *(Path(directory, name) for directory, _, names in os.walk(root) for name in names)]
         for file in files:

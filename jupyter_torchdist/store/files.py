@@ -1,4 +1,4 @@
-"""Files written aside and published by rename, and the one place where an ``OSError`` becomes a ``StoreError``."""
+"""Atomic writes: a temporary file, then a rename. Only here does an ``OSError`` become a ``StoreError``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..protocol.errors import DamagedJob, StoreError
 from ..protocol.paths import make_private
 
 LARGE = 1024 * 1024
-"""From this many bytes on the free space is asked for before a write begins."""
+"""From this many bytes on, the free space is checked before the write."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -34,7 +34,7 @@ def in_bytes(size: float) -> str:
 
 @contextlib.contextmanager
 def writing(directory: Path, size: int = 0) -> Iterator[None]:
-    """Around any write below ``directory``: a full or read-only disk leaves as a ``StoreError`` in words."""
+    """Use around any write below ``directory``: an ``OSError`` (a full disk) becomes a ``StoreError`` with a hint."""
     try:
         yield
     except OSError as error:
@@ -60,21 +60,21 @@ def _in_words(error: OSError, directory: Path, size: int) -> StoreError:
 
 
 def free_space(directory: Path) -> int:
-    """Bytes this user may still write below ``directory``; quotas that the file system does not tell are not in it."""
+    """Bytes that this user may still write below ``directory``, without quotas that the file system does not report."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize
 
 
 def publish(path: Path, data: Data) -> None:
-    """Write ``path`` (mode 0600) so that a reader finds all of it or nothing; the directory must exist.
+    """Write ``path`` (mode 0600) so that a reader finds the complete file or none. The directory must exist.
 
-    A reader may have taken it away when this returns. Raises ``StoreError``; nothing is left behind then.
+    A reader may already have removed the file when this returns. Raises ``StoreError``, and then leaves no file.
     """
     publish_as(path.parent, data, lambda: path)
 
 
 def publish_as(directory: Path, data: Data, name: Callable[[], Path]) -> None:
-    """``publish`` to a path in ``directory`` that ``name`` tells once the data is written."""
+    """``publish`` to a path in ``directory``. ``name`` returns the path; it is called after the data is written."""
     view = memoryview(data).cast("B")
     with writing(directory, view.nbytes):
         if view.nbytes >= LARGE and free_space(directory) < view.nbytes:
@@ -93,13 +93,13 @@ def publish_as(directory: Path, data: Data, name: Callable[[], Path]) -> None:
 
 
 def write_all(fd: int, view: memoryview) -> None:
-    """All of ``view``: one write(2) takes 2 GiB at the most and may take less."""
+    """Write all of ``view``: one write(2) accepts at most 2 GiB and may write less."""
     while view.nbytes:
         view = view[os.write(fd, view) :]
 
 
 def private(*directories: Path) -> Path:
-    """Make each directory, the outermost first, with mode 0700; gives the last one. Raises ``StoreError``."""
+    """Create each directory, the outermost first, with mode 0700. Returns the last one. Raises ``StoreError``."""
     for directory in directories:
         with writing(directory):
             make_private(directory)
@@ -107,12 +107,12 @@ def private(*directories: Path) -> Path:
 
 
 def publish_json(path: Path, value: Any) -> None:
-    """``value`` as one line of JSON at ``path``. Raises ``StoreError``."""
+    """Write ``value`` to ``path`` as one line of JSON. Raises ``StoreError``."""
     publish(path, codec.dumps(value).encode("ascii") + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object at ``path``. Raises ``DamagedJob`` where it is missing, unreadable or no object."""
+    """The JSON object at ``path``. Raises ``DamagedJob`` if it is missing, unreadable or not an object."""
     try:
         value = codec.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -123,5 +123,5 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def damaged(path: Path, why: str) -> DamagedJob:
-    """The error for a file of the store that is not as it was written."""
+    """The error for a damaged file of the store."""
     return DamagedJob(f"{path} is damaged: {why}", "run the cell again; `%dist rm JOB` removes what is left")

@@ -1,4 +1,4 @@
-"""What the ranks of a job take, as the agents of its nodes wrote it (``node/gauges``)."""
+"""CPU, memory and GPU use of a job's ranks, read from the files that agents wrote (``node/gauges``)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..protocol.gauges import Gauges
 from ..protocol.paths import JobPaths, is_safe
 
 _MOST = 4 * 1024 * 1024
-"""Bytes of one node's file that are read: its ranks need some hundred each."""
+"""Largest number of bytes read from one node's file: each rank needs some hundred bytes."""
 
 
 def read(paths: JobPaths) -> dict[int, Gauges]:
-    """By rank; empty for a job that was over at once, or of an earlier version."""
+    """Gauges by rank; empty for a job that ended quickly, or that an earlier version ran."""
     files = GaugeFiles(paths)
     files.look()
     return files.latest
 
 
 class GaugeFiles:
-    """The files of all nodes; only what was replaced is read again."""
+    """The gauges files of all nodes. Only files that were replaced are read again."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
         self._nodes: dict[Path, tuple[tuple[int, int], dict[int, Gauges]]] = {}
         self.latest: dict[int, Gauges] = {}
-        """By rank, as of the last look."""
+        """Gauges by rank, as read by the last ``look``."""
 
     def look(self) -> None:
         changed = [self._look_at(self._paths.node(name).gauges) for name in self._names()]
@@ -56,7 +56,7 @@ class GaugeFiles:
 
 
 def _parsed(data: bytes) -> dict[int, Gauges]:
-    """What is damaged holds nothing: user code can write into the job's directory."""
+    """Damaged data gives no gauges: user code can write into the job's directory."""
     with contextlib.suppress(ValueError, RecursionError):
         value = codec.loads(data)
         if isinstance(value, dict):
@@ -65,9 +65,9 @@ def _parsed(data: bytes) -> dict[int, Gauges]:
 
 
 def of_gpus(gauges: Mapping[int, Gauges], gpus: Mapping[int, str]) -> tuple[int, int] | None:
-    """Bytes in use on the GPUs of a job, by its ranks as far as that is told, and all that these GPUs have.
+    """(bytes in use on the GPUs of a job, total bytes of these GPUs). If possible, only the use of its ranks counts.
 
-    ``gpus`` is each rank's. What is told of a whole GPU counts once. None where nothing is known.
+    ``gpus``: the GPU of each rank. A value for a GPU as a whole counts once. None if nothing is known.
     """
     used: dict[str, int] = {}
     totals: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""A job's directory comes into being in one step: put together aside, then renamed."""
+"""Creates a job's directory in one step: it is built as a draft, then renamed. Reads its files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Word = TypeVar("Word", bound=Record)
 
 @contextlib.contextmanager
 def creating(home: Home, job: str) -> Iterator[None]:
-    """Around storing a job's blobs and ``create_job``: garbage collection leaves all blobs alone meanwhile.
+    """Use around storing a job's blobs and ``create_job``: meanwhile garbage collection removes no blobs.
 
-    Raises ``StoreError`` where the data directory cannot be written. Whatever happens, no draft is left.
+    Raises ``StoreError`` if the data directory cannot be written. Always removes the draft.
     """
     draft = home.draft(job)
     try:
@@ -37,9 +37,9 @@ def creating(home: Home, job: str) -> Iterator[None]:
 
 
 def create_job(home: Home, spec: JobSpec, plan: Plan, manifest: Manifest) -> JobPaths:
-    """The directory of a new job, with ``job.submitted`` in its journal.
+    """Create the directory of a new job, with ``job.submitted`` in its journal.
 
-    Raises ``StoreError``, and ``DamagedJob`` when a blob of the manifest is not there; nothing is left behind.
+    Raises ``StoreError``, and ``DamagedJob`` if a blob of the manifest is missing. On an error nothing is left behind.
     """
     with creating(home, spec.job):
         draft, final = home.draft(spec.job), home.job(spec.job)
@@ -88,9 +88,9 @@ def _read(paths: JobPaths, path: Path, kind: type[Word]) -> Word:
 
 
 def taken_requests(paths: JobPaths) -> list[str]:
-    """What clients asked for since the last look (``interrupt``, ``terminate``, ``kill``), the oldest first.
+    """Read and remove the new requests of clients (``interrupt``, ``terminate``, ``kill``), the oldest first.
 
-    User code can reach the directory: it may be gone, or hold anything.
+    User code can write to the directory: it may be missing, or contain anything.
     """
     try:
         names = sorted(name for name in os.listdir(paths.requests) if name.endswith(".json"))

@@ -1,4 +1,4 @@
-"""The journal of a job: changes of state, one line each. Only the job's driver writes; all others read by offset."""
+"""The journal of a job: one line per change of state. Only the job's driver writes; all others read by offset."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .files import publish_json, read_json, write_all, writing
 from .jobdir import read_plan, read_spec
 
 ROOM = 256 * 1024
-"""Bytes that are kept for the journal, which must reach its last line on a disk that has filled up."""
+"""Bytes reserved on the disk for the journal, so that it can be completed when the disk is full."""
 
 
 class Writer:
-    """Appends events, numbered from where the journal ends. What a dead writer left of a line is cut off."""
+    """Appends events, numbered after the journal's last one. A partial line of a dead writer is cut off."""
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
         with writing(paths.root):
             self._fd = os.open(paths.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.events, end = read(paths)
-        """What the journal held when it was opened."""
+        """The events in the journal when it was opened."""
         self._end = end
         os.ftruncate(self._fd, end)
         reserve(self._fd, ROOM)
         self.seq = max((event.seq for event in self.events), default=0)
 
     def append(self, event: Event) -> Event:
-        """The event with its number, after it was written. Raises ``StoreError``; then no part of it was."""
+        """Write the event; return it with its number. Raises ``StoreError``, and then writes no part of it."""
         numbered = replace(event, seq=self.seq + 1)
         line = numbered.to_line()
         with writing(self._paths.root, len(line)):
@@ -53,10 +53,10 @@ class Writer:
             return
         fd, self._fd = self._fd, -1
         try:
-            os.ftruncate(fd, self._end)  # gives back the room that was kept
+            os.ftruncate(fd, self._end)  # frees the reserved space
             os.fsync(fd)
         except OSError:
-            pass  # A pipe-like or network file system may refuse; the lines are written all the same.
+            pass  # A network file system may refuse this; the lines are written anyway.
         finally:
             os.close(fd)
 
@@ -70,13 +70,13 @@ class Writer:
 
 
 def read(paths: JobPaths, offset: int = 0) -> tuple[list[Event], int]:
-    """Events from ``offset`` (bytes) on, and the offset after the last whole line. Damaged lines are skipped.
+    """Events from ``offset`` (bytes) on, and the offset after the last complete line. Damaged lines are skipped.
 
     A journal that is missing, or shorter than ``offset``, gives no events. Raises ``StoreError`` if it cannot be read.
     """
     try:
         size = os.stat(paths.journal).st_size
-        if size <= offset:  # a waiting cell looks fifty times a second
+        if size <= offset:  # cheap, since a waiting cell polls fifty times a second
             return [], size
         with open(paths.journal, "rb") as file:
             file.seek(offset)
@@ -89,9 +89,9 @@ def read(paths: JobPaths, offset: int = 0) -> tuple[list[Event], int]:
 
 
 def state(paths: JobPaths) -> JobState:
-    """Where the job stands: its summary, or else the fold of its journal over what was asked for.
+    """The job's state: from its summary, else from its journal, folded over the state before the first event.
 
-    Damage to either is survived as far as the files go. Raises ``JobNotFound``.
+    Damaged files are used as far as possible. Raises ``JobNotFound``.
     """
     if not paths.root.is_dir():
         raise JobNotFound(f"there is no job {paths.job}", "`%dist` lists the jobs")
@@ -118,5 +118,5 @@ def _summary(paths: JobPaths) -> JobState | None:
 
 
 def publish_summary(paths: JobPaths, state: JobState) -> None:
-    """Say, for good, how the job ended. Raises ``StoreError``."""
+    """Write the final state of the job. Raises ``StoreError``."""
     publish_json(paths.summary, state.to_json())

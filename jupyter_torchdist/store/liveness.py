@@ -1,4 +1,4 @@
-"""Whether somebody still drives a job: a state in a file says nothing about the process that wrote it."""
+"""Whether a job still has a driver: the state in a file does not tell whether the process that wrote it is alive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def publish_driver(paths: JobPaths, process: ProcessId, beat: float) -> None:
 
 
 def driver_of(paths: JobPaths) -> Driver | None:
-    """None when no driver took the job yet, or its file is damaged."""
+    """The job's driver. None if no driver has taken the job yet, or its file is damaged."""
     try:
         return Driver.from_json(read_json(paths.driver))
     except (StoreError, Malformed):
@@ -52,7 +52,7 @@ def effective_state(paths: JobPaths, state: JobState | None = None, now: float |
     now = time.time() if now is None else now
     driver = _latest(driver_of(paths), state)
     if driver is None:
-        # Also where the clock was set back since: no job waits for its driver that long.
+        # No job waits so long for its driver. abs(): the clock may have been set back since.
         return "orphaned" if abs(now - state.submitted) > SILENCE else state.state
     if driver.process.here:
         return state.state if driver.process.alive() else "orphaned"
@@ -62,7 +62,7 @@ def effective_state(paths: JobPaths, state: JobState | None = None, now: float |
 
 
 def _latest(beating: Driver | None, state: JobState) -> Driver | None:
-    """The journal names a new driver some moments before its first heartbeat."""
+    """The driver named in the journal: a new driver writes this before its first heartbeat."""
     if state.driver is None:
         return beating
     try:

@@ -1,4 +1,4 @@
-"""What the ranks printed. Reads of any file, however large or long its lines, take a bounded amount of memory."""
+"""The output of the ranks. Reading takes bounded memory, however large a file is or how long its lines are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..protocol.paths import JobPaths
 STREAMS = ("out", "err")
 
 LINE_LIMIT = 64 * 1024
-"""Bytes of one line; a longer one comes in pieces of this size."""
+"""Largest size of a line in bytes; a longer line is read in pieces of this size."""
 
 _BLOCK = 64 * 1024
 _NAME = re.compile(r"rank-(\d+)\.(out|err)")
@@ -50,12 +50,12 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 
 
 def decode(data: bytes) -> str:
-    """UTF-8; bytes that are none are shown as ``\\xff``."""
+    """Decode UTF-8; invalid bytes are shown as ``\\xff``."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
-    """The last ``lines`` lines, but no more than ``limit`` bytes of them."""
+    """The last ``lines`` lines, at most ``limit`` bytes."""
     if lines <= 0:
         return ""
     pieces: list[bytes] = []
@@ -79,12 +79,12 @@ def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Lines as ``\\n`` ends them: ``splitlines`` also cuts at form feeds and the like, ``\\r`` among them."""
+    """Split only at ``\\n``: ``splitlines`` also splits at ``\\r``, form feeds and others."""
     return [line for line in re.split(r"(?<=\n)", text) if line]
 
 
 def _whole_characters(data: bytes) -> bytes:
-    """Without the rest of a character that the cut in front of ``data`` went through (at most 3 bytes)."""
+    """``data`` without the rest of a character that was cut at its beginning (at most 3 bytes)."""
     for index in range(min(4, len(data))):
         if data[index] & 0xC0 != 0x80:
             return data[index:]
@@ -92,7 +92,7 @@ def _whole_characters(data: bytes) -> bytes:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """Every line with its end; one longer than ``LINE_LIMIT`` bytes comes in pieces."""
+    """Every line with its newline. A line longer than ``LINE_LIMIT`` bytes is returned in pieces."""
     try:
         with open(path, "rb") as file:
             while piece := file.readline(LINE_LIMIT):
@@ -102,9 +102,9 @@ def lines(path: Path) -> Iterator[str]:
 
 
 def grep(path: Path, pattern: str | re.Pattern[str]) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line without its end) of each line that ``pattern`` is found in.
+    """(line number from 1, line without its newline) for each line that matches ``pattern``.
 
-    Raises ``re.error`` for a pattern that is no regular expression.
+    Raises ``re.error`` if the pattern is not a regular expression.
     """
     search = re.compile(pattern).search
     number = 1
@@ -116,7 +116,7 @@ def grep(path: Path, pattern: str | re.Pattern[str]) -> Iterator[tuple[int, str]
 
 
 def selected(path: Path, pattern: str | None = None, last: int | None = None) -> Iterator[str]:
-    """Lines with their ends: those that ``pattern`` is found in, the last ``last`` of them. Raises as ``grep``."""
+    """Lines with their newlines: the last ``last`` of the lines that match ``pattern``. Raises like ``grep``."""
     if pattern is None and last is not None:
         return iter(_split(tail(path, last)))
     found = lines(path) if pattern is None else (f"{line}\n" for _, line in grep(path, pattern))
@@ -124,6 +124,6 @@ def selected(path: Path, pattern: str | None = None, last: int | None = None) ->
 
 
 def labelled(rank: int, text: str) -> str:
-    """Every line of ``text`` behind ``[rank 3]``; the last one gets its end."""
+    """``text`` with the prefix ``[rank 3]`` on every line; the last line gets a newline."""
     whole = text.removesuffix("\n").split("\n") if text else []
     return "".join(f"[rank {rank}] {line}\n" for line in whole)

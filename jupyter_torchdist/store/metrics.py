@@ -21,9 +21,9 @@ def files(paths: JobPaths) -> dict[int, Path]:
 
 
 def read(paths: JobPaths, rank: int, offset: int = 0, limit: int = _CHUNK) -> tuple[list[Record], int]:
-    """Records of ``rank`` in about ``limit`` bytes from ``offset`` on, and the offset after the last whole line.
+    """Records of ``rank`` in about ``limit`` bytes from ``offset`` on, and the offset after the last complete line.
 
-    Damaged lines are skipped; a rank without metrics has no records.
+    Damaged lines are skipped. A rank without metrics has no records.
     """
     path = files(paths).get(rank)
     return ([], offset) if path is None else _read(path, offset, limit)
@@ -53,9 +53,9 @@ def _records(data: bytes) -> Iterator[Record]:
 
 
 def columns(paths: JobPaths) -> dict[str, list[Any]]:
-    """All curves as columns of one length: ``rank``, ``step``, ``t`` (seconds since the epoch) and one for each curve.
+    """All curves as columns of equal length: ``rank``, ``step``, ``t`` (seconds since the epoch), and one per curve.
 
-    A row is one ``td.log``; what it did not log is None, as is the step where it gave none.
+    A row is one call of ``td.log``. Curves that the call did not log are None, and so is a step that was not given.
     """
     rows = [(rank, record) for rank in files(paths) for record in _all(paths, rank) if record.get("k") == "log"]
     rows = [(rank, record) for rank, record in rows if isinstance(record.get("v"), dict)]

@@ -1,4 +1,4 @@
-"""Log files as segments: pieces of whole lines, cut where the time changes, and never inside a character."""
+"""Log files as segments: groups of complete lines, cut where the time changes, and never inside a character."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from . import logs
 from .times import Mark, TimeIndex
 
 SPAN = 0.2
-"""Seconds of output that one segment may join: ranks are merged by time as finely as that."""
+"""Seconds of output that one segment may contain. The output of ranks is merged by time with this resolution."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes ``start`` to ``end`` of a log; ``t`` is about when the last of them was written (None: unknown)."""
+    """Bytes ``start`` to ``end`` of a log. ``t``: about when the last byte was written (None: unknown)."""
 
     log: Log
     start: int
@@ -40,14 +40,14 @@ class Log:
         self._times = TimeIndex(paths.node(file.node).times(file.rank))
 
     def size(self) -> int:
-        """Bytes; 0 for a file that is gone."""
+        """Size in bytes; 0 if the file is gone."""
         try:
             return os.stat(self.path).st_size
         except OSError:
             return 0
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end``, as far as they are there."""
+        """Bytes ``start`` to ``end``, as far as they exist."""
         return read(self.path, start, end)
 
     def written(self, end: int) -> float | None:
@@ -59,11 +59,11 @@ class Log:
             status = os.stat(self.path)
         except OSError:
             return None
-        # The newest bytes come into a record a moment later; without records only the end's time is known.
+        # The newest bytes get their record a moment later. Without records only the time of the file's end is known.
         return status.st_mtime if end >= status.st_size or self._times.known() else None
 
     def segments(self, start: int, data: bytes, *, rest: bool = False) -> list[Segment]:
-        """``data``, which begins at ``start``, in segments; ``rest``: also what is behind the last whole line."""
+        """``data``, which begins at offset ``start``, in segments. ``rest``: also the text after the last newline."""
         end = start + len(data)
         marks = self._times.marks(self.stream, start, end)
         found = [
@@ -77,7 +77,7 @@ class Log:
 
 
 def read(path: Path, start: int, end: int) -> bytes:
-    """Bytes of a file, as far as they are there."""
+    """Bytes ``start`` to ``end`` of a file, as far as they exist."""
     try:
         with open(path, "rb", buffering=0) as file:
             file.seek(start)
@@ -93,9 +93,9 @@ def find(paths: JobPaths) -> dict[str, Log]:
 
 
 def cuts(data: bytes, at: list[int], rest: bool = False) -> list[tuple[int, int]]:
-    """Where to cut: after the last line end before each of ``at``, and lines longer than ``LINE_LIMIT`` in pieces.
+    """Ranges to cut ``data`` into: after the last newline before each of ``at``, at most ``LINE_LIMIT`` bytes each.
 
-    What follows the last line end is left out unless it is longer than that, or ``rest``.
+    The text after the last newline is left out, unless it is longer than ``LINE_LIMIT``, or ``rest`` is set.
     """
     found: list[tuple[int, int]] = []
     low = 0
@@ -115,7 +115,7 @@ def cuts(data: bytes, at: list[int], rest: bool = False) -> list[tuple[int, int]
 
 
 def _pieces(data: bytes, low: int, high: int) -> list[tuple[int, int]]:
-    """Whole lines ``low`` to ``high``, not more than ``LINE_LIMIT`` bytes in one piece."""
+    """Complete lines ``low`` to ``high``, in pieces of at most ``LINE_LIMIT`` bytes."""
     found = []
     while high - low > LINE_LIMIT:
         end = data.rfind(b"\n", low, low + LINE_LIMIT) + 1
@@ -128,7 +128,7 @@ def _pieces(data: bytes, low: int, high: int) -> list[tuple[int, int]]:
 
 
 def from_character(data: bytes) -> int:
-    """Where the first whole character of ``data`` begins (UTF-8: at most 3 bytes on)."""
+    """Offset of the first complete character of ``data`` (UTF-8: at most 3)."""
     for index in range(min(4, len(data))):
         if data[index] & 0xC0 != 0x80:
             return index
@@ -136,7 +136,7 @@ def from_character(data: bytes) -> int:
 
 
 def boundary(data: bytes, at: int) -> int:
-    """The last place at or before ``at`` that is not inside a character (UTF-8: at most 3 bytes before)."""
+    """The last offset at or before ``at`` that is not inside a character (UTF-8: at most 3 bytes before)."""
     if at >= len(data):
         return len(data)
     for back in range(4):
@@ -146,7 +146,7 @@ def boundary(data: bytes, at: int) -> int:
 
 
 def unfinished(data: bytes) -> int:
-    """How many bytes at the end of ``data`` are the begin of a character whose rest is still to come."""
+    """How many bytes at the end of ``data`` begin a character that is not complete."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
@@ -156,7 +156,7 @@ def unfinished(data: bytes) -> int:
 
 
 def _sparse(marks: list[Mark]) -> list[Mark]:
-    """Marks that are ``SPAN`` apart, the last one of each span."""
+    """The last mark of each time span of ``SPAN`` seconds."""
     found: list[Mark] = []
     begin = float("-inf")
     for mark in marks:
@@ -169,7 +169,7 @@ def _sparse(marks: list[Mark]) -> list[Mark]:
 
 
 def _when(marks: list[Mark], end: int) -> float | None:
-    """The time of the first mark at or behind ``end``."""
+    """The time of the first mark at or after offset ``end``."""
     low, high = 0, len(marks)
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What the ranks write from now on, merged by time, as fast as its reader takes it and no faster."""
+"""New output of the ranks, merged by time, read only as fast as its reader takes it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from . import segments
 from .segments import Log, Segment
 
 LAG = 4 * 1024 * 1024
-"""Bytes, of all files together, that a view may be behind; what is more is passed over."""
+"""Bytes of all files together that a view may be behind. Older output is skipped."""
 
 LEAST = 16 * 1024
-"""Bytes of each file that are never passed over."""
+"""Bytes of each file that are never skipped."""
 
 WINDOW = 64 * 1024 + LINE_LIMIT
-"""Bytes of one file that are read at a time: more than the longest piece of a line."""
+"""Bytes of one file that are read at a time: larger than the longest piece of a line."""
 
 PATIENCE = 0.25
-"""Seconds after which a line without its end (a progress bar, a prompt) is shown as far as it goes."""
+"""Seconds after which a line without a newline (a progress bar, a prompt) is shown."""
 
 
 @dataclass
 class Reader:
-    """One file, read forward. ``position`` is the end of what was taken from it."""
+    """One file, read forward. ``position``: offset after the last segment that was taken."""
 
     log: Log
     position: int
@@ -37,7 +37,7 @@ class Reader:
         self._read = self.position
 
     def fill(self, size: int, now: float, ended: bool) -> None:
-        """Have segments ready if there is anything new; a line without its end waits for a moment."""
+        """Prepare segments of new bytes. A line without a newline waits for ``patience`` seconds."""
         if self.ready or size <= self._read:
             return
         data = self.log.read(self._read, min(size, self._read + WINDOW))
@@ -63,14 +63,14 @@ class Reader:
         return segment
 
     def skip_to(self, offset: int) -> None:
-        """Go on at the line that begins at or after ``offset``."""
+        """Continue at the first line that begins at or after ``offset``."""
         self.ready.clear()
         self._waiting = None
         self.position = self._read = line_after(self.log, offset)
 
 
 def line_after(log: Log, offset: int) -> int:
-    """Where the first line at or after ``offset`` begins; ``offset`` itself, about, inside of a very long line."""
+    """Offset of the first line at or after ``offset``; inside a very long line, about ``offset`` itself."""
     if offset <= 0:
         return 0
     data = log.read(offset - 1, offset + LINE_LIMIT)
@@ -81,11 +81,11 @@ def line_after(log: Log, offset: int) -> int:
 
 
 class Tail:
-    """All files of a job.
+    """All log files of a job.
 
-    ``have`` says how many bytes of each file its reader has. Other files that are there at the first poll begin with
-    their last ``first`` bytes (None: with the first byte). A reader who is more than ``lag`` bytes behind misses what
-    it cannot come to. A line without its end is shown after ``patience`` seconds.
+    ``have``: how many bytes of each file the reader already has. Other files that exist at the first poll begin with
+    their last ``first`` bytes (None: with the first byte). If the reader is more than ``lag`` bytes behind, output is
+    skipped. A line without a newline is shown after ``patience`` seconds.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Tail:
         self._readers: dict[str, Reader] = {}
 
     def poll(self, logs: dict[str, Log], sizes: dict[str, int], now: float, limit: int, ended: bool) -> list[Segment]:
-        """New segments of about ``limit`` bytes in all, the oldest first. ``ended``: nobody writes any more."""
+        """New segments of about ``limit`` bytes in all, the oldest first. ``ended``: the job writes no more output."""
         self._meet(logs, sizes)
         self._catch_up(sizes)
         for reader in self._readers.values():
@@ -118,7 +118,7 @@ class Tail:
         return taken
 
     def behind(self, sizes: dict[str, int]) -> int:
-        """Bytes that are written and not taken."""
+        """Number of bytes that are written but not yet taken."""
         return sum(max(0, sizes.get(name, 0) - reader.position) for name, reader in self._readers.items())
 
     def _oldest(self) -> Reader | None:
@@ -138,7 +138,7 @@ class Tail:
         self._first = False
 
     def _catch_up(self, sizes: dict[str, int]) -> None:
-        """Pass over what the view will never come to."""
+        """Skip output if the reader is too far behind."""
         behind = {name: sizes.get(name, 0) - reader.position for name, reader in self._readers.items()}
         if sum(behind.values()) <= self._lag:
             return

@@ -1,4 +1,4 @@
-"""When a rank wrote which part of its output: searched in its ``.times`` file, which is never read whole."""
+"""When a rank wrote which part of its output: a search in its ``.times`` file, which is never read completely."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ..protocol.times import ERR, RECORD
 from .logs import STREAMS
 
 LAG = 0.2
-"""Seconds after which, at the latest, written bytes are in a record."""
+"""Largest delay in seconds from the write of bytes to the record that includes them."""
 
 _WINDOW = 130
-"""Records among which each stream has one: the writer repeats the quiet stream's."""
+"""So many consecutive records include each stream at least once: the writer repeats the record of a quiet stream."""
 
 
 class Mark(NamedTuple):
-    """By ``t`` (seconds since the epoch) the stream's file had ``size`` bytes."""
+    """At time ``t`` (seconds since the epoch) the stream's file had ``size`` bytes."""
 
     t: float
     size: int
 
 
 class TimeIndex:
-    """One rank's file, opened for a moment by each question; one that is missing knows nothing."""
+    """The ``.times`` file of one rank. Each query opens it for a moment. A missing file has no records."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found: dict[str, tuple[int, int]] = {}
-        """Of a stream, a size that was asked for and the index found: who reads along asks for the next bytes."""
+        """By stream: the last size searched for, and its index. A reader usually asks for the next bytes."""
 
     def known(self) -> bool:
         """Whether there is any record."""
@@ -39,7 +39,7 @@ class TimeIndex:
             return False
 
     def written(self, stream: str, offset: int) -> float | None:
-        """About when the byte before ``offset`` was written; None where no record tells."""
+        """About when the byte before ``offset`` was written; None if no record tells."""
         with _Records(self._path, stream) as records:
             index = self._first_of_size(records, stream, max(offset, 1))
             mark = records.next(index)
@@ -55,7 +55,7 @@ class TimeIndex:
             return mark.size if mark else 0
 
     def marks(self, stream: str, start: int, end: int, limit: int = 20_000) -> list[Mark]:
-        """The records of bytes ``start`` to ``end``, the first that reaches ``end`` included, of at most ``limit``."""
+        """Marks of bytes ``start`` to ``end``, with the first at or after ``end``. Reads at most ``limit`` records."""
         with _Records(self._path, stream) as records:
             found, size = [], start
             for mark in records.run(self._first_of_size(records, stream, start + 1), limit):
@@ -74,14 +74,14 @@ class TimeIndex:
 
 
 def _between(before: Mark, mark: Mark, offset: int) -> float:
-    """Linear between two records, but bytes are recorded ``LAG`` after they were written at the latest."""
+    """Linear interpolation between two marks; bytes are written at most ``LAG`` seconds before their mark."""
     begin = min(max(before.t, mark.t - LAG), mark.t)
     share = (offset - before.size) / max(1, mark.size - before.size)
     return begin + (mark.t - begin) * min(1.0, max(0.0, share))
 
 
 class _Records:
-    """The records of an open file; indices count those of both streams."""
+    """The records of an open file. Indices count the records of both streams."""
 
     def __init__(self, path: Path, stream: str) -> None:
         self._flag = ERR if STREAMS.index(stream) else 0

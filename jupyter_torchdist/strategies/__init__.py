@@ -1,1 +1,1 @@
-"""What makes a cell written for one device train on many: pure parts, put together by the rank."""
+"""Makes a cell that was written for one device train on many. Each rank puts the parts together."""

@@ -1,4 +1,4 @@
-"""Whether user code is distributed by itself; then a strategy leaves it alone."""
+"""Whether user code distributes its training by itself. In that case the strategy does not change it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = (
     "trl",
 )
 TRAINERS = frozenset({"Trainer", "Seq2SeqTrainer"})
-"""Of transformers, which is itself no distributed library."""
+"""Trainer classes of transformers; transformers itself is not a distributed library."""
 NAMES = frozenset(
     {
         *("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
@@ -43,7 +43,7 @@ US = "jupyter_torchdist"
 
 
 def reason_to_leave(code: CodeType, names: Mapping[str, Any]) -> str | None:
-    """Why the automatic way leaves user code alone, in words; None where it takes it."""
+    """Why the automatic way does not distribute user code, as a message; None when it does."""
     if calls_prepare(code, names):
         return "td.prepare is called, and --strategy acts through it"
     found = distributed_by(code, names)
@@ -51,12 +51,12 @@ def reason_to_leave(code: CodeType, names: Mapping[str, Any]) -> str | None:
 
 
 def speaks_of_collectives(code: CodeType, names: Mapping[str, Any]) -> bool:
-    """Whether user code calls a collective by name, ours among them."""
+    """Whether user code names a collective of torch.distributed or of this package."""
     return any(not COLLECTIVES.isdisjoint(block.co_names) for block in _codes(code, names))
 
 
 def calls_prepare(code: CodeType, names: Mapping[str, Any]) -> bool:
-    """Whether ``td.prepare``, under whichever name, is spoken of."""
+    """Whether the code mentions ``td.prepare``, also under another name."""
     for block in _codes(code, names):
         spoken = block.co_names
         if US in spoken and "prepare" in spoken:  # imported here
@@ -70,7 +70,7 @@ def calls_prepare(code: CodeType, names: Mapping[str, Any]) -> bool:
 
 
 def reached_by(function: Callable[..., Any]) -> tuple[CodeType, dict[str, Any]] | None:
-    """The code of a function and the names that it uses, through functions and classes of its own module.
+    """The code of a function and the names that it uses, also through functions and classes of its own module.
 
     None for a callable that has no code in Python.
     """
@@ -79,7 +79,7 @@ def reached_by(function: Callable[..., Any]) -> tuple[CodeType, dict[str, Any]] 
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
     if not isinstance(function, FunctionType):
-        function = vars(type(function)).get("__call__", function)  # an object of the user's
+        function = vars(type(function)).get("__call__", function)  # an object that is callable
     if not isinstance(function, FunctionType):
         return None
     names: dict[str, Any] = dict(inspect.getclosurevars(function).nonlocals)
@@ -103,9 +103,9 @@ def _codes_of_all(values: Any) -> list[CodeType]:
 
 
 def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:
-    """The first thing of a distributed library that ``code``, or a function or class of ``names``, speaks of."""
+    """The first name of a distributed library that ``code``, or a function or class in ``names``, uses."""
     blocks = list(_codes(code, names))
-    own = {block.co_name for block in blocks}  # a class of the cell's that is called Trainer
+    own = {block.co_name for block in blocks}  # the cell may define its own class Trainer
     for block in blocks:
         spoken = (NAMES | TRAINERS if "transformers" in block.co_names else NAMES) - own
         imported = {one.argval for one in dis.get_instructions(block) if one.opname == "IMPORT_NAME"}
@@ -119,7 +119,7 @@ def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:
 
 
 def _homes(value: object) -> Iterator[object]:
-    """The modules a value comes from: a class, from those of its bases too."""
+    """The names of the modules that define a value; for a class also the modules of its base classes."""
     if isinstance(value, type):
         yield from (getattr(base, "__module__", None) for base in value.__mro__)
     else:
@@ -127,7 +127,7 @@ def _homes(value: object) -> Iterator[object]:
 
 
 def _is_of_a_package(module: object) -> bool:
-    """``transformers.trainer_utils``, where ``set_seed`` lives, is not of ``transformers.trainer``."""
+    """``transformers.trainer_utils``, which defines ``set_seed``, is not part of ``transformers.trainer``."""
     return isinstance(module, str) and any(module == one or module.startswith(f"{one}.") for one in PACKAGES)
 
 

@@ -1,10 +1,10 @@
 """The automatic way: a cell written for one device trains on all ranks, unchanged.
 
-Every rank runs the cell as if it were the only one, with the whole batch and the same random numbers. A module that
-owns optimized parameters becomes distributed when it is first called to be trained; from then on each rank computes
-its rows of that forward, and all see all outputs (``divided``). So whatever the cell does with the outputs, any loss
-and any metric, is what one device does. After each backward the gradients are averaged over the ranks. A loop that
-was watched for two steps and needs nothing but its own rows is given those alone (``loops``).
+Every rank runs the cell as if it were the only one, with the global batch and the same random numbers. A module that
+owns optimized parameters becomes distributed at its first call with gradients. Then each rank computes its rows of the
+forward, and all ranks see all outputs (``divided``). So every loss and every metric that the cell computes is the same
+as on one device. After each backward the gradients are averaged over the ranks. A loop is watched for two steps. If
+it needs only the rows of its rank, it is given only these rows from then on (``loops``).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _NOTHING = contextlib.nullcontext()
 
 
 class AutomaticTraining(Training):
-    """What the rank of a job with a strategy does around the cell."""
+    """What a rank does around the cell when the job has a strategy."""
 
     SAVING = "--checkpoint DIR saves while a cell trains, --resume goes on from there"
 
     def __init__(
         self, context: ParallelContext, namespace: dict[str, Any] | None = None, patience: float = 2.5
     ) -> None:
-        """``namespace``: of the cell; ``patience``: seconds that an interrupt waits for the end of a step."""
+        """``namespace``: the names of the cell; ``patience``: how many seconds an interrupt waits for a step's end."""
         optimized, options = Optimized(context.device), context.plan.options
         namespace = {} if namespace is None else namespace
         made = TrainingObjects(namespace, optimized, optimized.copies)
@@ -78,7 +78,7 @@ class AutomaticTraining(Training):
     # ------------------------------------------------------------------------------------------- around the user's code
 
     def install(self) -> None:
-        """From here on optimizers are noted, and what they train becomes distributed when it is called."""
+        """From here on optimizers are recorded, and the modules that they train become distributed when called."""
         self._steps.began_with(begin_alike(self._steps.seed))
         whole = chosen(self._context.plan, "state_dict_type") == "FULL_STATE_DICT"
         self._wrap(self._call, self._backwards.backward, self._loops.iterate, whole_states=whole)
@@ -98,7 +98,7 @@ class AutomaticTraining(Training):
             self._work.engine.install(self._patches)
 
     def stand_aside(self, why: str) -> None:
-        """The rest of the job is not ours. Raises ``StrategyError`` when something was distributed before."""
+        """Do nothing in the rest of the job. Raises ``StrategyError`` when something was distributed before."""
         for root in self._work.roots.values():
             raise StrategyError(
                 f"{why}; but the strategy has distributed {type(root).__name__} before",
@@ -108,15 +108,15 @@ class AutomaticTraining(Training):
         self._context.say(why)
 
     def weight(self) -> float | None:
-        """What this rank's mean over its rows counts with, while a loop has its part of a batch."""
+        """The weight of this rank's mean in the global mean, while a loop has only its part of a batch."""
         return None if self._loops.sliced is None else self._loops.sliced.weight
 
     def note_captured(self) -> None:
-        """The bundle is loaded."""
+        """Called when the bundle is loaded."""
         self._optimized.note_captured()
 
     def apart(self) -> Iterator[object]:
-        """Modules, parameters and optimizers of which this rank may have no more than a part."""
+        """Modules, parameters and optimizers of which this rank may have only a part."""
         if self._whole:
             return
         if self._sharded or self._work.engine is not None:
@@ -152,7 +152,7 @@ class AutomaticTraining(Training):
         if self._models or work.pipelines:
             for model in self._models:
                 restore.restore(model, self._optimized.replaced)
-            for copied in names.values():  # of a part of a model
+            for copied in names.values():  # a copy of a part of a model
                 if isinstance(copied, nn.Module) and any(isinstance(one, DTensor) for one in copied.parameters()):
                     restore.restore(copied)
             self._restore_optimizers(originals)
@@ -168,7 +168,7 @@ class AutomaticTraining(Training):
         return super()._explain(error) or (remote_parameters.explain(error) if self._work.pipelines else None)
 
     def abandon(self) -> None:
-        """torch is as it was. What is sharded stays so: other ranks may be gone."""
+        """Remove the patches of torch. Sharded parameters stay sharded, because other ranks may have ended."""
         self._work.gathered.end()
         for staged in self._work.pipelines:
             staged.let_go()
@@ -217,7 +217,7 @@ class AutomaticTraining(Training):
             return self._root_call(forward, module, args, kwargs, new=new)
 
     def _whole_call(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Each rank computes all of it, unless a backward computes a part of a divided forward again."""
+        """Every rank computes the global batch, unless a backward recomputes a part of a divided forward."""
         if in_backward() or not self._work.divider.synchronised:
             return forward(*args, **kwargs)
         with self._work.divider.whole_batch():
@@ -259,7 +259,7 @@ class AutomaticTraining(Training):
                     meta.fill(module)
                 self._steps.trains()
                 loading.move(module, self._context.device)
-                lacking = meta.lacks_values(module)  # it is tried when it is sharded
+                lacking = meta.lacks_values(module)  # then it is tried after sharding
                 ways = None if lacking else self._work.divider.ready(forward, module, args, kwargs)
                 part, samples = self._work.divider.part(args, kwargs), self._work.divider.samples_of_part(args, kwargs)
                 hold = functools.partial(Equivalence, forward, module, part, samples, self._context)
@@ -275,7 +275,7 @@ class AutomaticTraining(Training):
                 forward = self._work.engine.forward(module, forward)
             if self._loops.sliced is None:
                 outputs = self._work.divider(forward, module, args, kwargs)
-            else:  # the loop has its rows alone
+            else:  # the loop has only the rows of this rank
                 outputs = self._work.divider.sliced(forward, module, args, kwargs, self._loops.sliced)
         if watch is not None:
             if not self._work.divider.in_front:
@@ -285,7 +285,7 @@ class AutomaticTraining(Training):
 
     @contextlib.contextmanager
     def _within(self) -> Iterator[None]:
-        """As in the forward of a root: what a pipeline does in ``backward()``, or where a value is needed."""
+        """As in a root's forward: for the work of a pipeline in ``backward()``, or when a value is needed."""
         with self._calls.within(), self._loops.aside():
             yield
 
@@ -293,7 +293,7 @@ class AutomaticTraining(Training):
 
     @property
     def _is_within(self) -> bool:
-        """Whether what calls torch is not the cell, but a model's forward or an engine."""
+        """Whether the caller of torch is a model's forward or an engine, not the cell."""
         return self._calls.depth > 0 or (self._work.engine is not None and self._work.engine.within)
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,7 +309,7 @@ class AutomaticTraining(Training):
         return precision.unscale(*args, device=self._context.device, staged=bool(self._work.pipelines))
 
     def _optimizer_state(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
-        """``Optimizer.state_dict`` with the state of all stages; all ranks call it."""
+        """``Optimizer.state_dict`` with the state of all stages. All ranks must call it."""
         found = original(optimizer)
         for staged in self._work.pipelines:
             staged.make_optimizer_whole(optimizer, found["state"])
@@ -327,7 +327,7 @@ class AutomaticTraining(Training):
             staged.forget_others(optimizer)
 
     def _named_parameters(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """``parameters()``, too, asks this. A penalty that is computed before the backward may have whole ones."""
+        """``parameters()`` calls this too. A penalty computed before the backward may need unsharded parameters."""
         if not self._calls.depth and not in_backward():
             if torch.is_grad_enabled():
                 self._work.gathered.show()
@@ -341,7 +341,7 @@ class AutomaticTraining(Training):
         return original(self._optimized.unseen.get(tensor, tensor), hook)
 
     def _check_transform(self, module: nn.Module) -> None:
-        """Raise ``StrategyError`` for a model that is, or would be, sharded, within ``torch.func``'s transforms."""
+        """Raise ``StrategyError`` for a model that is, or would be, sharded, within a transform of ``torch.func``."""
         if self._sharded:
             raise StrategyError(
                 f"{own_class(module).__name__}, which the strategy shards, is called in a transform of torch.func "
@@ -357,7 +357,7 @@ class AutomaticTraining(Training):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Raises ``StrategyError`` for a model whose own parameters are shards, also while they are gathered."""
+        """Raises ``StrategyError`` for a model whose parameters are sharded, also while they are gathered."""
         if self._sharded and any(part in self._models for part in module.modules()):
             raise StrategyError(
                 f"functional_call of {own_class(module).__name__}, whose parameters fsdp has sharded",
@@ -372,9 +372,9 @@ class AutomaticTraining(Training):
 
 
 def _in_full(module: nn.Module, given: Any) -> Any:
-    """What a cell made of shards, such as ``weight.new_zeros(layers, batch, width)``, whole: a model takes it as data.
+    """Gather inputs that a cell made from shards, such as ``weight.new_zeros(layers, batch, width)``.
 
-    A loss without parameters takes what is split as it is, and so does a block that is computed again in a backward.
+    A module without parameters, such as a loss, takes DTensors as they are; so does a block recomputed in a backward.
     """
     sharded = any(isinstance(tensor, DTensor) for tensor in tensors_in(given))
     if not sharded or next(module.parameters(), None) is None or in_backward():

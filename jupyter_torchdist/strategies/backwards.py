@@ -1,4 +1,4 @@
-"""Losses and gradients of user code, such that they are one device's."""
+"""Makes the losses and gradients of user code equal to the single-device result."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .loop.loss_scaling import BatchLoss, Joining, Weight
 
 
 class Backwards:
-    """What ``backward()`` and ``torch.autograd.grad`` do beside what they did. ``is_within``: in a model's forward."""
+    """What ``backward()`` and ``torch.autograd.grad`` do in addition. ``is_within``: in a model's forward."""
 
     def __init__(self, work: Distributor, loops: Loops, is_within: Callable[[], bool]) -> None:
         self._work, self._loops, self._is_within = work, loops, is_within
         self._joining = Joining(work.group)
         self.seen = False
-        """Whether the cell has called one."""
+        """Whether the cell has called ``backward()``."""
 
     def backward(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """In place of ``torch.autograd.backward``: the losses become the whole batch's, the gradients one device's."""
+        """In place of ``torch.autograd.backward``: losses and gradients become the ones of the global batch."""
         if self._is_within() or in_backward():
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
@@ -63,7 +63,7 @@ class Backwards:
     def _averaged(
         self, run: Callable[[Any], None], losses: Sequence[torch.Tensor], grad_tensors: Any, *, create_graph: bool
     ) -> None:
-        """A backward whose gradients the ranks average, or which adds up what were averages."""
+        """A backward whose gradients the ranks average. It may add to gradients that are averaged already."""
         averaging, parameters, divided = (
             self._work.averaging,
             self._work.optimized.parameters(),
@@ -82,7 +82,7 @@ class Backwards:
             before.undo()
             raise
         if divided:
-            # Idempotent: what is averaged already stays as it is, so accumulated gradients are right too.
+            # Idempotent: the mean of averaged gradients is the same, so accumulated gradients are right too.
             averaging.average(parameters)
         factor = math.prod([self._joining.finish(one, averaging.carried) for one in joined])
         if factor != 1.0:
@@ -98,7 +98,7 @@ class Backwards:
         new: bool = False,
         summed: bool = False,
     ) -> list[BatchLoss]:
-        """The losses on their way. ``new``: no gradient is there; ``summed``: gradients are added up over the ranks."""
+        """Run it; returns losses being joined. ``new``: there is no gradient yet; ``summed``: gradients are summed."""
         if self._loops.sliced is None:
             run(grad_tensors)
             return []
@@ -117,26 +117,26 @@ class Backwards:
         return joined
 
     def _is_silent(self) -> bool:
-        """Whether nothing in the model's backward communicates: the loop has its rows alone, normalised alone.
+        """Whether nothing in the model's backward communicates.
 
-        Not in parts either, each of which gives every gradient.
+        The loop has only its rows, batch normalisation is not synchronised, and no accumulation splits the backward.
         """
         return (
             self._loops.sliced is not None and not self._work.divider.synchronised and self._work.accumulation is None
         )
 
     def _in_parts(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Arguments are those of ``torch.autograd.backward``: the fourth is ``create_graph``."""
+        """The arguments are the ones of ``torch.autograd.backward``: the fourth is ``create_graph``."""
         assert self._work.accumulation is not None
         again = kwargs.get("create_graph") or (len(args) > 3 and args[3])
         with self._work.accumulation.backward(plain=not again and kwargs.get("inputs") is None):
             original(*args, **kwargs)
 
     def grad(self, original: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the cell asks for itself; within a forward it is of this rank's rows alone, and stays so.
+        """Gradients that the cell asks for. Within a forward they stay the gradients of this rank's rows only.
 
-        Raises ``StrategyError`` for parameters that are sharded, or in stages: their gradients exist within
-        ``backward()`` only.
+        Raises ``StrategyError`` for parameters that are sharded or in pipeline stages: they have gradients only in
+        ``backward()``.
         """
         if isinstance(inputs, dict):
             grads = self.grad(original, outputs, tuple(inputs.values()), *args, **kwargs)
@@ -152,7 +152,7 @@ class Backwards:
                 "use --strategy ddp, or backward()",
             )
         within = self._is_within() or in_backward()
-        # A transform of torch.func (vmap, grad) computes on every rank what it computes on one device.
+        # A transform of torch.func (vmap, grad) gives the single-device result on every rank.
         within = within or in_functorch()
         if not within:
             self._work.gathered.before(create_graph=bool(args[2] if len(args) > 2 else kwargs.get("create_graph")))
@@ -168,7 +168,7 @@ class Backwards:
 
 
 def _scaled(losses: Sequence[torch.Tensor], factors: Sequence[Weight], grads: Any) -> Any:
-    """The gradients of the losses, multiplied."""
+    """The gradients of the losses, multiplied by the factors."""
     if all(isinstance(factor, float) and factor == 1.0 for factor in factors):
         return grads
     given = [None] * len(losses) if grads is None else [grads] if isinstance(grads, torch.Tensor) else list(grads)
@@ -184,12 +184,12 @@ def _filled(loss: torch.Tensor, factor: Weight) -> torch.Tensor:
 
 @torch.no_grad()
 def _multiply(parameters: Sequence[torch.Tensor], factor: float) -> None:
-    """What one backward has made; a parameter may be named twice."""
+    """Multiply the gradients of one backward. A parameter may be listed twice."""
     for parameter in dict.fromkeys(parameters):
         if parameter.grad is not None:
             parameter.grad *= factor
 
 
 def creates_graph(_retain: Any = None, create_graph: bool = False, *_: Any, **kwargs: Any) -> bool:
-    """Of the arguments of ``backward``."""
+    """The value of ``create_graph`` in the arguments of ``backward``."""
     return bool(kwargs.get("create_graph", create_graph))

@@ -1,4 +1,4 @@
-"""A root module becomes distributed: its layers, its states, its optimizers. The automatic way asks for it."""
+"""Makes a root module distributed: its layers, states and optimizers. The automatic way uses it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .step.ways import Way
 
 
 class Distributor:
-    """Distributes root modules, and knows what became of them."""
+    """Distributes root modules and keeps track of them."""
 
     def __init__(
         self, context: ParallelContext, optimized: Optimized, models: list[nn.Module], engine: Engine | None
     ) -> None:
-        """``models``: takes those that are sharded, or divided inside."""
+        """``models``: a list that receives the models that are sharded or divided inside."""
         self.context, self.group, self.optimized, self.engine = context, context.data_group, optimized, engine
         self.is_divided_inside = any(context.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
         self.sharded = context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1
@@ -50,14 +50,14 @@ class Distributor:
         self.pipelines: list[stages.Pipeline] = []
 
     def distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Equivalence]) -> None:
-        """``cut`` makes stages of it, where the plan says so; ``hold`` measures it as it is."""
+        """``cut`` makes stages of ``root``, if the plan has ``pp``; ``hold`` measures ``root`` before it changes."""
         context = self.context
         agreement.same_on_all_ranks(root, context)
         before, name = optimizers.by_name(root), type(root).__name__
         count = sum(parameter.numel() for parameter in root.parameters())
         self._check(root)
         if self.sharded:
-            self.averaging.end()  # else shards would take the places of the parameters that it knows
+            self.averaging.end()  # its parameters are about to be replaced by shards
         names = [(model, optimizers.by_name(model)) for model in (root, *self.optimized.copies_of(root))]
         self._divide_inside([model for model, _ in names], hold)
         self.divider.shares(root, batchnorm.convert(root, context))
@@ -81,7 +81,7 @@ class Distributor:
                 zero1.apply(optimizer, self.group)
         self.optimized.distributed(before.values())
         self.roots[id(root)] = root
-        if self.pipelines:  # it has said more
+        if self.pipelines:  # the pipeline has said more
             return
         part = f"; each computes {self._computed()}" if context.data_ranks > 1 else ""
         part += accumulating.said(context.plan)
@@ -91,7 +91,7 @@ class Distributor:
         )
 
     def _computed(self) -> str:
-        """What a rank computes of a batch, in words."""
+        """Which part of a batch a rank computes, for a message."""
         return "the whole batch" if self.context.plan.options.get("model") == "whole" else "its part of every batch"
 
     def cut(
@@ -101,7 +101,7 @@ class Distributor:
         ways: tuple[Way, ...] | None,
         within: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Stages of a pipeline; forwards and backwards are done ``within`` that."""
+        """Cut ``root`` into pipeline stages. Their forwards and backwards run in the context ``within``."""
         staged = stages.Pipeline(root, self.context, lambda: self.divider.samples, within)
         staged.cut(*inputs, ways)
         self.optimized.follow(staged.replaced, (), shown=False)
@@ -110,7 +110,7 @@ class Distributor:
         self.pipelines.append(staged)
 
     def _divide_inside(self, models: Sequence[nn.Module], hold: Callable[[], Equivalence]) -> None:
-        """Layers or sequences over ranks; the root, which comes first, is held against what it was."""
+        """Divide layers or sequences over ranks. Outputs and gradients of the first one, the root, must not change."""
         context = self.context
         for dimension, parallelism in transforms.divisions(context):
             held = hold()

@@ -1,4 +1,4 @@
-"""The explicit way, as user code calls it: ``td.prepare``. In one plain process it gives back what it was given."""
+"""The explicit way, as user code calls it: ``td.prepare``. In a plain single process it returns its arguments."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 def prepare(*things: Any) -> Any:
     """Make models, optimizers, data loaders and schedulers distributed, in place. All ranks make the same call.
 
-    Any number in any order; returned in that order, one alone. Models get the job's ``--strategy`` (``ddp`` where none
-    was given), with its options, ``--precision``, ``--compile`` and ``--activation-checkpointing``. Optimizers built
-    before or after train the distributed parameters, schedulers go with them. A loader's ``batch_size`` stays that of
-    the whole job: each rank loads its rows of every batch, on ``td.device``. A loss is the mean over this rank's rows
-    (``td.reduce_mean`` gives that of the batch); the gradients are those of the whole batch, of uneven ones too. With
-    ``-O loss=sum`` losses are sums.
+    Takes any number in any order and returns them in that order; one argument is returned as it is. Models get the
+    job's ``--strategy`` (default ``ddp``) and its options, ``--precision``, ``--compile``,
+    ``--activation-checkpointing``. Optimizers built before or after train the distributed parameters; schedulers follow
+    them. A loader's ``batch_size`` stays the global one: each rank loads its rows of every batch, on ``td.device``. A
+    loss is the mean over this rank's rows; ``td.reduce_mean`` gives the mean over the batch. Gradients are the ones of
+    the global batch, also of an uneven one. With ``-O loss=sum`` losses are sums.
 
-    Raises ``StrategyError`` before anything is changed: a thing of another kind or prepared before, a model without
-    parameters or not the same on all ranks, an optimizer of parameters that are of no prepared model.
+    Raises ``StrategyError`` before anything is changed: for an object of another kind or prepared before, a model
+    without parameters or different between ranks, an optimizer with parameters that are in no prepared model.
     """
     if not things:
         raise TypeError("td.prepare takes at least one model, optimizer, DataLoader or scheduler")

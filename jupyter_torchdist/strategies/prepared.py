@@ -1,8 +1,8 @@
 """``td.prepare``: the explicit way. Models, optimizers, loaders and schedulers become distributed where it is called.
 
-Over the same parts as the automatic way, without its proofs: a rank's loop sees this rank's rows of each batch, and
-what it computes of them is its own. Gradients are those of one device: their mean over the ranks, in which each loss
-counts with its rows.
+It uses the same parts as the automatic way, but without the analysis. A rank's loop sees this rank's rows of each
+batch and computes only with them. Gradients equal the single-device result: they are averaged over the ranks, and each
+loss is weighted by its rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class ExplicitWay(Training):
-    """All that a job has prepared, until its end."""
+    """Everything that a job has prepared, until its end."""
 
     SAVING = "td.save saves while a cell trains, td.load goes on from there"
 
@@ -60,7 +60,7 @@ class ExplicitWay(Training):
     # ------------------------------------------------------------------------------------------------- what is prepared
 
     def take(self, things: Sequence[Any]) -> None:
-        """Prepare them in place; all ranks. Raises ``StrategyError`` before anything is changed."""
+        """Prepare ``things`` in place, on all ranks. Raises ``StrategyError`` before anything is changed."""
         preparing.check(things, self._context, self._models, self.loaders)
         described = preparing.described(things, self._context)
         for model in (thing for thing in things if isinstance(thing, nn.Module)):
@@ -82,7 +82,7 @@ class ExplicitWay(Training):
         self._note_optimizers([model])
         self._note_parts(model)
         if context.plan.degree("dp_shard") == context.plan.degree("tp") == 1:
-            meta.fill(model)  # what is sharded gets its values one parameter at a time
+            meta.fill(model)  # sharded models get their values one parameter at a time
         loading.move(model, context.device)
         for _, parallelism in transforms.divisions(context):
             parallelism.apply(model, context)
@@ -102,14 +102,14 @@ class ExplicitWay(Training):
         self._models.append(model)
 
     def _note_optimizers(self, models: Sequence[nn.Module]) -> None:
-        """Those that train a parameter of ``models``, wherever they are: an earlier cell may have built them."""
+        """Record all optimizers that train a parameter of ``models``; an earlier cell may have built them."""
         known = {id(parameter) for model in models for parameter in model.parameters()}
         for optimizer in all_of(torch.optim.Optimizer):
             if any(id(parameter) in known for parameter in loading.trained_by(optimizer)):
                 self._optimized.note(optimizer)
 
     def _note_parts(self, model: nn.Module) -> None:
-        """What must not be called by itself: DDP averages gradients of forwards of the whole model."""
+        """Record submodules that must not be called alone: DDP averages gradients only of the complete model."""
         plan = self._context.plan
         if self._context.data_ranks > 1 and plan.degree("dp_shard") == plan.degree("tp") == 1:
             for name, module in model.named_modules():
@@ -129,7 +129,7 @@ class ExplicitWay(Training):
         return self._steps.over(batches) if loader in self.loaders else batches
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """A prepared model's forward: inputs on its device; dropout of the rank's own, where its rows are."""
+        """A prepared model's forward: inputs on its device; a separate dropout stream if the rank has its own rows."""
         self._lent.keep()
         if id(module) not in self._sharing:
             if id(module) in self._parts and torch.is_grad_enabled():
@@ -154,9 +154,9 @@ class ExplicitWay(Training):
         return bool(batches) and all(batch.rows is None for batch in batches)
 
     def weight(self) -> float | None:
-        """What this rank's mean counts with in that of the batch in flight; None: as much as the others'.
+        """The weight of this rank's mean in the mean of the current batch; None: the same as on other ranks.
 
-        Raises ``StrategyError`` where two loops give batches that the ranks divide differently.
+        Raises ``StrategyError`` when two loops give batches that the ranks divide differently.
         """
         weights = {batch.weight for batch in self.loaders.in_flight()}
         if len(weights) > 1:
@@ -171,7 +171,7 @@ class ExplicitWay(Training):
     def _backward(
         self, original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        """In place of ``torch.autograd.backward``: each loss counts with the rows that it is of."""
+        """In place of ``torch.autograd.backward``: each loss is weighted by the number of its rows."""
         if self._calls.depth or in_backward():
             original(tensors, grad_tensors, *args, **kwargs)  # a backward within a forward or a backward
             return
@@ -194,20 +194,20 @@ class ExplicitWay(Training):
         before.follow(create_graph=creates_graph(*args, **kwargs))
 
     def _factor(self, loss: torch.Tensor) -> float | torch.Tensor | None:
-        """By what the gradient of a loss is multiplied, such that the mean over the ranks is one device's."""
+        """The factor for a loss's gradient that makes the mean over the ranks the single-device result."""
         weight = self.weight()
         if weight is None:
             return None
         ranks = int(self._group.size())
         if not self._losses.mean:
             return float(ranks)
-        if divisor_of(loss) is not None:  # targets may be left out, or weigh more than others
+        if divisor_of(loss) is not None:  # targets may be ignored or have weights
             share = next(batch.rows for batch in self.loaders.in_flight() if batch.rows is not None)
             return weight_of(loss, AddedParts(mean=True, counted=True), share) * ranks
         return None if weight * ranks == 1.0 else weight * ranks
 
     def _plateau(self, original: Callable[..., Any], scheduler: Any, metrics: Any, *args: Any, **kwargs: Any) -> None:
-        """``ReduceLROnPlateau.step``: every rank decides by the same number."""
+        """``ReduceLROnPlateau.step``: every rank decides with the same number."""
         if any(scheduler is known for known in self._schedulers):
             from .reducing import reduce_mean
 
@@ -219,7 +219,7 @@ class ExplicitWay(Training):
     def _come_back(self, names: dict[str, Any]) -> None:
         self._lent.keep()
         self.abandon()
-        self._note_optimizers(self._models)  # those that were built since
+        self._note_optimizers(self._models)  # optimizers that were built later
         originals = self._optimized.originals(self._models)
         if self._sharded:
             statedicts.whole_values(names, originals)
@@ -234,7 +234,7 @@ class ExplicitWay(Training):
         self._whole = True
 
     def apart(self) -> Iterator[object]:
-        """Modules, parameters and optimizers of which this rank may have no more than a part."""
+        """Modules, parameters and optimizers of which this rank may have only a part."""
         if self._whole:
             return
         if self._sharded:

@@ -1,4 +1,4 @@
-"""What ``td.prepare`` takes and refuses, in words."""
+"""What ``td.prepare`` accepts and refuses, and the messages for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_THE_AUTOMATIC_WAY = ("batch", "model", "trust_loss", "trust_model")
 
 
 def check_plan(plan: StrategyPlan) -> None:
-    """Raise ``StrategyError`` for what is asked for and cannot act through ``td.prepare``."""
+    """Raise ``StrategyError`` for options that do not work with ``td.prepare``."""
     if plan.degree("pp") > 1:
         raise StrategyError(
             "td.prepare cannot cut a model into the stages of a pipeline: only the first batch shows where to cut",
@@ -52,7 +52,7 @@ def check_plan(plan: StrategyPlan) -> None:
 def check(
     things: Sequence[Any], context: ParallelContext, prepared: Sequence[nn.Module], loaders: prepared_loader.Loaders
 ) -> None:
-    """Raise ``StrategyError`` for what cannot be prepared beside what is ``prepared`` already; all ranks."""
+    """Raise ``StrategyError`` for things that cannot be added to the ``prepared`` models. All ranks must call it."""
     kinds = of_every_rank([type(thing).__name__ for thing in things])
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
     if other is not None:
@@ -121,7 +121,7 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, models: Sequence[nn.Modul
 
 
 def described(things: Sequence[Any], context: ParallelContext) -> list[str]:
-    """What is done, in two lines at the most."""
+    """A description of what is done, in at most two lines."""
     data, lines = context.data_ranks, []
     models = [
         f"{type(thing).__name__} ({sum(one.numel() for one in thing.parameters()):,} parameters)"

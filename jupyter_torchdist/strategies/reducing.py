@@ -9,10 +9,10 @@ from .core import rank_context
 
 
 def reduce_mean(value: Any) -> Any:
-    """The mean over the data ranks, the same on all; they all call it. A tensor gives a tensor, a number a float.
+    """The mean over the data ranks, the same on all. All must call it. A tensor gives a tensor, a number a float.
 
-    In a loop over a prepared loader each rank counts with its samples of the batch, so that the ranks' mean losses give
-    that of the whole batch. A list or tuple, of microbatches, is averaged first. Gradients do not flow through it.
+    In a loop over a prepared loader each rank is weighted by its samples, so mean losses give the mean loss of the
+    global batch. A list or tuple (of microbatches) is averaged first. Gradients do not flow through it.
     """
     import torch
 
@@ -38,7 +38,7 @@ def _mean_of(values: Sequence[Any]) -> Any:
 
 
 def _weights(mine: rank_context.RankContext) -> tuple[float | None, Any]:
-    """What this rank's value counts with, None for as much as any other's, and the group of data ranks."""
+    """The weight of this rank's value (None: all ranks have the same) and the group of data ranks."""
     if not mine.has_mesh:
         return None, None
     if mine.prepared is not None:

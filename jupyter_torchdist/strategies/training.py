@@ -1,4 +1,4 @@
-"""What the automatic and the explicit way share: torch is wrapped for user code, and plain again at the end."""
+"""What the automatic and the explicit way share: torch is patched for user code and restored at the end."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Training:
         self._optimized, self._steps, self._patches = optimized, steps, Patches()
         self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(context.say), ByHand(context.plan)
         self._models: list[nn.Module] = []
-        """Those whose parameters or insides are not as they were."""
+        """The models whose parameters or submodules were changed."""
         self._whole = False
-        """Whether all has come back."""
+        """Whether everything is unsharded again."""
 
     def _wrap(
         self,
@@ -43,8 +43,8 @@ class Training:
         *,
         whole_states: bool = True,
     ) -> None:
-        """Calls of modules, ``backward()`` and loops over loaders lead here; so does what sees sharded parameters."""
-        self._steps.install(self._patches)  # first: a loop that is resumed passes over indices, not samples
+        """Patch module calls, ``backward()``, loops over loaders, and functions that meet sharded parameters."""
+        self._steps.install(self._patches)  # first: a resumed loop skips indices, not samples
         around = self._patches.around
         self._calls.install(self._patches, self._by_hand.aside(call))
         around(torch.autograd, "backward", backward)
@@ -63,7 +63,7 @@ class Training:
         return precision.unscale(*args, device=self._context.device)
 
     def _clip(self, original: Callable[..., Any], parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        """``clip_grad_norm_``: a norm over sharded gradients is one number; every rank calls it."""
+        """``clip_grad_norm_``: a norm over sharded gradients is one number. All ranks must call it."""
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         sharded = any(isinstance(parameter.grad, DTensor) for parameter in listed)
         return (norms.clip_grad_norm_ if sharded else original)(listed, *args, **kwargs)
@@ -71,7 +71,7 @@ class Training:
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def finish(self, names: dict[str, Any] | None = None) -> None:
-        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it.
+        """Restore everything, also the values of ``names``; rank 0 has them complete. All ranks must call it.
 
         Raises ``KeyboardInterrupt`` after an interrupt that found no step.
         """
@@ -79,12 +79,12 @@ class Training:
         self._come_back(names or {})
 
     def stop(self, error: BaseException, names: dict[str, Any]) -> None:
-        """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
+        """The cell ended with ``error``. As ``finish`` if an interrupt ended all ranks after the same step."""
         self._steps.if_ended_together(error, lambda: self._come_back(names))
         self.abandon()
 
     def abandon(self) -> None:
-        """torch is as it was. What is sharded stays so: other ranks may be gone."""
+        """Remove the patches of torch. Sharded parameters stay sharded, because other ranks may have ended."""
         self._steps.abandon()
         self._patches.undo()
         for model in self._changed():
@@ -110,7 +110,7 @@ class Training:
         self._optimized.give_back(originals)
 
     def explained(self, error: BaseException) -> BaseException:
-        """``error``, or what an error of torch's has to do with the strategy, raised where it was."""
+        """``error``, or an error that explains it by the strategy, with the same traceback."""
         said = self._explain(error)
         return error if said is None else said.with_traceback(error.__traceback__)
 

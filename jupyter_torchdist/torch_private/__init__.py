@@ -1,8 +1,8 @@
-"""The names of torch that are private, or not in every supported release: no other room touches them.
+"""Names of torch that are private, or not in every supported release. Only this subpackage uses them.
 
-A private name may move or go with any release. Here each has one line that says where it is (``places``), or one
-function that says what is done where it is missing. ``tests/unit/test_torch_private.py`` holds the rule and looks up
-every name in the release that is installed; ``make test-torch V=2.11.0`` does so with another one.
+Any release may move or remove a private name. Each name has one line here that tells where it is (``places``), or one
+function that handles its absence. ``tests/unit/test_torch_private.py`` checks this rule, and looks up every name in
+the installed release. ``make test-torch V=2.11.0`` does this with another release.
 """
 
 from __future__ import annotations

@@ -17,21 +17,21 @@ def broadcast_all(group: Any, tensors: list[Tensor], bucket_bytes: int, source: 
 
 
 def power_sgd_compresses(rows: int, columns: int, rank: int, least: float) -> bool:
-    """Whether PowerSGD sends a gradient of that size as factors of ``rank``."""
+    """Whether PowerSGD sends a gradient of this size as factors of rank ``rank``."""
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     return bool(powerSGD_hook._should_compress(rows, columns, rank, least)[0])
 
 
 def gathering() -> tuple[Any, str]:
-    """(module, name) of the function by which DTensor gathers; it has another name before 2.13."""
+    """(module, name) of the function with which DTensor gathers. It has another name before torch 2.13."""
     from torch.distributed import _functional_collectives as module
 
     return module, "all_gather_single" if hasattr(module, "all_gather_single") else "all_gather_tensor"
 
 
 def coordinates() -> tuple[Any, str]:
-    """(class, name) of the method by which a device mesh finds out where this rank is."""
+    """(class, name) of the method with which a device mesh computes this rank's coordinate."""
     return import_module("torch.distributed.device_mesh").DeviceMesh, "_compute_coordinate_on_dim"
 
 
@@ -43,7 +43,7 @@ def ranks_of_groups() -> list[tuple[Any, dict[int, int]]]:
 
 
 def recorder_dump(name: str) -> Callable[..., bytes] | None:
-    """A flight recorder's dump: ``_dump_nccl_trace`` only where torch was built with NCCL."""
+    """The dump function of a flight recorder, or None. ``_dump_nccl_trace`` needs torch built with NCCL."""
     from torch._C import _distributed_c10d
 
     return getattr(_distributed_c10d, name, None)

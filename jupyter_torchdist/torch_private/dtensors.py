@@ -11,29 +11,29 @@ from .settings import release
 
 
 def dispatcher() -> Any:
-    """Through which every operation on a DTensor goes; ``_custom_op_handlers`` are asked first."""
+    """The object that dispatches every operation on a DTensor. It tries its ``_custom_op_handlers`` first."""
     from torch.distributed.tensor import DTensor
 
     return DTensor._op_dispatcher
 
 
 def dtensor_dispatches_subclasses() -> bool:
-    """Whether ``__torch_dispatch__`` of a subclass of DTensor is called: not in 2.10 and 2.11, whose C++ is faster."""
+    """Whether ``__torch_dispatch__`` of a DTensor subclass is called. torch 2.10 and 2.11 skip it (C++ fast path)."""
     return release() not in ((2, 10), (2, 11))
 
 
 @functools.cache
 def aten_operations() -> tuple[Any, ...]:
-    """Every operator of torch's own."""
+    """Every overload of torch's own (aten) operators."""
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if not name.startswith("__")]
     return tuple(getattr(one, kind) for one in packets if hasattr(one, "overloads") for kind in one.overloads())
 
 
 def fill_in_dtensor(handlers: dict[Any, Any]) -> None:
-    """Give ``handlers`` (``_custom_op_handlers``) what DTensor lacks: ``detach_`` before 2.13."""
+    """Add to ``handlers`` (``_custom_op_handlers``) operators that DTensor lacks: ``detach_`` before torch 2.13."""
     if release() < (2, 13):
         handlers[torch.ops.aten.detach_.default] = _detach_in_place
 
 
 def _detach_in_place(operation: Any, args: Any, kwargs: Any) -> Any:
-    return args[0]  # autograd has done it; there is nothing to compute
+    return args[0]  # autograd has detached it already

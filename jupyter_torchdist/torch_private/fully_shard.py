@@ -1,4 +1,4 @@
-"""The inside of ``fully_shard``."""
+"""Internals of ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from .settings import release
 
 
 def replicate_with_fsdp(*args: Any, **kwargs: Any) -> None:
-    """FSDP2's own way to replicate a model, in place; not before 2.9 (``releases.check_plan``)."""
+    """Replicate a model in place with FSDP2. Needs torch 2.9 (``releases.check_plan``)."""
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
     replicate(*args, **kwargs)
 
 
 def fsdp_state(unit: Any) -> Any:
-    """What ``fully_shard`` knows of a module that it wrapped, with its root's state made if need be."""
+    """The ``FSDPState`` of a module wrapped by ``fully_shard``."""
     return unit._get_fsdp_state()
 
 
 def fsdp_states(root: Any) -> list[Any]:
-    """The states of all units of ``root``, each once: before 2.12 one of several modules is listed for each of them."""
+    """The states of all units of ``root``, without duplicates (before 2.12 torch lists a state once per module)."""
     return list(dict.fromkeys(root._get_fsdp_state()._state_ctx.all_states))
 
 
 def fsdp_groups(state: Any) -> list[FSDPParamGroup]:
-    """The parameters of a unit that are gathered together; several a unit from 2.12 on."""
+    """The groups of a unit's parameters that are gathered together. A unit may have several from torch 2.12 on."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 def fsdp_begin(root: Any) -> None:
-    """Make ``root`` the root of its units now, and not at its first forward."""
+    """Make ``root`` the root of its units now instead of at its first forward."""
     root._get_fsdp_state()._lazy_init()
-    if release() < (2, 9):  # Gloo sums where it is asked for a mean
+    if release() < (2, 9):  # Gloo would sum although a mean is requested
         for group in (group for state in fsdp_states(root) for group in fsdp_groups(state)):
             group.force_sum_reduction_for_comms = group.device.type == "cpu"
 
@@ -52,13 +52,13 @@ def fsdp_is_root(unit: Any) -> bool:
 
 
 def fsdp_output_dtype(unit: Any) -> torch.dtype | None:
-    """To which a unit casts what its forward gives."""
+    """The dtype to which a unit casts the outputs of its forward."""
     dtype: torch.dtype | None = unit._get_fsdp_state()._mp_policy.output_dtype
     return dtype
 
 
 def fsdp_around_outputs(unit: Any, wrap: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-    """``wrap(original, outputs)`` in place of what lets a backward through ``outputs`` gather the unit."""
+    """Call ``wrap(original, outputs)`` where FSDP registers hooks on ``outputs`` that gather the unit in backward."""
     state = unit._get_fsdp_state()
     state._register_pre_backward_hook = functools.partial(wrap, state._register_pre_backward_hook)
 
@@ -68,7 +68,7 @@ def fsdp_around_backward(
     begin: Callable[[bool, Callable[[], None]], None],
     end: Callable[[Callable[[], None]], None],
 ) -> None:
-    """``begin(is_first, original)`` when a backward reaches a unit; ``end(original)`` in place of its end at the root.
+    """Call ``begin(is_first, original)`` when a backward reaches a unit, and ``end(original)`` as its final callback.
 
     ``is_first``: no unit of the model was reached before in this backward.
     """
@@ -82,21 +82,21 @@ def fsdp_around_backward(
 
 
 def fsdp_has_gradient(parameter: FSDPParam) -> bool:
-    """Whether a backward on this rank left a gradient of a gathered parameter, which appears when its unit runs."""
+    """Whether the gathered parameter has a gradient on this rank. It exists only after its unit has run."""
     whole = getattr(parameter, "_unsharded_param", None)
     return whole is not None and (whole.grad is not None or parameter.unsharded_accumulated_grad is not None)
 
 
 def fsdp_shown(groups: Iterable[FSDPParamGroup]) -> dict[nn.Parameter, nn.Parameter]:
-    """{gathered parameter: its shard} of what was ever gathered."""
+    """{gathered parameter: its shard} for all parameters that were ever gathered."""
     known = [one for group in groups for one in group.fsdp_params]
     return {one._unsharded_param: one.sharded_param for one in known if hasattr(one, "_unsharded_param")}
 
 
 def fsdp_reduce_unused(root: Any) -> bool:
-    """Let ranks reduce zeros for what they left out of a backward, or else they would not meet.
+    """Let ranks reduce zeros for parameters not used in a backward: all ranks must call the same collectives.
 
-    False before 2.13, which cannot: then ``fsdp_fill_unused`` is called before each reduction.
+    False before torch 2.13, which lacks this option: then call ``fsdp_fill_unused`` before each reduction.
     """
     if not hasattr(root, "set_reduce_scatter_unused_params"):
         return False
@@ -105,14 +105,14 @@ def fsdp_reduce_unused(root: Any) -> bool:
 
 
 def fsdp_fill_unused(group: FSDPParamGroup) -> None:
-    """Zeros as gradients of the gathered parameters of ``group`` that have none."""
+    """Set zero gradients on the gathered parameters of ``group`` that have no gradient."""
     for one in group.fsdp_params:
         if hasattr(one, "_unsharded_param") and one.unsharded_param.requires_grad and not fsdp_has_gradient(one):
             one.unsharded_param.grad = torch.zeros_like(one.unsharded_param)
 
 
 def fsdp_recover(root: Any) -> None:
-    """After a forward that raised: parameters are shards, and the next forward may begin."""
+    """Reset the state after a forward that raised: parameters become shards again, and the next forward may begin."""
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
         return

@@ -1,4 +1,4 @@
-"""Operators of ``torch.library.custom_op``: what they are made of, and making them again."""
+"""Operators of ``torch.library.custom_op``: reads their definitions, and registers them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def operators() -> dict[str, Any]:
-    """What ``torch.library.custom_op`` has made in this process, by ``namespace::name``."""
+    """Operators created by ``torch.library.custom_op`` in this process, by ``namespace::name``."""
     return dict(import_module("torch._library.custom_ops").OPDEFS)
 
 
@@ -20,16 +20,16 @@ def operator_home(operator: Any) -> str:
 
 
 def operator_maker(operator: Any) -> tuple[str, str, list[str | None], list[str]]:
-    """What ``make_operator`` takes: name, schema, device types with a kernel (None: all others), names of tags."""
+    """Arguments for ``make_operator``: name, schema, device types with a kernel (None: all others), names of tags."""
     tags = [tag.name for tag in operator._tags]
     return operator._qualname, operator._schema, list(operator._backend_fns), tags
 
 
 def operator_functions(operator: Any) -> dict[str, Any]:
-    """What ``set_operator_functions`` takes. Raises ``ValueError`` for what cannot be read from an operator."""
+    """Argument for ``set_operator_functions``. Raises ``ValueError`` if an operator has parts that cannot be read."""
     if operator._torch_dispatch_fns:
         raise ValueError(f"{operator._qualname} has rules of register_torch_dispatch, as triton_op makes them")
-    # Before 2.13 the dtypes of autocast stand in two attributes.
+    # Before torch 2.13 the autocast dtypes are in two attributes.
     early = {kind: getattr(operator, f"_autocast_{kind}_dtype", None) for kind in ("cpu", "cuda")}
     casts = getattr(operator, "_autocast_dtype", early)
     return {
@@ -43,12 +43,12 @@ def operator_functions(operator: Any) -> dict[str, Any]:
 
 
 def _kernel(chooser: Any) -> Any:
-    """The function that was registered: torch keeps one that calls it where the kernel is enabled."""
+    """The registered function. Torch stores a wrapper that calls it if the kernel is enabled."""
     return inspect.getclosurevars(inspect.unwrap(chooser)).nonlocals["fn"]
 
 
 def make_operator(name: str, schema: str, kinds: list[str | None], tags: list[str]) -> Any:
-    """Register an operator; until it has its functions it cannot be called."""
+    """Register an operator. It cannot be called before ``set_operator_functions``."""
 
     def missing(*_args: Any, **_keywords: Any) -> Any:
         raise RuntimeError(f"{name} has no functions yet")
@@ -66,7 +66,7 @@ def make_operator(name: str, schema: str, kinds: list[str | None], tags: list[st
 
 
 def set_operator_functions(operator: Any, functions: dict[str, Any]) -> None:
-    """Register what ``operator_functions`` has read."""
+    """Register the functions that ``operator_functions`` returned."""
     operator._init_fn = functions["function"]
     for kind, kernel in functions["kernels"].items():
         operator.register_kernel(kind)(kernel)

@@ -1,6 +1,6 @@
-"""Private names of torch that are the same in all supported releases, each with its place.
+"""Private names of torch that are the same in all supported releases, each with its module.
 
-They are imported when they are first asked for: some of them take torch a second.
+Each name is imported at its first use, because importing some of them takes a second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torch is set to, and which release it is."""
+"""Settings of torch, and its release."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def release() -> tuple[int, int]:
 
 
 def seed_for_gpus() -> Any:
-    """The seed, as an object, that waits until this process begins to use a GPU; None where none waits."""
+    """The seed (an object) that torch will apply when this process begins to use a GPU; None if there is none."""
     return torch.cuda._lazy_seed_tracker.manual_seed_all_cb
 
 
 def default_device() -> torch.device | None:
-    """What ``set_default_device`` was given. ``get_default_device`` makes a tensor there, and begins to use a GPU."""
+    """The argument of ``set_default_device``. (``get_default_device`` would create a tensor and initialise the GPU.)"""
     device: torch.device | None = import_module("torch.utils._device").CURRENT_DEVICE
     return device
 
 
 def print_options() -> Any:
-    """What ``set_printoptions`` sets: precision, threshold, edgeitems, linewidth, sci_mode."""
+    """The settings of ``set_printoptions``: precision, threshold, edgeitems, linewidth, sci_mode."""
     return import_module("torch._tensor_str").PRINT_OPTS

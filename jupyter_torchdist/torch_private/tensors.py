@@ -12,20 +12,20 @@ GROUPED_MM = torch.ops.aten._grouped_mm.default
 ITEM = torch.ops.aten._local_scalar_dense.default
 TENSOR_FILE: str = torch._tensor.__file__
 VF = torch._VF
-"""The names by which ``torch.nn`` calls its recurrent functions."""
+"""The namespace through which ``torch.nn`` calls its recurrent functions."""
 
 copy_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_
-"""Copies each of the second list into its partner of the first."""
+"""(targets, sources): copies each source into the target at the same index."""
 unscale_all: Callable[[list[Tensor], Tensor, Tensor], None] = torch._amp_foreach_non_finite_check_and_unscale_
-"""(gradients, flag, factor): multiplies in place, and sets the flag where one is not finite."""
+"""(gradients, flag, factor): multiplies in place, and sets the flag if a gradient is not finite."""
 parse_to = torch._C._nn._parse_to
-"""The arguments of ``Tensor.to`` as (device, dtype, non_blocking, memory_format)."""
+"""Parses the arguments of ``Tensor.to`` into (device, dtype, non_blocking, memory_format)."""
 make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
 make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
 
 
 def storage_references(tensor: Tensor) -> int:
-    """How many tensors and others refer to the memory of ``tensor``."""
+    """The reference count of the storage of ``tensor``."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
@@ -37,17 +37,17 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def has_own_dispatch(kind: type) -> bool:
-    """Whether a subclass of ``Tensor`` computes in Python (a wrapper without memory of its own)."""
+    """Whether a subclass of ``Tensor`` has its own ``__torch_dispatch__`` (a wrapper without own memory)."""
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # type: ignore[attr-defined]
 
 
 def is_functional(tensor: Tensor) -> bool:
-    """Whether ``torch.func.functionalize`` made it."""
+    """Whether ``torch.func.functionalize`` created the tensor."""
     return torch._is_functional_tensor(tensor)
 
 
 def restore_parametrized_class(module: nn.Module) -> None:
-    """A parametrized module's own class, whose properties compute its tensors; pickling loses it."""
+    """Restore the class of a parametrized module, which pickling loses. Its properties compute the module's tensors."""
     from torch.nn.utils import parametrize
 
     parametrize._inject_new_class(module)
@@ -56,11 +56,11 @@ def restore_parametrized_class(module: nn.Module) -> None:
 
 
 _UNTAGGED = frozenset({"celu", "elu", "hardsigmoid", "hardtanh", "leaky_relu", "selu"})
-"""What computes element by element and is not tagged so before 2.12 (in place, and ``leaky_relu`` new, too)."""
+"""Element-wise operators without the tag ``pointwise`` before torch 2.12 (in place; ``leaky_relu`` in both forms)."""
 
 
 def is_pointwise(operation: Any) -> bool:
-    """Whether an operator computes element by element; some in-place forms lack the tag of their functional form."""
+    """Whether an operator is element-wise. Some in-place variants lack the tag of their functional variant."""
     name = operation._schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None)
     overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]

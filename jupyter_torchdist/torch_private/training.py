@@ -10,7 +10,7 @@ from torch import nn
 
 
 def checkpointing() -> tuple[Any, str]:
-    """(module, name) of the function that runs what ``torch.utils.checkpoint`` is given, where it is not reentrant."""
+    """(module, name) of the function that implements the non-reentrant ``torch.utils.checkpoint``."""
     module = import_module("torch.utils.checkpoint")
     name = "_checkpoint_without_reentrant_generator"
     return module, f"{name}_impl" if hasattr(module, f"{name}_impl") else name  # since 2.15
@@ -18,11 +18,11 @@ def checkpointing() -> tuple[Any, str]:
 
 UNSCALING = torch.amp.GradScaler, "_unscale_grads_"
 SCALED_STEP = torch.amp.GradScaler, "_maybe_opt_step"
-"""(class, name) of what a gradient scaler does to the gradients, and before the optimizer's step."""
+"""(class, name) of the methods with which a gradient scaler unscales gradients, and runs the optimizer's step."""
 
 
 def forget_composable_state(module: nn.Module) -> None:
-    """``module`` was never replicated, sharded or checkpointed in place."""
+    """Make torch forget that ``module`` was replicated, sharded or checkpointed in place."""
     from torch.distributed import _composable_state
 
     _composable_state._module_state_mapping.pop(module, None)

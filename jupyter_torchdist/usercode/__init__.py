@@ -1,1 +1,1 @@
-"""Which code is the user's, where in its source it is, and what its names stand for. Standard library only."""
+"""Which code is the user's, its position in the source, and what its names refer to. Standard library only."""

@@ -1,4 +1,4 @@
-"""Which frames and files are the user's: told by where a file lies."""
+"""Which frames and files are the user's, decided by the location of the file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OURS = str(Path(__file__).parents[1]) + os.sep
 """This package's directory."""
 
 NOWHERE = "<jupyter_torchdist>"
-"""The file of what is ours and torch.compile must not know as such."""
+"""The file name of our code that torch.compile must not recognize as ours."""
 
 _ENGINE = os.sep + os.path.join("torch", "distributed", "elastic") + os.sep
 _STARTERS = ("<frozen runpy>", os.sep + "runpy.py")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
-"""Where else libraries are: of the interpreter below a virtual environment, of the user, of the system."""
+"""Other directories of libraries: of a virtual environment's base interpreter, of the user, of the system."""
 
 
 @functools.cache
@@ -30,12 +30,12 @@ def _libraries() -> tuple[str, ...]:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a frame of this file belongs to the launching, not to the user."""
+    """Whether a frame of this file belongs to the launcher, not to the user."""
     return filename.startswith((OURS, NOWHERE)) or _ENGINE in filename or filename.endswith(_STARTERS)
 
 
 @functools.lru_cache(maxsize=1024)
 def is_users(filename: str) -> bool:
-    """Whether a file's code is the user's own: a cell, a script, a module beside the notebook; no library."""
+    """Whether a file contains the user's code: a cell, a script or a module beside the notebook, but no library."""
     library = filename.startswith(_libraries()) or _INSTALLED.search(filename)
     return not library and not is_ours(filename)

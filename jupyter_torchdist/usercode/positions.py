@@ -1,7 +1,7 @@
-"""Where in its source user code is, to the column: compiled code says so from Python 3.11 on.
+"""Positions of user code in its source, with columns: compiled code contains them from Python 3.11 on.
 
-Code of Python 3.10 knows its lines alone. There the source is compiled once more, with a line of its own for each
-expression: what has become of it in the same place of the same bytecode is then known by its line.
+Code of Python 3.10 has line numbers only. There the source is compiled again with a different line number for each
+expression. The line number at the same place of this bytecode then identifies the expression.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Span(NamedTuple):
 
 
 def tree_of(filename: str) -> ast.Module | None:
-    """The parsed source of a file or a cell; None where it has none, or none that can be parsed."""
+    """The parsed source of a file or a cell; None if there is no source or it cannot be parsed."""
     return _parsed("".join(linecache.getlines(filename)))
 
 
-@functools.lru_cache(maxsize=64)  # asked for each function that a loop runs, and at each loop
+@functools.lru_cache(maxsize=64)  # called for each loop, and for each function that a loop runs
 def _parsed(source: str) -> ast.Module | None:
     source = re.sub(r"\A\s*%%[^\n]*", lambda magic: "\n" * magic.group().count("\n"), source)
     try:
@@ -55,7 +55,7 @@ def span_of(node: ast.expr | ast.stmt) -> Span:
 
 
 def running(frame: FrameType) -> Span | None:
-    """Of the operation that ``frame`` is at; None where that is not known."""
+    """The position of the operation that ``frame`` executes; None if it is unknown."""
     if sys.version_info >= (3, 11):
         found = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,))
         return None if None in found else Span(found[0], *found[1:])
@@ -64,7 +64,7 @@ def running(frame: FrameType) -> Span | None:
 
 
 def extent(code: CodeType) -> Span | None:
-    """From the first to the last of a function's operations."""
+    """The span from the first to the last operation of a function."""
     if sys.version_info >= (3, 11):
         spans = [Span(one[0], *one[1:]) for one in code.co_positions() if None not in one and one[3]]
     else:
@@ -80,7 +80,7 @@ def extent(code: CodeType) -> Span | None:
 
 
 class _Numbered(NamedTuple):
-    """Code whose lines are numbers of expressions."""
+    """Code whose line numbers are numbers of expressions."""
 
     code: CodeType
     spans: dict[int, Span]
@@ -95,7 +95,7 @@ class _Numbered(NamedTuple):
 
 
 def _numbered_code(code: CodeType, line: int, index: int) -> _Numbered | None:
-    """``code`` with the expressions at ``line`` numbered, the same as it is up to the instruction at ``index``."""
+    """``code`` with the expressions at ``line`` numbered; its bytecode is equal up to the instruction at ``index``."""
     source = "".join(linecache.getlines(code.co_filename))
     flags = code.co_flags & __future__.annotations.compiler_flag
     pairs, spans = _compiled(source, line, flags, code.co_name == "<module>")
@@ -104,21 +104,21 @@ def _numbered_code(code: CodeType, line: int, index: int) -> _Numbered | None:
 
 
 def _same(plain: CodeType, code: CodeType, index: int) -> bool:
-    """A cell's own code may differ at its end, where its value is kept."""
+    """A cell's module code may differ at its end, where its value is stored."""
     return _alike(plain, code, index) if code.co_name == "<module>" else plain == code
 
 
 def _alike(one: CodeType, other: CodeType, index: int) -> bool:
-    """Lines have an influence on which jumps can be shortened; most code has none of these."""
+    """Compares only up to ``index``, because line numbers influence how the compiler shortens later jumps."""
     names = one.co_name == other.co_name and len(one.co_code) == len(other.co_code)
     return names and one.co_code[: index + 2] == other.co_code[: index + 2]
 
 
-@functools.lru_cache(maxsize=256)  # a strategy asks again for each batch
+@functools.lru_cache(maxsize=256)  # a strategy calls it for each batch
 def _compiled(
     source: str, line: int, flags: int, whole: bool
 ) -> tuple[list[tuple[CodeType, CodeType]], dict[int, Span]]:
-    """All code around ``line`` (that of the file alone where not ``whole``), as it is and numbered."""
+    """Pairs of all code objects around ``line`` (in the complete file if ``whole``), unchanged and numbered."""
     tree = _parsed(source)
     around = [] if tree is None else [one for one in tree.body if whole or _contains(one, line)]
     part = ast.Module(copy.deepcopy(around), [])
@@ -136,13 +136,13 @@ def _contains(node: ast.stmt, line: int) -> bool:
 def _codes(tree: ast.Module, flags: int) -> list[CodeType]:
     code: CodeType = compile(tree, "", "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     found = [code]
-    for one in found:  # it grows meanwhile
+    for one in found:  # the list grows during the loop
         found += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
     return found
 
 
 def _number(tree: ast.Module, line: int, first: int) -> dict[int, Span]:
-    """Give each expression of the statements at ``line`` a number for its line; what stands where."""
+    """Give each expression of the statements at ``line`` a number as its line. Returns number → span."""
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _contains(node, line)]
     nodes = [node for statement in statements for node in _expressions(statement)]
     spans = {number: span_of(node) for number, node in enumerate(nodes, first)}
@@ -150,12 +150,12 @@ def _number(tree: ast.Module, line: int, first: int) -> dict[int, Span]:
         node.lineno = node.end_lineno = number
     for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            node.func.end_lineno = node.lineno  # where the compiler puts the call of a method
+            node.func.end_lineno = node.lineno  # the line that the compiler gives to a method call
     return spans
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
-    """Those that become an instruction, of one statement; f-strings tell wrong columns."""
+    """The expressions of one statement that become an instruction, without f-strings, whose columns are wrong."""
     if isinstance(node, ast.AugAssign):
         yield node
     for child in ast.iter_child_nodes(node):

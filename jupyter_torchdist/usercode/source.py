@@ -1,4 +1,4 @@
-"""The source of user code: its functions, and which variable a name in it stands for."""
+"""The source of user code: its functions, and the variables to which its names refer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TAKES = frozenset({
     "apply", "filter", "map", "max", "min", "register_buffer", "register_forward_hook", "register_full_backward_hook",
     "register_hook", "sort", "sorted", "tree_map",
 })  # fmt: skip
-"""What calls a function that it is given by itself."""
+"""Functions that call a function passed to them."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Block = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Key = tuple[int, str]
-"""A variable: whose (of a function by its node's id; 0: global), and its name; ``.name`` of an attribute."""
+"""A variable: the id of its function's node (0: global), and its name; ``.name`` for an attribute."""
 
 
 def loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:
@@ -31,7 +31,7 @@ def loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:
 
 
 def functions_of(tree: ast.Module, code: CodeType) -> list[Function]:
-    """A comprehension has code of its own, and runs none of the lines around it."""
+    """The functions that ``code`` may be. None for a comprehension: it has its own code, without the lines around."""
     if code.co_name == "<lambda>":
         return _lambda_of(tree, code)
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -43,7 +43,7 @@ def _begins(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _lambda_of(tree: ast.Module, code: CodeType) -> list[Function]:
-    """Of several in a line that whose columns these are, or none: then none of them has run."""
+    """The lambda of ``code``. Several in one line are distinguished by columns; empty if that is not possible."""
     found: list[Function] = [
         node for node in ast.walk(tree) if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno
     ]
@@ -58,7 +58,7 @@ def arguments_of(function: Function) -> set[str]:
 
 
 class Scopes:
-    """Which variable a name stands for, and which functions of the user's a name may."""
+    """To which variable a name refers, and to which of the user's functions it may refer."""
 
     def __init__(self, trees: Iterable[ast.Module]) -> None:
         self.trees = list(trees)
@@ -68,7 +68,7 @@ class Scopes:
         self._functions: dict[Key, list[Function]] = {}
         self.methods: list[Function] = []
         self.handed: list[Function] = []
-        """Functions that are values, in a table or a variable: it is not told by name where they are called."""
+        """Functions used as values, in a table or a variable: their calls cannot be found by name."""
         for tree in self.trees:
             self._enter(tree)
         for function, owned in self._owned.items():
@@ -135,13 +135,13 @@ class Scopes:
         return 0, name
 
     def named(self, node: ast.AST) -> list[Function]:
-        """A method by its name alone: any class's."""
+        """The functions to which the expression may refer; a method only by its name, of any class."""
         if isinstance(node, ast.Attribute):
             return self._methods.get(node.attr, [])
         return self._functions.get(self.key(node.id, self.around[node]), []) if isinstance(node, ast.Name) else []
 
     def callables(self) -> list[Function]:
-        """What the call of an object may run."""
+        """The methods that the call of an object may run."""
         return self._methods.get("__call__", [])
 
 
@@ -157,7 +157,7 @@ def names_bound_at(node: ast.AST) -> set[str]:
 
 
 def bodies_around(tree: ast.Module, loop: ast.stmt) -> list[tuple[ast.AST, list[ast.stmt]]]:
-    """Statement lists that contain the loop, and whose they are; from the innermost to its function's or the cell's."""
+    """Pairs of a node and its statement list that contain the loop, from innermost to the function or the cell."""
     found: list[tuple[ast.AST, list[ast.stmt]]] = []
 
     def descend(node: ast.AST) -> None:
@@ -180,7 +180,7 @@ def name_of(function: Function) -> str:
 
 
 def called_name(call: ast.Call) -> str:
-    """The name by which something is called; empty where it has none."""
+    """The name of the called function or method; empty if there is none."""
     if isinstance(call.func, ast.Name):
         return call.func.id
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""

@@ -1,1 +1,1 @@
-"""What `%dist` and `torchdist` both do: waiting for a job, the verbs, the defaults. Knows no IPython."""
+"""Code that `%dist` and `torchdist` share: waiting for a job, the verbs, the defaults. Does not import IPython."""

@@ -1,4 +1,4 @@
-"""The warm processes of this machine: asked through their own sockets, so that a number or a name is never trusted."""
+"""The warm processes of this machine, asked through their agents' sockets; a pid or a name is never trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_SECONDS = 10.0
 
 
 def running() -> list[dict[str, Any]]:
-    """What each agent of this user says of itself: ``process``, ``inventory``, ``warm``, ``jobs``."""
+    """The welcome of each agent of this user: ``process``, ``inventory``, ``warm``, ``jobs``."""
     found = []
     for channel, welcome in _agents():
         channel.close()
@@ -28,7 +28,7 @@ def running() -> list[dict[str, Any]]:
 
 
 def stop() -> list[dict[str, Any]]:
-    """End all warm processes; an agent that has jobs ends with the last of them. What each had said of itself."""
+    """End all warm processes; an agent with jobs ends with its last job. Returns the welcome of each agent."""
     found = []
     for channel, welcome in _agents():
         channel.send({"type": "stop_warm"})
@@ -42,7 +42,7 @@ def stop() -> list[dict[str, Any]]:
 
 
 def warm_up(channel: Channel, python: str, environ: dict[str, str], seconds: float) -> dict[str, Any] | None:
-    """Have a warm process started; what it says once it is ready, None when it is not in ``seconds``."""
+    """Start a warm process. Returns its entry in the welcome once it is ready, or None after ``seconds``."""
     deadline = time.monotonic() + seconds
     channel.send({"type": "warm", "python": python, "environ": environ})
     while time.monotonic() < deadline:
@@ -69,7 +69,7 @@ def hello(channel: Channel) -> dict[str, Any]:
 
 
 def _agents() -> Iterator[tuple[Channel, dict[str, Any]]]:
-    """A channel to each agent that answers; those of other versions of this package too."""
+    """A channel to each agent that answers, including agents of other versions of this package."""
     for path in sorted(runtime_dir().glob("agent-*/agent.sock")):
         channel = _connect(path)
         if channel is not None:
@@ -83,7 +83,7 @@ def _connect(path: Path) -> Channel | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))
-    except OSError:  # nobody listens any more
+    except OSError:  # the agent has ended
         connection.close()
         return None
     fd = connection.detach()

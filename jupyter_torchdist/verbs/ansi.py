@@ -1,4 +1,4 @@
-"""What a rank printed, made safe to show: colours kept or dropped, all other escapes dropped, HTML escaped. Pure."""
+"""Makes a rank's output safe to show: colours kept or dropped, all other escapes dropped, HTML escaped. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 import re
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-"""CSI and OSC sequences and the two-character ones (ECMA-48)."""
+"""CSI and OSC sequences and two-character escapes (ECMA-48)."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _HTML_COLOURS = ("#3e424d", "#e75c58", "#00a250", "#b58900", "#208ffb", "#d160c4", "#60a6a6", "#8a8d93")
 
@@ -15,7 +15,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def safe(text: str) -> str:
-    """``text`` for a terminal: colours stay, all that could move, clear or rename something goes; lines are folded."""
+    """``text`` for a terminal: colours are kept, all other escapes and control characters removed, lines folded."""
     if "\r" in text:
         text = "\n".join(fold(line) for line in text.split("\n"))
     if not _CONTROL.search(text):
@@ -27,12 +27,12 @@ def safe(text: str) -> str:
 
 
 def drop_colours(text: str) -> str:
-    """``text`` without colours; all else stays, line breaks too."""
+    """``text`` without colours; everything else is kept, line breaks too."""
     return _COLOUR.sub("", text)
 
 
 def plain(text: str) -> str:
-    """``text`` without escapes and control characters; tabs stay."""
+    """``text`` without escapes and control characters; tabs are kept."""
     return _CONTROL.sub("", _ESCAPE.sub("", text).replace("\n", " "))
 
 
@@ -43,7 +43,7 @@ def fold(line: str) -> str:
 
 
 def to_html(text: str) -> str:
-    """``text`` escaped, its foreground colours and bold face as spans; other escapes are dropped."""
+    """``text`` as HTML, with foreground colours and bold as spans; other escapes are dropped."""
     pieces: list[str] = []
     style = ""
     position = 0
@@ -62,7 +62,7 @@ def _span(text: str, style: str) -> str:
 
 
 def _style(codes: str, style: str) -> str:
-    """The style after one SGR sequence; what it does not know leaves the style as it was."""
+    """The style after one SGR sequence; unknown codes do not change it."""
     chosen = dict(item.split(":", 1) for item in style.split(";") if item)
     for code in codes.split(";") if codes else ["0"]:
         number = int(code) if code.isdigit() else -1

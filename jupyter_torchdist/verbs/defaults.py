@@ -1,4 +1,4 @@
-"""Options that stand in files: ``torchdist.toml`` beside the notebook, ``pyproject.toml`` above it, the user's own.
+"""Options from files: ``torchdist.toml`` beside the notebook, ``pyproject.toml`` there or above, the user's file.
 
 The nearest file that sets an option wins. Files that another user can write are ignored, which a note says. A value may be TOML's own (``ranks = 2``, ``out = ["a", "b"]``,
 ``fresh = true``) or the text one would write after the option (``timeout = "2h"``).
@@ -24,7 +24,7 @@ LARGEST = 1 << 20
 
 
 def options(words: str | Sequence[str], directory: Path) -> Options:
-    """``words`` over the file of ``--config``, that over the defaults of ``directory``. Raises ``OptionError``."""
+    """``words`` override the ``--config`` file, which overrides the files of ``directory``. Raises ``OptionError``."""
     return configured(words, Path.cwd(), load(directory))
 
 

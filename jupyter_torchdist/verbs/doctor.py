@@ -1,4 +1,4 @@
-"""What a first job needs of this machine, checked one by one, each with what to do about it."""
+"""Checks whether this machine has what a first job needs, and says what to do about each problem."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ..views import wording
 from . import agents
 
 FREE = 1_000_000_000
-"""Bytes under which the data directory's disk is called nearly full."""
+"""With fewer free bytes the disk of the data directory counts as nearly full."""
 SHARED = 256_000_000
-"""Bytes of /dev/shm under which DataLoader workers are likely to fail; containers often have 64 MB."""
+"""With fewer bytes in /dev/shm, DataLoader workers are likely to fail; containers often have 64 MB."""
 SOCKET_PATH = 100
-"""Longest path of a unix socket (sun_path of unix(7) has 108 bytes) less its file name."""
+"""Longest path of a unix socket (sun_path of unix(7) has 108 bytes) without its file name."""
 WARM_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of ``doctor``. ``remedy`` is what to do when it is not ``ok``."""
+    """One line of ``doctor``. ``remedy`` says what to do if it is not ``ok``."""
 
     name: str
     ok: bool
@@ -41,7 +41,7 @@ class Check:
 
 
 def checks() -> Iterator[Check]:
-    """Each check as it is done; nothing of it stays behind."""
+    """Run the checks one by one; they leave no files behind."""
     inventory = local_inventory()
     yield _python()
     yield _torch(inventory)
@@ -54,7 +54,7 @@ def checks() -> Iterator[Check]:
 
 
 def text(found: list[Check]) -> str:
-    """The checks as lines, problems with their remedy."""
+    """The checks as lines, with a remedy for each problem."""
     lines = []
     for check in found:
         lines.append(f"{'ok     ' if check.ok else 'PROBLEM'}  {check.name}: {check.found}")
@@ -137,7 +137,7 @@ def _loopback() -> Check:
 
 
 def _warm_start() -> Check:
-    """Imports torch in a warm process and counts what a fork would lose: threads."""
+    """Imports torch in a warm process, which checks that it has no threads that a fork would lose."""
     remedy = f"use --fresh; the log is in {runtime_dir()}"
     try:
         fd = connect_agent(sys.executable).detach()

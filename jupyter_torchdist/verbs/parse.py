@@ -28,7 +28,7 @@ OF_A_JOB = ("show", "logs", "attach", "cancel", "rerun", "rm")
 
 
 class HelpShown(Exception):
-    """``--help`` was asked for; the text is the argument."""
+    """The user gave ``--help``; the help text is the argument."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,11 +41,11 @@ class Parser(argparse.ArgumentParser):
         raise HelpShown(self.format_help())
 
     def print_help(self, file: object = None) -> None:
-        """``exit`` follows, and carries the text."""
+        """Print nothing: ``exit`` follows and raises the text."""
 
 
 def parse(words: str | Sequence[str], program: str) -> argparse.Namespace:
-    """The verb and its arguments; no words mean ``jobs``. Raises ``OptionError`` that names the nearest verb."""
+    """The verb and its arguments; without words the verb is ``jobs``. Raises ``OptionError`` with a similar verb."""
     words = _split(words) if isinstance(words, str) else list(words)
     if not words:
         words = ["jobs"]
@@ -55,7 +55,7 @@ def parse(words: str | Sequence[str], program: str) -> argparse.Namespace:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(VERBS)}"
         raise OptionError(f"{program} has no verb {verb!r}", hint)
     if verb == "plan" and not {"-h", "--help"} & set(words):
-        return argparse.Namespace(verb=verb, options=words[1:])  # argparse would take the options for its own
+        return argparse.Namespace(verb=verb, options=words[1:])  # argparse would parse them as its own options
     return parser(program).parse_args(words)
 
 

@@ -1,4 +1,4 @@
-"""The verbs that give text: the same in a cell and in a shell."""
+"""The verbs that produce text, for a cell and for a shell."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..views import job_text, plan_tables, wording
 from . import agents, ansi, defaults, doctor
 
 CANCEL_SECONDS = 10.0
-"""How long ``cancel`` waits beyond the job's own grace."""
+"""How many seconds ``cancel`` waits in addition to the job's grace."""
 
 
 def perform(arguments: argparse.Namespace) -> Iterator[str]:
-    """The text of a verb, piece by piece, each with its newline. Raises ``TorchDistError``."""
+    """The text of a verb in pieces that end with a newline. Raises ``TorchDistError``."""
     verbs = {
         "jobs": _jobs,
         "show": _show,
@@ -82,7 +82,7 @@ def _cancel(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 def ended(job: Job) -> str:
-    """How a job ended that was asked to; waits as long as it may take."""
+    """Wait for a job that was asked to stop, and say how it ended."""
     try:
         state = job.wait(job.spec.options.grace + CANCEL_SECONDS)
     except TimeoutError:

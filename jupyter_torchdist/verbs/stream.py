@@ -1,4 +1,4 @@
-"""The ranks' output as labelled lines, each exactly once, for whoever prints them."""
+"""The ranks' output as labelled lines, each exactly once, for printing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..views import job_text
 from . import ansi
 
 CHUNK = 1024 * 1024
-"""Bytes that one poll takes for each file, so that no rank's flood keeps an interrupt waiting."""
+"""Bytes that one poll reads for each file, so that much output does not delay an interrupt."""
 
 
 class Lines:
-    """Whole lines of all ranks since the last poll. A line is held back until its end is written."""
+    """Complete lines of all ranks since the last poll. A line is held back until its end is written."""
 
     def __init__(self, paths: JobPaths, keep: int | None = None) -> None:
-        """``keep`` (bytes of each file): begin at the end of what is there but for so much; None: at the beginning."""
+        """``keep``: begin at the last ``keep`` bytes of each existing file; None: begin at its start."""
         self._paths = paths
         self._tail = Tail({}, first=keep, lag=inf, patience=inf)
         self._rest: dict[str, str] = {}
@@ -34,11 +34,11 @@ class Lines:
         self._take(limit=0)
 
     def poll(self) -> Iterator[tuple[Log, str]]:
-        """(log, text that ends with a newline), the oldest first."""
+        """Pairs of a log and a text that ends with a newline, oldest first."""
         yield from self._whole(self._take(CHUNK))
 
     def drain(self) -> Iterator[tuple[Log, str]]:
-        """All that is left, once nobody writes any more; an unfinished line gets its end."""
+        """The rest of the output after the ranks have ended; an unfinished line gets a newline."""
         while taken := self._take(CHUNK, ended=True):
             yield from self._whole(taken)
         for name, rest in self._rest.items():
@@ -60,7 +60,7 @@ class Lines:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Whole lines and the rest; of a rest without end only what a terminal would still show is held."""
+    """Complete lines and the rest. Of a very long rest only the part that a terminal would still show is kept."""
     end = text.rfind("\n") + 1
     rest = text[end:]
     if len(rest) <= LINE_LIMIT:
@@ -70,7 +70,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 class Console:
-    """Prints a job as it goes: what the ranks write, and at the end how it ended."""
+    """Prints the ranks' output while the job runs, and at the end how it ended."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Console:
     ) -> None:
         """``only``: ranks whose output is printed.
 
-        ``limit`` (characters): where to stop printing, for a notebook that stores what it is shown.
+        ``limit``: the largest number of characters to print, because a notebook stores its output.
         """
         self._lines = Lines(paths, keep)
         self._out, self._err = out or sys.stdout, err or sys.stderr
@@ -93,7 +93,7 @@ class Console:
         self._notes = 0
 
     def tick(self, state: JobState) -> None:
-        """Print what is new."""
+        """Print new notes and lines."""
         for note in state.notes[self._notes :]:
             self._err.write(ansi.safe(f"note: {note}\n"))
         self._notes = len(state.notes)
@@ -101,7 +101,7 @@ class Console:
             self._print(log, text)
 
     def finish(self, state: JobState, now: float) -> None:
-        """Print what is left, and the job's last line."""
+        """Print the rest of the output, and the job's headline unless it succeeded."""
         for log, text in self._lines.drain():
             self._print(log, text)
         if state.state != "succeeded":

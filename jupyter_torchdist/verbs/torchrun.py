@@ -1,7 +1,7 @@
 """torchrun's options in ``torchdist run``: what each means on one machine, or why it is refused.
 
-``TORCHRUN`` has every option of ``torchrun --help``; a test holds it against torch's own parser. Each is written with
-dashes or underscores, as there. Options that are ours too (``--numa-binding``) mean the same.
+``TORCHRUN`` has every option of ``torchrun --help``; a test compares it with torch's own parser. As in torchrun, an
+option is written with dashes or underscores. Options that exist in both (``--numa-binding``) mean the same.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ OUTPUT = "each rank's output is kept whole: `torchdist logs JOB --rank N`"
 
 @dataclass
 class Meant:
-    """What torchrun's options say."""
+    """The meaning of torchrun's options."""
 
     words: list[str] = field(default_factory=list)
-    """Options of ours that say the same."""
+    """Our options with the same meaning."""
     role: str = "default"
     run_id: str = ""
     port: int = 0
@@ -35,7 +35,7 @@ class Meant:
     standalone: bool = False
 
     def on(self, options: Options) -> Options:
-        """``options`` with what has no option of ours. ``--standalone`` outdoes rendezvous options, as torchrun's."""
+        """``options`` with the settings for which we have no option. ``--standalone`` overrides rendezvous options."""
         if self.standalone:
             return replace(options, role=self.role)
         _check_free(self.port)
@@ -44,16 +44,16 @@ class Meant:
 
 @dataclass(frozen=True)
 class Foreign:
-    """One option of torchrun. ``act`` raises ``ValueError(what is expected or why not, what to do)``."""
+    """One option of torchrun. ``act`` raises ``ValueError(what is expected or why it is refused, what to do)``."""
 
     help: str
     act: Callable[[Meant, str], None]
     metavar: str = ""
-    """Empty where it takes no value."""
+    """Empty if the option takes no value."""
 
 
 def _nothing(_meant: Meant, _text: str) -> None:
-    """What is asked for is so anyhow."""
+    """For an option that is always in effect here."""
 
 
 def _refuse(why: str, what: str) -> Callable[[Meant, str], None]:
@@ -219,11 +219,11 @@ TORCHRUN: dict[str, Foreign] = {
         "", _refuse("every rank sees the GPUs of all ranks", "leave it out, and use the GPU with the number LOCAL_RANK")
     ),
 }
-"""Each option of torchrun but ``-m``, ``--help`` and the program; an empty help stands for one that is refused."""
+"""Each option of torchrun except ``-m``, ``--help`` and the program; an empty help means that it is refused."""
 
 
 def canonical(flag: str) -> str:
-    """``--nproc_per_node`` as ``--nproc-per-node``, ``-t`` as ``--tee``; another word as it is."""
+    """``--nproc_per_node`` as ``--nproc-per-node``, ``-t`` as ``--tee``; other words unchanged."""
     dashed = SHORT.get(flag, flag.replace("_", "-"))
     return dashed if dashed in TORCHRUN else flag
 
@@ -236,14 +236,14 @@ def takes_value(flag: str) -> bool:
 
 
 def parted(word: str) -> tuple[str, str, str]:
-    """``--tee=3`` and ``-t3`` as flag, what stands between, value."""
+    """``--tee=3`` and ``-t3`` as flag, separator, value."""
     if word[:2] in SHORT and not word.startswith("--") and len(word) > 2:
         return word[:2], "=", word[2:].removeprefix("=")
     return word.partition("=")
 
 
 def translate(words: Sequence[str]) -> Meant:
-    """``words`` with torchrun's options as ours. Raises ``OptionError`` for one that is refused, by its name."""
+    """Translate torchrun's options in ``words`` into ours. Raises ``OptionError`` that names a refused option."""
     meant, left = Meant(), list(words)
     while left:
         word = left.pop(0)
@@ -269,7 +269,7 @@ def translate(words: Sequence[str]) -> Meant:
 
 
 def torchrun_help() -> list[tuple[str, str]]:
-    """Rows for ``torchdist run --help``: what is taken, and the names of what is refused."""
+    """Rows for ``torchdist run --help``: the accepted options, and the names of the refused ones."""
     taken = [(f"{flag} {one.metavar}".rstrip(), one.help) for flag, one in TORCHRUN.items() if one.help]
     refused = ", ".join(flag for flag, one in TORCHRUN.items() if not one.help)
     return [*taken, ("refused", f"{refused}: each prints what to do instead")]

@@ -1,8 +1,8 @@
 """Waiting for a job while an interrupt may come at any instruction.
 
-The first interrupt asks every rank to stop (KeyboardInterrupt), the second kills, the third only stops waiting.
-So does SIGTERM, SIGHUP or SIGQUIT where they are waited for, but that ranks get SIGTERM, as from torchrun.
-While a job is under way SIGINT is counted, never raised: nothing between the job's start and its end can be torn.
+The first interrupt asks every rank to stop (KeyboardInterrupt), the second kills the ranks, the third ends the wait.
+SIGTERM, SIGHUP and SIGQUIT do the same where they are handled, but ranks first get SIGTERM, as from torchrun.
+From a job's start to its end SIGINT is counted and never raised, so it cannot interrupt our code half-way.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Protocol
 from ..protocol.state import JobState
 
 SHORTEST_PAUSE, PAUSE = 0.002, 0.02
-"""Seconds between two polls: a quarter of the time since the job last changed, within these limits."""
+"""Seconds between two polls: a quarter of the time since the job's last change, within these limits."""
 SHARE = 9
-"""A poll that took long is followed by a pause this many times as long, so that waiting costs a tenth of a core."""
+"""After a slow poll the pause is this many times as long as the poll, so that waiting costs a tenth of a core."""
 LONGEST_PAUSE = 0.05
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What Slurm, Kubernetes, ``timeout`` and a terminal that closes send to a program that is to end."""
+"""Signals that Slurm, Kubernetes, ``timeout`` and a closing terminal send to a program that must end."""
 ECHO = 1.0
-"""Seconds within which another of ``ENDING`` is the same one: ``timeout`` signals its child, then the child's group."""
+"""Signals of ``ENDING`` within so many seconds count once: ``timeout`` signals its child, then the child's group."""
 FOLLOWS = 0.3
-"""Seconds within which a kernel's interrupt is followed by its shut-down, where Jupyter means that."""
+"""To shut a kernel down, Jupyter interrupts it first; the shut-down follows within so many seconds."""
 
 
 class Waitable(Protocol):
-    """What waiting needs of a job."""
+    """The part of a job's interface that waiting needs."""
 
     @property
     def state(self) -> JobState: ...
@@ -45,20 +45,20 @@ class Waitable(Protocol):
 
 
 class Ended(KeyboardInterrupt):
-    """One of ``ENDING`` came before there was a job."""
+    """A signal of ``ENDING`` came before there was a job."""
 
 
 class Interrupts:
-    """Takes SIGINT, and the signals ``ending``, over in the main thread, for the length of a ``with`` block.
+    """Handles SIGINT and the signals ``ending`` in the main thread, for the length of a ``with`` block.
 
-    Until ``hold`` is called an interrupt raises ``KeyboardInterrupt`` as ever; from then on it is only counted,
-    until ``release``. In another thread, where Python runs no handlers, it changes nothing.
+    Before ``hold`` an interrupt raises ``KeyboardInterrupt`` as usual. Between ``hold`` and ``release`` interrupts are
+    only counted. In other threads, where Python runs no signal handlers, this class changes nothing.
     """
 
     def __init__(self, ending: Sequence[signal.Signals] = ()) -> None:
         self.count = 0
         self.ended_by: signal.Signals | None = None
-        """The first of ``ending`` that came."""
+        """The first signal of ``ending`` that came."""
         self._heard = float("-inf")
         self._held = False
         self._ending = ending
@@ -69,7 +69,7 @@ class Interrupts:
         self._held = True
 
     def release(self) -> None:
-        """From here on interrupts raise again; those counted are not made up for."""
+        """From here on interrupts raise again; counted interrupts are not raised later."""
         self._held = False
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -110,13 +110,13 @@ def wait(
     detach: bool = False,
     closing: Callable[[], bool] | None = None,
 ) -> JobState:
-    """The final state, or the last one seen when the person who waits gave up: by the third interrupt, or
-    under ``detach`` by the first, which then asks nothing of the job.
+    """Wait for the job's end and return its final state, or the last state when the user gives up.
 
-    ``closing``: whether this kernel is being shut down or restarted, which leaves the job alone; Jupyter begins it
-    with an interrupt.
-    ``tick`` is called with every state polled, the final one included, from this thread. Raises ``JobLost`` and
-    ``LaunchError`` when the job's driver is dead and cannot be replaced, ``StoreError`` when it cannot be asked.
+    The third interrupt gives up; with ``detach`` the first one does, without a request to the job.
+    ``closing``: whether this kernel is shutting down or restarting, which does not stop the job. Jupyter first sends
+    an interrupt then. ``tick`` is called in this thread with every polled state, the final one included.
+    Raises ``JobLost`` and ``LaunchError`` when the job's driver is dead and cannot be replaced, and ``StoreError``
+    when a request cannot be written.
     """
     answered = 0
     changed, seen = time.monotonic(), -1
@@ -150,7 +150,7 @@ def _ask(job: Waitable, interrupts: Interrupts) -> None:
 
 
 def _follows(closing: Callable[[], bool], interrupts: Interrupts) -> bool:
-    """Whether the first interrupt was the beginning of a shut-down; a second one is a person's."""
+    """Whether a shut-down follows the first interrupt. A second interrupt comes from the user."""
     until = time.monotonic() + FOLLOWS
     while not closing():
         if interrupts.count > 1 or time.monotonic() > until:

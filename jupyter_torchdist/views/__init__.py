@@ -1,1 +1,1 @@
-"""States, plans and receipts as text: the one wording that the kernel, the shell and a plain terminal share. Pure."""
+"""States, plans and receipts as text: one wording for the kernel, the shell and a plain terminal. Pure functions."""

@@ -1,4 +1,4 @@
-"""Failures, and what did not come back."""
+"""Texts about failures, and about values that did not come back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .wording import count
 
 
 def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
-    """The first failure in full, the others folded into a line."""
+    """The first failure in full, with one line about the other failures."""
     failed = state.failures() if failed is None else failed
     if not failed:
         return state.reason
@@ -21,7 +21,7 @@ def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
 
 
 def others(state: JobState, first: int) -> str:
-    """What became of the ranks beside the one that failed first, in one line; empty when there is none."""
+    """What happened to the ranks other than ``first``, in one line; empty if there is nothing to say."""
     rest = [rank for number, rank in sorted(state.ranks.items()) if number != first]
     own = [rank for rank in rest if rank.error]
     lines = []
@@ -36,29 +36,29 @@ def others(state: JobState, first: int) -> str:
 
 
 def left_early(state: JobState) -> list[str]:
-    """One sentence for each rank that ended its own process in peace, as ``os._exit(0)`` does."""
+    """One sentence for each rank that ended its process early without an error, for example by ``os._exit(0)``."""
     return [
         f"rank {number} {rank.why}" for number, rank in sorted(state.ranks.items()) if rank.state == "done" and rank.why
     ]
 
 
 def error_text(record: ErrorRecord) -> str:
-    """The traceback as the rank recorded it, or the title where it has none."""
+    """The traceback as the rank recorded it, or the title if there is none."""
     return record.text.rstrip() or record.title
 
 
 def refusal(error: TorchDistError) -> str:
-    """One of our own errors: what happened, and what to do now."""
+    """One of our own errors: its message and its hint."""
     return f"{type(error).__name__}: {error}"
 
 
 def lost_lines(state: JobState) -> list[str]:
-    """One sentence for each rank whose output a full disk did not take whole."""
+    """One sentence for each rank that lost output because the disk was full."""
     ranks = [rank for _, rank in sorted(state.ranks.items()) if rank.dropped]
     return [f"rank {rank.rank}: the disk was full, {count(rank.dropped, 'printed line')} lost" for rank in ranks]
 
 
 def left_behind(state: JobState, rank: int = 0) -> str:
-    """The names that did not come back, each with its reason, in one line; empty when all came."""
+    """The names that did not come back, each with its reason, in one line; empty if all came back."""
     left = state.ranks[rank].left if rank in state.ranks else ()
     return "; ".join(f"{name}: {reason}" for name, reason in left)

@@ -17,7 +17,7 @@ from .wording import ago, count, duration, first_line, indent, runs, size, table
 
 
 class Row(Protocol):
-    """One line of the jobs table: a ``JobState``, or the catalog's summary of one. Times in seconds since the epoch."""
+    """One line of the jobs table: a ``JobState``, or a summary in the catalog. Times in seconds since the epoch."""
 
     @property
     def job(self) -> str: ...
@@ -38,7 +38,7 @@ class Row(Protocol):
 _WORDS = {"timed_out": "timed out"}
 
 MARKS = {"succeeded": "✓", "failed": "✗", "cancelled": "■", "timed_out": "✗", "lost": "✗"}
-"""One character for each final state; a job that is under way has none of them."""
+"""One character for each final state; a running job has none."""
 
 
 def state_word(state: Row) -> str:
@@ -47,13 +47,13 @@ def state_word(state: Row) -> str:
 
 
 def title(state: JobState) -> str:
-    """How a job is called: its name, else its cell; and its id."""
+    """The job's name (else the label of its cell) and its id."""
     called = state.name or state.label
     return f"{called} ({state.job})" if called else state.job
 
 
 def hosts(state: JobState) -> list[str]:
-    """Names of the hosts the ranks run on, in order of rank."""
+    """Names of the hosts on which the ranks run, in order of rank."""
     return list(dict.fromkeys(rank.host for _, rank in sorted(state.ranks.items()) if rank.host))
 
 
@@ -72,7 +72,7 @@ def elapsed(state: Row, now: float) -> float:
 
 
 def headline(state: JobState, now: float) -> str:
-    """One line: state, ranks, time, and what went wrong."""
+    """One line: state, ranks, time, and the reason of a failure."""
     waits = state.queued and state.state == "starting"
     word = f"queued, {state.queued}" if waits else state_word(state)
     parts = [word, where(state), duration(elapsed(state, now))]
@@ -83,7 +83,7 @@ def headline(state: JobState, now: float) -> str:
 
 
 def rank_line(state: JobState, rank: RankState) -> str:
-    """How one rank stands, in a few words."""
+    """The state of one rank, in a few words."""
     if rank.error:
         return f"failed: {first_line(rank.error.title)}"
     if waiting := waits(state, rank):
@@ -92,14 +92,14 @@ def rank_line(state: JobState, rank: RankState) -> str:
 
 
 def _rank_word(state: JobState, rank: RankState) -> str:
-    """A rank that was interrupted says by what, where the job's end says it: ``cancelled``, ``timed out``."""
+    """The rank's state; for an interrupted rank the reason from the job's state: ``cancelled``, ``timed out``."""
     end = state.reason if state.state == "stopping" else state.state
     word = end if rank.state == "interrupted" and end in ("cancelled", "timed_out") else rank.state
     return _WORDS.get(word, word)
 
 
 def waits(state: JobState, rank: RankState) -> Waiting | None:
-    """What a rank waits in now. One that has ended may have done so until then."""
+    """The collective in which a rank waits now; None for a rank that has ended."""
     return rank.waiting if rank.state == "running" and not state.final else None
 
 
@@ -134,7 +134,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 def jobs_table(states: Sequence[Row], now: float) -> str:
-    """What runs and what ran, in the order given."""
+    """The table of jobs, in the given order."""
     if not states:
         return "no jobs yet: run a cell under %%distribute, or `torchdist run script.py`"
     rows = [
@@ -153,7 +153,7 @@ def jobs_table(states: Sequence[Row], now: float) -> str:
 
 
 def ranks_table(state: JobState, gauges: Mapping[int, Gauges] | None = None) -> str:
-    """One line a rank; its memory, and that of its GPU, where that is known of any."""
+    """One line for each rank; with columns for memory and GPU memory if any rank's values are known."""
     told = [(rank, (gauges or {}).get(number, Gauges())) for number, rank in sorted(state.ranks.items())]
     columns = {
         "RANK": [str(rank.rank) for rank, _ in told],
@@ -169,7 +169,7 @@ def ranks_table(state: JobState, gauges: Mapping[int, Gauges] | None = None) -> 
 
 
 def memory(state: JobState, rank: RankState, now: int | None, peak: int | None) -> str:
-    """``1.2 GB``; of a rank that has ended ``peak 1.5 GB``; empty where nothing is known."""
+    """``1.2 GB``; for a rank that has ended ``peak 1.5 GB``; empty if unknown."""
     if rank.state in RANK_ENDS or state.final:
         return f"peak {size(peak)}" if peak is not None else ""
     return size(now) if now is not None else ""
@@ -183,7 +183,7 @@ def job_page(
     now: float,
     gauges: Mapping[int, Gauges] | None = None,
 ) -> str:
-    """Everything about one job: state, ranks, notes, error, receipt and plan, each where it is known."""
+    """Everything about one job: state, ranks, notes, error, receipt and plan, as far as they are known."""
     parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
     if state.ranks:
         parts.append(ranks_table(state, gauges))

@@ -1,4 +1,4 @@
-"""What is captured, the plan, the memory it takes, the machines."""
+"""Tables of the receipt, the plan, its memory, and the machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .wording import count, duration, runs, size, table
 
 
 def receipt_table(receipt: Sequence[Captured]) -> str:
-    """What was captured: the name, what it is, how large, and the line that needs it."""
+    """The captured names: name, kind, description, size, and the line that needs it."""
     if not receipt:
         return "nothing: the cell uses no name of the notebook"
     rows = [(item.name, item.kind, item.what, size(item.size) if item.size else "", item.needed) for item in receipt]
@@ -21,7 +21,7 @@ def receipt_table(receipt: Sequence[Captured]) -> str:
 
 
 def plan_table(plan: Plan) -> str:
-    """What would run, or ran, where."""
+    """The plan: what runs on which host and device."""
     rows = [
         (node.called, ", ".join(runs(node.ranks)), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
         for node in plan.nodes
@@ -42,7 +42,7 @@ def plan_table(plan: Plan) -> str:
 
 
 def strategy_lines(strategy: StrategyPlan) -> list[str]:
-    """A strategy, its mesh, its options and what was decided about it; none where the cell is left alone."""
+    """Lines about a strategy: mesh, options, decisions. Without a strategy only the notes."""
     notes = [f"  note: {note}" for note in strategy.notes]
     if strategy.name == "none":
         return notes
@@ -61,7 +61,7 @@ def strategy_lines(strategy: StrategyPlan) -> list[str]:
 
 
 def _accumulation(strategy: StrategyPlan) -> str:
-    """DeepSpeed's own steps are of several batches; elsewhere one batch is taken in parts."""
+    """With DeepSpeed one step uses several batches; with other strategies one batch is split into parts."""
     parts = strategy.grad_accumulation
     if parts == 1:
         return ""
@@ -69,7 +69,7 @@ def _accumulation(strategy: StrategyPlan) -> str:
 
 
 def memory_table(memory: MemoryPlan) -> str:
-    """What the fullest rank needs, and whether that is there."""
+    """The memory that the fullest rank needs, and whether it fits."""
     need = memory.need
     rows = [
         ("parameters", size(need.parameters)),
@@ -90,19 +90,19 @@ def mesh(strategy: StrategyPlan) -> str:
 
 
 def _value(value: Any) -> str:
-    """As one would write it in the line; a configuration only as what it is."""
+    """The value as written in the option line; of a configuration only the keys."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, tuple):
         return ",".join(map(str, value))
-    if isinstance(value, dict):  # tp_plan, or a configuration of which the keys have to do
+    if isinstance(value, dict):  # tp_plan, or a configuration (only its keys are shown)
         flat = all(isinstance(item, str) for item in value.values())
         return ",".join(f"{key}:{item}" for key, item in value.items()) if flat else f"{{{', '.join(value)}}}"
     return str(value)
 
 
 def inventory_table(inventories: Sequence[Inventory]) -> str:
-    """What each node has, with one line for every GPU."""
+    """The resources of each node, with one line for every GPU."""
     lines = []
     for node in inventories:
         versions = {"python": node.python, "torch": node.torch}

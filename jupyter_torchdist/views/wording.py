@@ -7,7 +7,7 @@ from itertools import groupby
 
 
 def size(count: int) -> str:
-    """Bytes for people: ``512 B``, ``1.5 kB``, ``256 MB`` (powers of ten, three digits)."""
+    """Bytes in a readable form: ``512 B``, ``1.5 kB``, ``256 MB`` (powers of ten, three digits)."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 999.5 or unit == "TB":
@@ -17,7 +17,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: ``0.05 s``, ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``, ``2 d 04 h``."""
+    """Seconds in a readable form: ``0.05 s``, ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``, ``2 d 04 h``."""
     seconds = max(seconds, 0.0)
     if seconds < 59.95:
         return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(then: float, now: float) -> str:
-    """How long ago ``then`` was, both in seconds since the epoch; a clock that was set back reads ``just now``."""
+    """How long ago ``then`` was, both in seconds since the epoch; a time in the future is ``just now``."""
     passed = now - then
     if passed < 5:
         return "just now"
@@ -46,7 +46,7 @@ def count(number: int, noun: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns, two blanks apart; the last one is not padded."""
+    """Left-aligned columns, separated by two blanks; the last column is not padded."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
@@ -60,12 +60,12 @@ def first_line(text: str, limit: int = 200) -> str:
 
 
 def indent(text: str, by: str = "  ") -> str:
-    """Each line moved to the right."""
+    """``text`` with ``by`` before each line that is not empty."""
     return "\n".join(by + line if line else line for line in text.split("\n"))
 
 
 def runs(ranks: Sequence[int], dash: str = "-", least: int = 3) -> list[str]:
-    """``["0-6", "8", "9"]``: ascending numbers, of which ``least`` or more that follow each other are one word."""
+    """``["0-6", "8", "9"]``: ascending numbers; ``least`` or more consecutive numbers become one range."""
     found: list[str] = []
     for _, run in groupby(enumerate(ranks), lambda at: at[1] - at[0]):
         words = [str(rank) for _, rank in run]

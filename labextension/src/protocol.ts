@@ -7,15 +7,15 @@ export const RANK_ENDS = ['done', 'failed', 'interrupted', 'killed', 'stopped', 
 
 export const VERSION = 1;
 
-/** An output that is a view: `{job, host}`; `host` is where the job directory is. */
+/** The MIME type of an output that is a view: `{job, host}`; `host` has the job directory. */
 export const MIME_TYPE = 'application/vnd.torchdist.job+json';
 
 export const LINE_LIMIT = 65536;
 
-/** Of each file, for a view that begins in the middle of a job. */
+/** How many bytes of each file's end a view gets first if it opens in the middle of a job. */
 export const FIRST_BYTES = 262144;
 
-/** Seconds between two empty messages of a WebSocket of ours: without them, silence could be a line that was cut. */
+/** Seconds between two empty messages of our WebSockets: they show that the connection is not broken. */
 export const BEAT = 5;
 
 /** One change. `t` is in seconds since the epoch, on the clock of the process that wrote it. */
@@ -29,29 +29,29 @@ export interface Event {
   [data: string]: unknown;
 }
 
-/** An exception of a rank, in words that need nothing of its class. `frames` run from outer to inner. */
+/** An exception of a rank as text, which does not need its class. `frames` run from outer to inner. */
 export interface ErrorRecord {
   type: string;
   module: string;
   message: string;
-  /** The whole traceback, causes and notes, as Python prints it (user's frames only). */
+  /** The complete traceback with causes and notes, as Python prints it (the user's frames only). */
   text: string;
-  /** (file, line as the user counts, function, source line). */
+  /** (file, line number that the user sees, function, source line). */
   frames: [string, number, string, string][];
   t: number;
 }
 
-/** The collective that a rank waits in: the `number`-th of its `group`. */
+/** The collective in which a rank waits: the `number`-th of its `group`. */
 export interface Waiting {
-  /** Such as `all_reduce`. */
+  /** For example `all_reduce`. */
   operation: string;
   /** Backend and name, the same on every rank: `gloo:0`. */
   group: string;
   number: number;
   since: number;
-  /** Bytes that this rank put in; 0 where that is not known. */
+  /** Bytes of this rank's input; 0 if unknown. */
   size: number;
-  /** The ranks of the group: null is all of the job, none at all that they are not known. */
+  /** The ranks of the group; null: all ranks of the job; empty: unknown. */
   members: number[] | null;
 }
 
@@ -61,28 +61,28 @@ export interface RankState {
   node: string;
   host: string;
   pid: number;
-  /** starting, running, or one of `RANK_ENDS`; `stopped` because another rank failed or the job was ended. */
+  /** starting, running, or one of `RANK_ENDS`; `stopped`: because another rank failed or the job was ended. */
   state: string;
   started: number;
   ready: number;
   ended: number;
   error: ErrorRecord | null;
   code: number | null;
-  /** How it ended, where that needs words: `was killed (SIGKILL)`. */
+  /** How the rank's process ended, if that needs an explanation: `was killed (SIGKILL)`. */
   why: string;
   results: string[];
   /** Names that did not come back, each with the reason. */
   left: [string, string][];
-  /** Lines that it printed and a full disk did not take. */
+  /** How many printed lines were lost because the disk was full. */
   dropped: number;
-  /** It stays when the rank ends in it. */
+  /** Kept if the rank ends in the collective. */
   waiting: Waiting | null;
-  /** How many collectives of each group it had entered at `counted`; of a group that is not there, none. */
+  /** How many collectives of each group the rank had entered at `counted`; a missing group means none. */
   entered: Record<string, number>;
   counted: number;
 }
 
-/** A job at one point of its journal; `seq` is that point. */
+/** A job after one event of its journal; `seq` is the number of this event. */
 export interface JobState {
   job: string;
   name: string | null;
@@ -98,29 +98,29 @@ export interface JobState {
   notes: string[];
   driver: Record<string, unknown> | null;
   attempt: number;
-  /** While the launcher's nodes are not there: `position 3: waiting for GPUs`, as far as the launcher says. */
+  /** While the job waits for the launcher's nodes: `position 3: waiting for GPUs`, as the launcher reports it. */
   queued: string;
   seq: number;
 }
 
-/** What one rank took when its node's agent last looked. Sizes in bytes; null is not known. */
+/** The resources of one rank at its agent's last measurement. Sizes in bytes; null means unknown. */
 export interface Gauges {
-  /** Of the rank and its children, in per cent of one core. */
+  /** CPU time of the rank and its children, in per cent of one core. */
   cpu: number | null;
-  /** Of the rank and its children, without what it has in common with other ranks: files that are mapped. */
+  /** Memory of the rank and its children, without mapped files, which ranks share. */
   memory: number | null;
-  /** The most of the looks so far. */
+  /** The largest measurement so far. */
   memory_peak: number | null;
-  /** Per cent of the time in which its GPU computed, for whomever. */
+  /** Per cent of the time in which its GPU was computing, for any process. */
   gpu: number | null;
   gpu_memory: number | null;
   gpu_memory_peak: number | null;
   gpu_total: number | null;
-  /** `gpu_memory` is that of all processes on the GPU: NVML does not tell which of it is the rank's. */
+  /** `gpu_memory` is the memory of all processes on the GPU, because NVML does not report the rank's part. */
   gpu_shared: boolean;
 }
 
-/** One field an option; the defaults are what happens without any. */
+/** One field for each option, with its default. */
 export interface Options {
   gpus: number | null;
   ranks: number | null;
@@ -128,7 +128,7 @@ export interface Options {
   backend: string | null;
   numa_binding: string | null;
   strategy: string | null;
-  /** `key=value` each, of a file first, then of the line: the last one of a key holds. */
+  /** `key=value` texts, first from a file, then from the option line; the last text of a key counts. */
   option: string[];
   config: string | null;
   precision: string;
@@ -137,7 +137,7 @@ export interface Options {
   grad_accumulation: number;
   checkpoint: string | null;
   resume: boolean;
-  /** What a configuration file said that needs a word. */
+  /** Remarks on settings of a configuration file. */
   remarks: string[];
   out: string[];
   collect: string;
@@ -151,15 +151,15 @@ export interface Options {
   replace: boolean;
   plan: boolean;
   watch: string;
-  /** What torchrun's options of the shell say (`verbs/torchrun.py`), as are the next two: the ranks' ROLE_NAME. */
+  /** ROLE_NAME of the ranks. This and the next two are torchrun's options in the shell (`verbs/torchrun.py`). */
   role: string;
-  /** TORCHELASTIC_RUN_ID; else the job's id. */
+  /** TORCHELASTIC_RUN_ID; empty: the job's id. */
   run_id: string;
-  /** MASTER_PORT; else one that is free. */
+  /** MASTER_PORT; 0: a free port. */
   port: number;
 }
 
-/** One job, as asked for. `source` is the cell without the magic's line. */
+/** The specification of one job. `source` is the cell without the magic's line. */
 export interface JobSpec {
   job: string;
   /** `cell` (the source runs in `__main__`), `function`, `script` (a file's text) or `module` (its name). */
@@ -174,44 +174,44 @@ export interface JobSpec {
   created: number;
   /** `sys.argv` of a program: the script as it was typed, or `-m`, and its arguments. */
   argv: string[];
-  /** Where it was asked for: the notebook's path or the kernel's, for the panel and `%dist`. */
+  /** The path of the notebook or of the kernel's session, for the panel and `%dist`. */
   notebook: string;
-  /** The job that is run again; empty for one that was captured anew. */
+  /** The job that this job runs again; empty if this is no rerun. */
   rerun_of: string;
 }
 
-/** One node's part: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */
+/** One node's part of the plan: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */
 export interface NodePlan {
   name: string;
   ranks: number[];
   gpus: string[];
-  /** Where the node's peers reach it: loopback on one node, else the chosen interface's IP. */
+  /** The address for other nodes: loopback on a single node, else the IP of the chosen interface. */
   address: string;
   interface: string;
-  /** Its name, as people know it; empty where it is not known yet. */
+  /** The host name; empty if it is not known yet. */
   host: string;
 }
 
-/** One job's strategy, decided. The degrees of all dimensions multiply to the world size. */
+/** The strategy of one job. The product of all degrees is the world size. */
 export interface StrategyPlan {
-  /** As asked for, `fsdp+tp`; what `auto` chose, once it has. */
+  /** The chosen strategy, for example `fsdp+tp`; for `auto` the strategy that it chose. */
   name: string;
-  /** Ranks along each of `DIMENSIONS`; a dimension that is not named has 1. */
+  /** Ranks along each of `DIMENSIONS`; a missing dimension has 1. */
   degrees: Record<string, number>;
-  /** What `-O` and the configuration file set, converted; the defaults are not in it. */
+  /** Converted values from `-O` and the configuration file, without defaults. */
   options: Record<string, unknown>;
   precision: string;
   compile: boolean;
   activation_checkpointing: boolean;
   grad_accumulation: number;
-  /** Directory of the automatic way's checkpoints. */
+  /** Directory of the automatic checkpoints. */
   checkpoint: string | null;
   resume: boolean;
-  /** What was decided and why, for `--plan` and the receipt. */
+  /** The decisions and their reasons, for `--plan` and the receipt. */
   notes: string[];
 }
 
-/** One job, decided. The first node hosts the rendezvous store. */
+/** The plan of one job. The first node hosts the rendezvous store. */
 export interface Plan {
   job: string;
   world_size: number;
@@ -228,21 +228,21 @@ export interface Plan {
   env_names: string[];
   strategy: StrategyPlan;
   role: string;
-  /** What ranks know the job by; empty: by its id and attempt. */
+  /** The run id for the ranks; empty: made from the job's id and attempt. */
   run_id: string;
-  /** On which the store listens; 0: one that is free. */
+  /** The port of the rendezvous store; 0: a free port. */
   port: number;
 }
 
-/** One line of the receipt: a name, what it is, how large (bytes), and which line needs it. */
+/** One line of the receipt: a name, its kind and description, its size (bytes), and the line that needs it. */
 export interface Captured {
   name: string;
   /** `module`, `function`, `class`, `tensor`, `array`, `model`, `data`… */
   kind: string;
-  /** Such as `torch as import` or `Tensor float32 (60000, 784)`. */
+  /** For example `torch as import` or `Tensor float32 (60000, 784)`. */
   what: string;
   size: number;
-  /** Such as `line 4` or `function evaluate (Cell In[3], line 2)`. */
+  /** For example `line 4` or `function evaluate (Cell In[3], line 2)`. */
   needed: string;
 }
 
@@ -273,27 +273,27 @@ export interface Series {
   high: number[];
 }
 
-/** A bar; `total` is null where it is not known. */
+/** A progress bar; `total` is null if it is unknown. */
 export interface Progress {
   desc: string;
   n: number;
   total: number | null;
 }
 
-/** How far a rank is, and the last value of each of its curves. */
+/** The step of a rank, and the last value of each of its curves. */
 export interface RankStatus {
   step: number | null;
   last: Record<string, number>;
 }
 
-/** What curves there are. */
+/** The names of the curves. */
 export interface CurveNames {
   version: number;
   names: string[];
   note: string;
 }
 
-/** The first message. `spec`, `plan`, `receipt` and `state` are the records' own JSON. */
+/** The first message. `spec`, `plan`, `receipt` and `state` are the JSON of the records. */
 export interface Hello {
   version: number;
   now: number;
@@ -312,12 +312,12 @@ export interface Events {
   events: unknown[];
 }
 
-/** In order of time. */
+/** Segments in order of time. */
 export interface Lines {
   segments: Segment[];
 }
 
-/** What changes often. `gauges` are missing where a server runs on after an update. */
+/** Data that changes often. `gauges` are missing if the server is older than the page. */
 export interface Status {
   gauges?: Record<string, Gauges>;
   effective: string;
@@ -361,12 +361,12 @@ export interface Said {
   said: string;
 }
 
-/** One job. Times in seconds since the epoch, 0 for what has not happened. */
+/** One job. Times in seconds since the epoch; 0 means that it has not happened. */
 export interface Row {
   job: string;
   name: string | null;
   label: string;
-  /** Its path, or the kernel's; empty for a job from a shell. */
+  /** The path of the notebook or of the kernel's session; empty for a job from a shell. */
   notebook: string;
   state: string;
   /** `state`, or `orphaned` or `unreachable`. */
@@ -378,12 +378,12 @@ export interface Row {
   progress: Progress | null;
   /** The latest values of the job's first curve. */
   spark: number[];
-  /** The UUIDs of those the plan has. */
+  /** The UUIDs of the plan's GPUs. */
   gpus: string[];
-  /** Bytes in use on them, and all that they have; None where nothing is known, and after its end. */
+  /** Bytes in use and total bytes of these GPUs; None if unknown, and after the job's end. */
   gpu_memory: [number, number] | null;
-  /** The job that was run again as this one; empty for one of its own. */
+  /** The job that was run again as this job; empty if this is no rerun. */
   rerun_of: string;
-  /** It cannot be opened (`reason` says why), only deleted. */
+  /** The job cannot be opened (`reason` says why), only deleted. */
   damaged: boolean;
 }

@@ -1,4 +1,4 @@
-"""What ``--help`` prints: the options, and behind a strategy its own."""
+"""What ``--help`` prints: all options, or with ``--strategy NAME`` the options of this strategy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .strategy import strategy_help, strategy_of
 
 
 def help_text(words: Sequence[str]) -> str:
-    """For ``%%distribute`` and ``words``, of which one is ``--help``."""
+    """The help for ``%%distribute`` with ``words``, one of which is ``--help``."""
     if any(word.partition("=")[0] == "--strategy" for word in words):
         return strategy_help(strategy_of(words))
     return options_help()

@@ -1,4 +1,4 @@
-"""The options of strategies, ``-O key=value``: one row each, for the parser, the help, Tab and the ranks."""
+"""The options of strategies, ``-O key=value``: one row for each, used by the parser, the help, Tab and the ranks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ..strategy import DIMENSIONS, NAMES, StrategyPlan
 
 SHARDED = ("fsdp", "hsdp")
 TRAINED = ("ddp", "fsdp", "hsdp", "tp", "cp", "pp", "auto")
-"""All that train with parts of our own."""
+"""Strategies that this package implements itself."""
 
 DIVIDED = (*TRAINED, "deepspeed")
-"""All under which the ranks compute parts of a batch."""
+"""Strategies under which the ranks compute parts of a batch."""
 
 SHARDINGS = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""In the order of their numbers, 1 to 5 (``torch.distributed.fsdp.ShardingStrategy``, as accelerate counts them)."""
+"""In the order of accelerate's numbers 1 to 5 (``torch.distributed.fsdp.ShardingStrategy``)."""
 
 Convert = Callable[[str], Any]
-"""The value of a text. Raises ``ValueError`` with what was expected."""
+"""Converts a text to a value. Raises ``ValueError`` with what was expected."""
 
 
 @dataclass(frozen=True)
 class StrategyOption:
-    """One row."""
+    """One row of the table."""
 
     name: str
     strategies: tuple[str, ...]
-    """Where it has a meaning: one of them is part of the strategy asked for."""
+    """The option is valid if one of these is part of the chosen strategy."""
     metavar: str
     help: str
     convert: Convert
@@ -62,7 +62,7 @@ def _number(text: str) -> float:
 
 
 def _large(text: str) -> int:
-    """Python's own way to write it, or in powers of ten: ``100_000_000``, ``1e8``, ``100M``."""
+    """A large number as in Python, or with a unit: ``100_000_000``, ``1e8``, ``100M``."""
     match = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?(?:e\d{1,2})?)([kMG]?)", text)
     value = float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]] if match else 0.0
     if value < 1:
@@ -78,7 +78,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _one_of(*choices: str) -> Convert:
-    """The choice as it stands in the table, whatever the case in which it was written."""
+    """Converts a text in upper or lower case to the choice as written in the table."""
     by_case = {choice.lower(): choice for choice in choices}
 
     def convert(text: str) -> str:
@@ -270,24 +270,24 @@ REFUSED = {
         "leave it out, or give drop_last=True to the DataLoader",
     ),
 }
-"""Options of others that have nothing to do here: what they do, and the remedy."""
+"""Options of other libraries that have no effect here: why, and what to do."""
 
 BY_NAME = {option.name: option for option in STRATEGY_OPTIONS}
 
 
 def chosen(plan: StrategyPlan, name: str) -> Any:
-    """The value of an option: what was set, else its default."""
+    """The value of an option: the given value, else its default."""
     return plan.options.get(name, BY_NAME[name].default)
 
 
 def options_of(strategy: str) -> list[StrategyOption]:
-    """The rows of one strategy or product; ``auto`` may choose any, so all but DeepSpeed's are its own."""
+    """The rows of one strategy or product. ``auto`` may choose any strategy but DeepSpeed, and has all their rows."""
     parts = strategy.split("+")
     return [row for row in STRATEGY_OPTIONS if set(parts) & set(row.strategies) or (parts == ["auto"] and _ours(row))]
 
 
 def strategy_of(words: Sequence[str]) -> str:
-    """The strategy that stands among the words of an option line; ``auto`` where none of ours does."""
+    """The strategy in the words of an option line; ``auto`` if there is no valid one."""
     for before, word in zip(("", *words), (*words, ""), strict=True):
         text = word.partition("=")[2] if word.startswith("--strategy=") else word if before == "--strategy" else ""
         if text and all(part in NAMES for part in text.split("+")):
@@ -307,7 +307,7 @@ def strategy_help(strategy: str, layout: Layout = beside) -> str:
 
 
 def explained(row: StrategyOption) -> str:
-    """What an option is for, and what it is when nothing is said."""
+    """The help of an option, with its default."""
     if row.default is None or "default" in row.help:
         return row.help
     default = int(row.default) if isinstance(row.default, bool) else row.default
@@ -330,9 +330,9 @@ def _ours(row: StrategyOption) -> bool:
 
 
 def convert(texts: Iterable[str], strategy: str) -> dict[str, Any]:
-    """``key=value`` texts as values; the last one of a key holds.
+    """Convert ``key=value`` texts to values; the last text of a key counts.
 
-    Raises ``OptionError`` for a key that is misspelt, that belongs to another strategy, or whose value cannot be.
+    Raises ``OptionError`` for a key that is misspelt or belongs to another strategy, and for an invalid value.
     """
     own = {row.name for row in options_of(strategy)}
     values = {}

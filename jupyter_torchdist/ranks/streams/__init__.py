@@ -1,1 +1,1 @@
-"""What a rank writes while it runs: output, metrics, displays."""
+"""The files that a rank writes while it runs: output, metrics, displays."""

@@ -1,7 +1,7 @@
 """Rich output of a rank: JSON lines ``{"t", "kind", "data", "metadata", "id"}`` in its display file.
 
 ``kind`` is ``display``, ``update`` (of an earlier ``id``), ``clear`` (with ``wait``) or ``result`` (the value
-of the last line). The functions have the signatures of ``IPython.display``'s and need no IPython.
+of the last line). The functions have the signatures of ``IPython.display`` but do not need IPython.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Display:
         self._shown: set[int] = set()
 
     def publish(self, value: Any, kind: str = "display", ident: str | None = None) -> None:
-        """Show ``value`` as what it looks like now."""
+        """Show ``value`` in its current state."""
         data, metadata = mimebundle(value)
         self.write(kind, data, metadata, ident)
         if kind == "result":
             self._shown.add(id(value))
 
     def write(self, kind: str, data: dict[str, Any], metadata: dict[str, Any], ident: str | None = None) -> None:
-        """One line. Values without a JSON form are left out; a full disk costs the picture, not the job."""
+        """Write one line. Values that are not JSON are left out. On a full disk the output is lost; the job goes on."""
         record = {"t": time.time(), "kind": kind, "data": _with_json(data), "metadata": _with_json(metadata)}
         self._append({**record, "id": ident})
 
@@ -71,7 +71,7 @@ def _with_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class DisplayHandle:
-    """What ``display(..., display_id=True)`` returns: a place whose content can be replaced."""
+    """Returned by ``display(..., display_id=True)``: an output whose content can be replaced."""
 
     def __init__(self, publisher: Display, display_id: str) -> None:
         self._publisher = publisher
@@ -85,7 +85,7 @@ class DisplayHandle:
 
 
 class Frontend:
-    """``display``, ``update_display`` and ``clear_output`` over a display file."""
+    """``display``, ``update_display`` and ``clear_output``, which write to a display file."""
 
     def __init__(self, publisher: Display) -> None:
         self._publisher = publisher
@@ -93,7 +93,7 @@ class Frontend:
     def display(
         self, *values: Any, raw: bool = False, display_id: str | bool | None = None, **options: Any
     ) -> DisplayHandle | None:
-        """As ``IPython.display.display``; ``raw`` values are MIME bundles already."""
+        """Like ``IPython.display.display``; ``raw`` values are MIME bundles."""
         ident = uuid.uuid4().hex if display_id is True else (display_id or None)
         for value in values:
             if raw:

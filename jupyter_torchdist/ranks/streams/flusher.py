@@ -1,4 +1,4 @@
-"""One daemon thread a rank that writes out what was buffered, and sleeps while nothing is."""
+"""One daemon thread per rank that writes buffered data, and sleeps while there is none."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from typing import Protocol
 
 _BACKSTOP = 0.25
-"""Seconds after which everything is flushed even when nobody asked, as for bytes written to ``sys.stdout.buffer``."""
+"""Seconds between flushes without a request, which are needed for bytes written to ``sys.stdout.buffer``."""
 
 
 class Source(Protocol):
-    """Something to be flushed. ``deadline`` is on the monotonic clock; None while there is nothing to do."""
+    """An object to flush. ``deadline`` is on the monotonic clock; None while there is nothing to flush."""
 
     deadline: float | None
 
     def flush(self) -> None:
-        """Write out what there is and set the next deadline. Never raises."""
+        """Write buffered data and set the next deadline. Never raises."""
 
 
 class Flusher:
@@ -40,11 +40,11 @@ class Flusher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the deadlines now. Safe in a signal handler and from any thread."""
+        """Check the deadlines now. Safe in a signal handler and in any thread."""
         try:
             self._bell.release()
         except RuntimeError:
-            return  # it rings already
+            return  # the thread is already woken
 
     def stop(self) -> None:
         """End the thread and flush everything once more."""
@@ -59,8 +59,8 @@ class Flusher:
             source.flush()
 
     def pause(self) -> None:
-        """Keep the thread from flushing until ``resume``: a fork meanwhile would leave the child a buffer's lock that
-        nobody releases."""
+        """Keep the thread from flushing until ``resume``: a fork during a flush would leave a locked buffer in the
+        child."""
         self._flushing.acquire()
 
     def resume(self) -> None:

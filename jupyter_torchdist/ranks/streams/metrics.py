@@ -1,7 +1,7 @@
 """Curves and progress of one rank: collected in memory, written as JSON lines by the flusher.
 
-A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (``"auto": true`` for scalars nobody logged) or
-``{"t", "k": "progress", "id", "desc", "n", "total"}``. Times in seconds since the epoch.
+A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (with ``"auto": true`` for scalars of autolog) or
+``{"t", "k": "progress", "id", "desc", "n", "total"}``. Times are in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Log = tuple[float, "int | None", bool, dict[str, Any]]
 
 
 class Recorder:
-    """What ``td.log``, ``td.progress`` and autolog write to; a ``Source`` of the flusher.
+    """The target of ``td.log``, ``td.progress`` and autolog; a ``Source`` of the flusher.
 
-    Without a file (one plain process, without the magic) values are checked and forgotten.
+    Without a file (one plain process, without the magic) values are checked and then dropped.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Recorder:
         flusher: Flusher | None = None,
         not_a_number: Callable[[str, int | None], None] | None = None,
     ) -> None:
-        """``not_a_number`` is told of each NaN that autolog noted: its name and step."""
+        """``not_a_number(name, step)`` is called for each NaN that autolog recorded."""
         self.deadline: float | None = None
         self._pending: list[Log] = []
         self._fd = -1 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,7 +56,7 @@ class Recorder:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def log(self, values: dict[str, Any], step: Any = None, *, auto: bool = False) -> None:
-        """Note scalars. Never raises for a value: what is not a number is left out, and that is said once."""
+        """Record scalars. Does not raise for a value that is not a number: leaves it out, with one warning per name."""
         if step is not None and type(step) is not int:
             step = self._whole(step)
         for value in values.values():
@@ -96,7 +96,7 @@ class Recorder:
                 self._refuse(name, str(refusal))
 
     def flush(self) -> None:
-        """Write what is known by now. A device value that is still on its way holds back what came after it."""
+        """Write all values known by now. A device value that has not arrived holds back later values."""
         batch = self._pending[:]
         lines = []
         done = 0
@@ -125,7 +125,7 @@ class Recorder:
             self.flush()
 
     def progress(self, iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
-        """Yield the items; how many of ``total`` (``len`` by default) there were is written ten times a second."""
+        """Yield the items. Writes the number of items so far, of ``total`` (default ``len``), ten times a second."""
         if total is None:
             try:
                 total = len(iterable)  # type: ignore[arg-type]
@@ -157,17 +157,17 @@ class Recorder:
         try:
             os.write(self._fd, lines.encode("ascii"))
         except OSError:
-            return  # a full disk costs a point of a curve, never the training
+            return  # on a full disk points are lost; the training goes on
 
     def _after_fork(self) -> None:
-        """A forked child (a DataLoader's worker) has no flusher: it writes each line at once."""
+        """A forked child (a DataLoader worker) has no flusher, so it writes each line at once."""
         self._flusher = None
         self._pending.clear()
         self.deadline = None
 
 
 def _log_line(t: float, step: int | None, auto: bool, values: dict[str, Any]) -> str:
-    """One line, as ``codec.dumps`` would write it but in a tenth of the time: a training loop pays for it."""
+    """One line as ``codec.dumps`` would write it, but ten times faster, because this runs in the training process."""
     parts = ",".join([f"{_coded(name)}:{_number(value)}" for name, value in values.items()])
     return f'{{"t":{t!r},"k":"log","step":{_step(step)},"v":{{{parts}}}{_AUTO if auto else ""}}}\n'
 
@@ -183,4 +183,4 @@ def _step(step: Any) -> str:
 
 _AUTO = ',"auto":true'
 _NAN = f":{codec.dumps(nan)}"
-_coded = lru_cache(maxsize=4096)(json.dumps)  # the codec leaves names of an object as they are
+_coded = lru_cache(maxsize=4096)(json.dumps)  # the codec does not change the keys of an object

@@ -1,4 +1,4 @@
-"""What an object looks like, as MIME types, without IPython."""
+"""Representations of an object by MIME type, without IPython."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 TEXT_LIMIT = 10_000
-"""Characters of a plain ``repr``."""
+"""Largest number of characters of a plain ``repr``."""
 
 _METHODS = {
     "_repr_html_": "text/html",
@@ -44,7 +44,7 @@ def mimebundle(value: Any) -> Bundle:
 
 
 def plain(value: Any) -> str:
-    """``repr``, bounded; a class's or object's broken one is named instead of raised."""
+    """``repr`` with a bounded length. If ``repr`` raises, a text that names the error."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001  # the user's __repr__
@@ -56,7 +56,7 @@ def plain(value: Any) -> str:
 
 
 def png_of(figure: Any) -> bytes:
-    """A matplotlib figure as PNG, cut to what is drawn, as notebooks show it."""
+    """A matplotlib figure as PNG, cropped to its content, as in notebooks."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight", facecolor=figure.get_facecolor())
     return buffer.getvalue()

@@ -1,8 +1,8 @@
-"""``sys.stdout`` and ``sys.stderr`` of a rank, over its files.
+"""``sys.stdout`` and ``sys.stderr`` of a rank, written to its files.
 
-In a quiet time ``write`` of the stream is ours: it flushes a finished line at once and wakes the flusher. From
-then on, while output keeps coming, ``write`` is C's own and the flusher empties the buffer every few
-milliseconds, so that a loop of prints costs what it costs into a file. A full disk never raises in user code.
+While there is no output, the stream has our own ``write``: it flushes a complete line at once and wakes the flusher.
+Then, while output keeps coming, ``write`` is the C method, and the flusher empties the buffer every few milliseconds.
+So a loop of prints is as fast as with a plain file. A full disk never raises in user code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from .flusher import Flusher
 
 PERIOD = 0.004
-"""Seconds between two flushes while output keeps coming: a SIGKILL loses at most about that."""
+"""Seconds between two flushes while output keeps coming: a SIGKILL loses at most about this time of output."""
 
 _BUFFER = 64 * 1024
 _NEVER_FULL = 1 << 24
@@ -55,7 +55,7 @@ class LossyFile(io.FileIO):
 
 
 UNINTERRUPTIBLE: CodeType = LossyFile.write.__code__
-"""A ``KeyboardInterrupt`` in here would make the buffer write its content twice: the handler waits."""
+"""A ``KeyboardInterrupt`` in this code would make the buffer write its content twice, so the SIGINT handler waits."""
 
 
 class Stream:
@@ -90,13 +90,13 @@ class Stream:
         if text.endswith("\n"):
             self._release()
             self.text.flush()
-        # Text without its end waits a moment: ``print`` writes the newline by itself, and that flushes both.
+        # Text without a newline waits a moment: ``print`` writes the newline separately, and that flushes both.
         self.deadline = time.monotonic() + PERIOD
         self._flusher.wake()
         return count
 
     def flush(self) -> None:
-        """Write out what is buffered; back to the quiet mode when nothing was. Never raises."""
+        """Write buffered text; if there was none, use our own ``write`` again. Never raises."""
         try:
             self._settle()
         except (ValueError, RuntimeError, OSError):
@@ -110,7 +110,7 @@ class Stream:
         if not self.raw.wrote:
             self.deadline = None
             self._listen()
-            self.text.flush()  # what came between the first flush and the new ``write``
+            self.text.flush()  # text from between the first flush and the new ``write``
         if self.raw.wrote:
             self.raw.wrote = False
             self._release()
@@ -119,14 +119,14 @@ class Stream:
                 self._on_written()
 
     def close(self) -> None:
-        """Flush for the last time and tell of lines that were lost."""
+        """Flush for the last time and report lost lines."""
         self.flush()
         if self.raw.dropped:
             self._on_dropped(self.raw.dropped)
             self.raw.dropped = 0
 
     def after_fork(self) -> None:
-        """A forked child has no flusher: every line is written when it ends."""
+        """A forked child has no flusher, so each line is written when it is complete."""
         self._release()
         try:
             self.text.reconfigure(line_buffering=True)
@@ -137,21 +137,21 @@ class Stream:
 def _text_over(raw: LossyFile) -> io.TextIOWrapper:
     """A text stream over ``raw`` that is as fast as over a plain file.
 
-    ``TextIOWrapper`` asks a file that is exactly an ``io.FileIO`` in C whether it is closed, any other through
-    attributes, at every write (a fifth of a print's time): so it is made over one, whose buffer then gets ``raw``.
+    At every write, ``TextIOWrapper`` checks whether the file is closed: in C for an exact ``io.FileIO``, else by
+    attributes (20 % of a print's time). So it is created over an ``io.FileIO``, and then its buffer gets ``raw``.
     """
     buffer = io.BufferedWriter(io.FileIO(raw.fileno(), "w", closefd=False), _BUFFER)
     text = io.TextIOWrapper(buffer, encoding="utf-8", errors="backslashreplace", newline="\n")
     buffer.__init__(raw, _BUFFER)  # type: ignore[misc]
     text.mode = "w"  # type: ignore[misc]  # as the interpreter does with its own streams
-    # A write that hands its text on by itself loses what other threads write meanwhile (CPython 3.12.4 and later
-    # do not, python/cpython#119506): the flusher empties it long before there is so much.
+    # Before CPython 3.12.4, a write that flushes a full chunk loses text that other threads write meanwhile
+    # (python/cpython#119506). With this chunk size, the flusher empties the stream long before it is full.
     text._CHUNK_SIZE = _NEVER_FULL  # type: ignore[attr-defined]
     return text
 
 
 class Output:
-    """The standard streams of this process, from here on in ``out`` and ``err``."""
+    """Redirects the standard streams of this process to the files ``out`` and ``err``."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Output:
         os.register_at_fork(before=self._before_fork, after_in_parent=flusher.resume, after_in_child=self._after_fork)
 
     def flush(self) -> None:
-        """Flush Python's streams and C's."""
+        """Flush Python's streams."""
         self.out.flush()
         self.err.flush()
 
@@ -204,7 +204,7 @@ def _open_as(path: Path, fd: int) -> None:
 
 
 def _line_buffer_c_stdout() -> None:
-    """C and C++ libraries would buffer blocks into a file: setvbuf(3) with _IOLBF."""
+    """Line buffering for C and C++ libraries, which would else buffer blocks: setvbuf(3) with _IOLBF."""
     libc = ctypes.CDLL(None)
     name = "__stdoutp" if sys.platform == "darwin" else "stdout"
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, 1, 0)

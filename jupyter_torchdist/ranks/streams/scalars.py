@@ -1,4 +1,4 @@
-"""Reading one number out of whatever the user logs, without making a device wait."""
+"""Reads one number from a value that the user logs, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Number = int | float
 
 
 class NotAScalar(Exception):
-    """The value is no number; the text says what it is."""
+    """The value is not a number; the message tells what it is."""
 
 
 class Unread(Exception):
@@ -24,14 +24,14 @@ class Unread(Exception):
 
 
 class Lost(Exception):
-    """A device value will never arrive: after an error on the device nothing can be read from it."""
+    """A device value will never arrive, because of an error on the device."""
 
 
 def read(value: Any) -> Number | Callable[[], Number]:
-    """The number in ``value``, or for a CUDA tensor a function that gives it once it has arrived.
+    """The number in ``value``; for a CUDA tensor, a function that returns the number once it has arrived.
 
-    Takes numbers, and tensors and arrays of one element. Raises ``NotAScalar`` for anything else; the function
-    raises ``Unread`` until the device has copied the value, and ``Lost`` if it never will. No graph is kept alive.
+    Accepts numbers, and tensors and arrays with one element. Raises ``NotAScalar`` for anything else. The function
+    raises ``Unread`` until the device has copied the value, and ``Lost`` if it never will. Keeps no graph alive.
     """
     if isinstance(value, (bool, int, float)):
         return float(value) if isinstance(value, float) else int(value)
@@ -67,7 +67,7 @@ def _read_tensor(tensor: torch.Tensor) -> Number | Callable[[], Number]:
 
 
 def _copy_from_device(tensor: torch.Tensor) -> Callable[[], Number]:
-    """Copy on the current stream into pinned memory; read only after the event behind the copy."""
+    """Copy on the current stream into pinned memory. An event after the copy tells when it can be read."""
     import torch
 
     if torch.cuda.is_current_stream_capturing():
@@ -84,7 +84,7 @@ def _arrival(event: Any, host: torch.Tensor) -> Callable[[], Number]:
     def arrived() -> Number:
         try:
             done = event.query()
-        except RuntimeError:  # an assertion in a kernel, an address that is not its own
+        except RuntimeError:  # a failed assertion or an illegal address in a kernel
             raise Lost from None
         if not done:
             raise Unread

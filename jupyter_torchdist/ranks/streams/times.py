@@ -1,4 +1,4 @@
-"""When a rank wrote its output: a small index beside the logs, written by the flusher (form: ``protocol/times``)."""
+"""When a rank wrote its output: a small index file per rank, written by the flusher (format: ``protocol/times``)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from ...protocol.times import ERR, RECORD
 
 PERIOD = 0.1
-"""Seconds between two records of one stream, at the least. What was written is recorded that soon after."""
+"""Shortest time in seconds between two records of one stream, and largest delay of a record after a write."""
 
 REPEAT = 64
-"""After so many records of one stream the other's is repeated: a reader never looks further than this for one."""
+"""After so many records of one stream, the record of the other is repeated. This bounds a reader's search."""
 
 
 class Times:
-    """A ``Source`` of the flusher. Never raises: a full disk costs the time of some lines, never the training."""
+    """A ``Source`` of the flusher. Never raises: on a full disk the times of some lines are lost."""
 
     def __init__(self, path: Path, out: Path, err: Path) -> None:
         self.deadline: float | None = None
@@ -28,18 +28,18 @@ class Times:
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._end = os.fstat(self._fd).st_size // RECORD.size * RECORD.size
-            os.ftruncate(self._fd, self._end)  # what an earlier writer left of a record
+            os.ftruncate(self._fd, self._end)  # a partial record of an earlier writer
         except OSError:
             self._stop()
         os.register_at_fork(after_in_child=self._stop)
 
     def written(self) -> None:
-        """Something was written; it is recorded at the next deadline."""
+        """Output was written; record it at the next deadline."""
         if self.deadline is None:
             self.deadline = self._next
 
     def flush(self) -> None:
-        """Record the files that grew. Also finds what C libraries and child processes wrote."""
+        """Record the files that grew. Includes output of C libraries and child processes."""
         now = time.monotonic()
         if self._fd < 0 or now < self._next:
             return
@@ -48,7 +48,7 @@ class Times:
         self._next = now + PERIOD
 
     def close(self) -> None:
-        """The last records."""
+        """Write the last records."""
         if self._fd >= 0:
             self._record()
             self._stop()
@@ -68,12 +68,12 @@ class Times:
 
     def _write(self, record: bytes) -> None:
         if os.write(self._fd, record) != RECORD.size:
-            os.ftruncate(self._fd, self._end)  # a full disk took half of it
+            os.ftruncate(self._fd, self._end)  # the disk is full: remove the partial record
         else:
             self._end += RECORD.size
 
     def _stop(self) -> None:
-        """No more records; in a forked child too, whose file this is not."""
+        """Write no more records. Also called in a forked child, because the file belongs to the parent."""
         fd, self._fd, self.deadline = getattr(self, "_fd", -1), -1, None
         if fd >= 0:
             os.close(fd)

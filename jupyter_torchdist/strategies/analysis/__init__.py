@@ -1,1 +1,1 @@
-"""What operations do with the samples of a batch: rules, and the verdict on a loss."""
+"""Analyses how operations combine the samples of a batch: rules, and the verdict on a loss."""

@@ -1,19 +1,19 @@
 """Is the scalar that ``backward()`` is called on a mean over the samples of the batch, a sum, or neither?
 
-``BatchwiseTracker`` follows what the first training step does to the batch, operation by operation, below autograd, and
-says of any tensor how the ranks' values make the value that one device would have with the whole batch. Nothing is
-run twice, and nothing is assumed of an operation without a rule.
+``BatchwiseTracker`` follows each operation of the first training step, below autograd. For any tensor it tells how the
+ranks' values combine to the value on one device with the global batch. No operation is run twice. An operation without
+a rule gives ``Unknown``.
 
 Limits, by construction:
 
-* Only tensors are followed. What becomes a Python number is remembered by its value; one that went through further
-  Python arithmetic, a list or NumPy is not recognised. A tensor made of such data counts as the same on all ranks
+* Only tensors are followed. A Python number read from a tensor is remembered by its value; after Python arithmetic,
+  a list or NumPy it is not recognised. A tensor made of such data counts as the same on all ranks
   if nothing of the batch was read before it was made, else as unknown.
-* Of an ``if`` on a value of the batch the branch that was taken is judged; ``branch`` says that there was one.
-* The backward formulas of custom ``autograd.Function``s, and hooks, are trusted to belong to their forward.
-* Batches of the same number of samples are taken to be sliced alike.
-* A batch of one sample shows less (no order, no pairs): the verdict notes it. Ask a rank that has two.
-* Ranks may judge differently (a mask that is full on one of them): only what they agree on is to be acted upon.
+* For an ``if`` on a value of the batch, only the branch taken is judged; ``branch`` tells that there was one.
+* The backward formulas of custom ``autograd.Function``s, and hooks, are trusted to match their forward.
+* Batches with the same number of samples are assumed to be sliced in the same way.
+* A batch of one sample shows less (no order, no pairs): the verdict notes it. Ask a rank with two samples.
+* Verdicts of ranks may differ (a mask that is full on one rank only): act only on what all ranks agree on.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ _FAMILIES = (
 _NO_FACT = Fact(SAME, -1, -1)
 
 _VIEWS = frozenset({"unsqueeze", "view", "expand", "alias", "reshape", "slice"})
-"""What leaves counted positions counted, in another shape."""
+"""Operations that change only the shape of a tensor of all positions (``is_all_positions``)."""
 
 
 class BatchwiseTracker(TorchDispatchMode):
     """Follows the batch while it is active.
 
-    ``total``: samples of the global batch. ``constants``: numbers that are the same on one device (the length of the
-    dataset, of the loader), which a sum may be divided by.
+    ``total``: number of samples of the global batch. ``constants``: numbers that would be the same on one device (the
+    length of the dataset or the loader); a sum may be divided by them.
     """
 
     def __init__(self, *, total: int | None = None, constants: Collection[float] = ()) -> None:
@@ -97,17 +97,17 @@ class BatchwiseTracker(TorchDispatchMode):
         self._counted: dict[int, tuple[Kind, Hashable]] = {}  # how many rows masks let through
         self._sizes: list[int] = []
         self.branch: Place | None = None
-        """Where user code first did one thing or another by a value of the batch."""
+        """The first line of user code that branched on a value of the batch."""
         self._writes = Writes()
         self._opposites: dict[Hashable, int] = {}
         self._raw: Any = WeakTensorKeyDictionary()
         self._positions: Any = WeakTensorKeyDictionary()
         self._slices = Slices(self._rows, self.origin, self._limited, self.is_read)
-        self._alone: Any = WeakTensorKeyDictionary()  # pieces whose whole nobody uses any more, by contract
+        self._alone: Any = WeakTensorKeyDictionary()  # pieces of unsafe_split: their base must not be used again
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not to wrap us: that would import ``torch._dynamo``, which takes seconds, into every rank."""
+        """False: the wrapper would import ``torch._dynamo`` on every rank, which takes seconds."""
         return False
 
     def __enter__(self) -> BatchwiseTracker:
@@ -124,7 +124,7 @@ class BatchwiseTracker(TorchDispatchMode):
     # ------------------------------------------------------------------------------------------- what the caller asks
 
     def enters(self, batch: object, samples: int, dim: int = 0) -> None:
-        """Mark every tensor within ``batch`` (nested containers, dataclasses): its ``dim`` are ``samples``."""
+        """Mark every tensor in ``batch`` (nested containers, dataclasses): dimension ``dim`` holds the ``samples``."""
         if samples not in self._sizes:
             self._sizes.append(samples)
         for tensor in tensors_within(batch):
@@ -135,23 +135,23 @@ class BatchwiseTracker(TorchDispatchMode):
             self.learn(tensor, kind)
 
     def returned(self, tensor: torch.Tensor, samples: int, dim: int) -> None:
-        """Mark what a model made of the batch: along ``dim`` rows of the first sample, then as many of the next…"""
+        """Mark an output of a model: along ``dim``, the rows of the first sample, then equally many of the next…"""
         owners, each = self.owners(samples), tensor.size(dim) // samples
         if each != 1:
             owners = owners.with_vector(owners.vector.repeat_interleave(each))
         self.learn(tensor, Rows(dim, owners))
 
     def reduced(self, tensor: torch.Tensor, samples: int, *, mean: bool) -> None:
-        """Mark a number that a model made of the batch: a mean, or a sum, over the samples."""
+        """Mark a scalar output of a model: a mean or a sum over the samples."""
         den = Den(("samples", samples), samples) if mean else None
         self.learn(tensor, Total(den))
 
     def learn(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Mark a tensor with what is known of it."""
+        """Mark a tensor with a kind."""
         self._learn(tensor, Fact(kind, next(self._fresh), next(self._clock)))
 
     def of_the_batch(self) -> list[torch.Tensor]:
-        """Living tensors that hold something of the batch, parameters excepted."""
+        """Live tensors that depend on the batch, except parameters."""
         return [
             tensor
             for tensor, fact in self._facts.items()
@@ -159,7 +159,7 @@ class BatchwiseTracker(TorchDispatchMode):
         ]
 
     def verdict(self, loss: torch.Tensor) -> Verdict:
-        """What ``loss`` is. Never a guess: what could not be followed is ``UNKNOWN``, ``MIXED`` or ``AMBIGUOUS``."""
+        """The verdict on ``loss``. Never a guess: ``UNKNOWN``, ``MIXED`` or ``AMBIGUOUS`` if it was not followed."""
         verdict = judged(self.fact(loss), loss)
         return replace(verdict, notes=verdict.notes | {ONE_SAMPLE}) if 1 in self._sizes else verdict
 
@@ -198,7 +198,7 @@ class BatchwiseTracker(TorchDispatchMode):
         return kind if isinstance(kind, Rows) else None
 
     def is_read(self, bound: Any) -> bool:
-        """Whether a bound was read from the batch, or may have been made of such a number."""
+        """Whether a bound was read from the batch, or may have been computed from a number that was."""
         if isinstance(bound, torch.Tensor):
             return not isinstance(self.kind(bound), Same | Noise)
         kinds = [kind for kind, _ in self._read.values() if not isinstance(kind, Same | Noise)]
@@ -219,11 +219,11 @@ class BatchwiseTracker(TorchDispatchMode):
         return float(value) in self._known
 
     def number(self, thing: object) -> Hashable:
-        """Equal for equal expressions of equal things."""
+        """An identity: equal for equal expressions of equal operands."""
         if isinstance(thing, torch.Tensor):
             if (fact := self.fact(thing)).number >= 0:
                 return fact.number
-            if thing.is_inference():  # what is written to it leaves no mark
+            if thing.is_inference():  # writes to it are not counted by _version
                 return (-2 - next(self._fresh),)
             if thing not in self._same:
                 self._same[thing] = (-2 - next(self._fresh), thing._version)
@@ -234,7 +234,7 @@ class BatchwiseTracker(TorchDispatchMode):
         return (type(thing).__name__, repr(thing))
 
     def number_of(self, name: str, *parts: Hashable) -> int:
-        """The number of an operation on things of these numbers."""
+        """The number of an operation on operands with these numbers."""
         return self._numbers.setdefault((name, *parts), next(self._fresh))
 
     # ------------------------------------------------------------------------------------------------------ following
@@ -261,7 +261,7 @@ class BatchwiseTracker(TorchDispatchMode):
         return call.out
 
     def _backward(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Gradients that no graph leads through: not followed, so unknown should a loss be made of them."""
+        """Gradients taken without a graph are not followed: mark them unknown, in case a loss uses them."""
         out = func(*args, **kwargs)
         unknown = Unknown("backward", "is a gradient taken without create_graph", None)
         for tensor in tensors_in([out]):
@@ -270,12 +270,12 @@ class BatchwiseTracker(TorchDispatchMode):
         return out
 
     def _is_followed(self, call: Call) -> bool:
-        """Whether something of the batch is written into what knows nothing of it."""
+        """Whether values of the batch are written into a tensor that does not depend on the batch."""
         kinds = [self.kind(tensor) for tensor in call.tensors]
         return isinstance(self.kind(call.writes[0]), Same) and any(isinstance(kind, Rows | Total) for kind in kinds)
 
     def _remember(self, call: Call) -> None:
-        """Keep what is about to be written to, and the tensor it is a view of."""
+        """Copy the tensor that will be written to, and its base."""
         written = call.writes[0]
         base = written if written._base is None else written._base
         kept = base.detach().clone()
@@ -294,7 +294,7 @@ class BatchwiseTracker(TorchDispatchMode):
                 self._note_branch(facts[0].kind)
                 return
             if isinstance(kind := facts[0].kind, Mixed) and kind.operation == PACK and call.out == self.samples():
-                return  # how many sequences there are: no other number than a size
+                return  # the number of sequences: a size
             doubtful = Unknown(
                 call.name, "reads a value that may depend on the number of this rank's samples", user_place()
             )
@@ -315,13 +315,13 @@ class BatchwiseTracker(TorchDispatchMode):
                 self._learn(tensor, fact)
 
     def _note_branch(self, kind: Kind) -> None:
-        """Libraries ask whether a mask is all ones, to take a shorter way to the same; users mean what they ask."""
+        """Note a branch of user code. Branches of libraries do not count: both ways give the same (a full mask)."""
         frame = None if isinstance(kind, Same | Noise) else asking()
         if frame is not None and is_users(frame.f_code.co_filename) and chooses(frame):
             self.branch = self.branch or Place(frame.f_code.co_filename, frame.f_lineno)
 
     def _note_count(self, tensor: torch.Tensor, kind: Kind, call: Call) -> None:
-        """Python code can read without a trace how many rows a mask let through, or how many values differ."""
+        """Remember sizes that depend on values (rows of a mask, unique values): Python can read them unseen."""
         if isinstance(kind, Rows | Positions) and kind.owners.selection is not None:
             for size in (len(kind.owners), tensor.numel()):
                 self._counted[size] = (Total(), ("rows", kind.owners.selection))
@@ -357,7 +357,7 @@ class BatchwiseTracker(TorchDispatchMode):
         except NoRuleError as error:
             kinds = [Unknown(call.name, str(error), user_place())] * len(results)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            # A form of the operation that its rule was not written for must not end a training.
+            # A rule that does not support this form of its operation must not stop the training.
             kinds = [Unknown(call.name, f"could not be followed ({error})", user_place())] * len(results)
         return [(tensor, _sound(call, tensor, kind)) for tensor, kind in zip(results, kinds, strict=True)]
 

@@ -1,6 +1,6 @@
-"""What a name of running code stands for, as its source says: an assignment, or what the caller gave.
+"""Finds the expression behind a name in running code: an assignment, or an argument of the caller.
 
-Nothing of the user's is run: sources are parsed, and frames are looked at.
+User code is not run: sources are parsed, and frames are inspected.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from ...usercode import positions
 
 FAR = 16
-"""Frames that an argument is followed through."""
+"""How many frames an argument is followed through."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Source = tuple[ast.AST, FrameType]
-"""An expression, and the frame in which its names mean something."""
+"""An expression, and the frame in which its names are evaluated."""
 
 
 def running(frame: FrameType) -> ast.AST | None:
-    """The expression or statement that ``frame`` is at; the whole line where its columns are not known."""
+    """The expression or statement that ``frame`` is running; the full line if its columns are not known."""
     lines = linecache.getlines(frame.f_code.co_filename)
     if not 0 < frame.f_lineno <= len(lines):
         return None
@@ -48,7 +48,7 @@ def _cut(lines: list[str], span: positions.Span) -> str:
 
 
 def sources(name: str, frame: FrameType) -> list[Source]:
-    """The expressions that ``name`` may have been bound to; none where one of them cannot be told."""
+    """The expressions that ``name`` may have been bound to; none if one of them cannot be found."""
     found = [(one, frame) for one in _assigned(frame.f_code, name)]
     if name not in _parameters(frame.f_code):
         return found
@@ -65,7 +65,7 @@ def _parameters(code: CodeType) -> tuple[str, ...]:
 
 
 def _given(name: str, frame: FrameType, far: int) -> Source | None:
-    """What the caller of ``frame`` gave for a parameter, or its default."""
+    """The argument that the caller of ``frame`` passed for a parameter, or its default."""
     caller = frame.f_back
     call = None if caller is None else _call_at(caller)
     if caller is None or call is None:
@@ -127,7 +127,7 @@ def _default(code: CodeType, name: str, frame: FrameType) -> Source | None:
 
 
 def _assigned(code: CodeType, name: str) -> list[ast.AST]:
-    """What the source binds ``name`` to; a name that is also bound in another way has no expression here."""
+    """The expressions assigned to ``name``; none if it is also bound in another way (a loop, ``+=``)."""
     function = _function(code)
     local = function is not None and name in (*code.co_varnames, *code.co_cellvars)
     nodes = _own(function) if local and function is not None else ast.walk(_tree(code.co_filename))
@@ -151,14 +151,14 @@ def _assigned(code: CodeType, name: str) -> list[ast.AST]:
 
 
 def _item(node: ast.AST, at: int) -> ast.AST:
-    """Of ``B, T = x.shape``, ``x.shape[0]``; of ``B, T = len(x), 3``, ``len(x)``."""
+    """One item of an unpacking: ``x.shape[0]`` for ``B, T = x.shape``; ``len(x)`` for ``B, T = len(x), 3``."""
     if isinstance(node, ast.Tuple) and not any(isinstance(one, ast.Starred) for one in node.elts):
         return node.elts[at]
     return ast.Subscript(node, ast.Constant(at), ast.Load())  # type: ignore[arg-type]
 
 
 def _own(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions in it."""
+    """The nodes of a function, without the nodes of nested functions."""
     for child in ast.iter_child_nodes(function):
         yield child
         if not isinstance(child, Function | ast.Lambda | ast.ClassDef):
@@ -166,7 +166,7 @@ def _own(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def _function(code: CodeType) -> Function | None:
-    """Where the source defines what ``code`` was made of."""
+    """The definition in the source from which ``code`` was compiled."""
     for node in _functions(_tree(code.co_filename)):
         first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         if node.name == code.co_name and first == code.co_firstlineno:
@@ -184,7 +184,7 @@ def _tree(filename: str) -> ast.Module:
 
 
 def chooses(frame: FrameType) -> bool:
-    """Whether the statement that ``frame`` is at computes one thing or another; not where it only checks or tells."""
+    """Whether the statement at ``frame`` chooses between computations; false if it only checks or prints."""
     line = frame.f_lineno
     around = [
         node
@@ -200,7 +200,7 @@ def chooses(frame: FrameType) -> bool:
 
 
 def value_of(node: ast.AST, frame: FrameType) -> Any:
-    """What a name, an attribute or an item stands for, found without running anything of the user's."""
+    """The value of a name, an attribute or an item, found without running user code."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):

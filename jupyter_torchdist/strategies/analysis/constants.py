@@ -1,4 +1,4 @@
-"""Tensors made from nothing, and numbers in the arithmetic that may be the size of this rank's slice."""
+"""Tensors of factory functions, and numbers in the arithmetic that may be the size of this rank's slice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALING = {"mul", "div", "full", "fill", "full_like", "new_full", "addcmul", "a
 
 
 def made(call: Call, tensor: torch.Tensor) -> Kind:
-    """What a factory gives. ``*_like`` of rows are rows; so are random draws as many as the samples."""
+    """The kind of a factory's result. ``*_like`` of rows are rows; so are random draws, one for each sample."""
     if call.name == "lift_fresh":
         if tensor.dim() and tensor.size(0) == call.follower.samples() > 1:
             raise NoRuleError("makes a tensor of Python values, one for each sample of the batch")
@@ -44,7 +44,7 @@ def drawn(call: Call, tensor: torch.Tensor) -> Kind:
 
 
 def is_counting(call: Call) -> bool:
-    """Whether a factory gives every position in this rank's slice: as many as a size, read from it."""
+    """Whether a factory gives every position in this rank's slice: its length was read from a size."""
     if call.name not in {"arange", "randperm"} or call.out.shape != (call.follower.samples(),):
         return False
     size = call.follower.samples()
@@ -53,7 +53,7 @@ def is_counting(call: Call) -> bool:
 
 
 def refuse_numbers_read(call: Call) -> None:
-    """Raise where a number is used that ``item()`` gave; a sum may be divided by it."""
+    """Raise if a number from ``item()`` is used; only a sum may be divided by it."""
     scales = call.name.removesuffix("_") in {"mul", "div"}
     if scales and any(isinstance(call.kind(tensor), Total) for tensor in call.tensors):
         return
@@ -71,7 +71,7 @@ def _was_read(call: Call, number: float) -> bool:
 
 
 def sized(call: Call) -> bool:
-    """Whether an operation on constants may bring the number of this rank's samples, or one read, into them."""
+    """Whether an operation on constants may use this rank's number of samples, or a number read from the batch."""
     if any(_was_read(call, number) for number in call.numbers):
         return True
     if call.name.removesuffix("_") in _SCALING:
@@ -80,7 +80,7 @@ def sized(call: Call) -> bool:
 
 
 def spreads(call: Call) -> bool:
-    """Whether something that knows nothing of the batch is repeated as often as there are samples."""
+    """Whether a tensor that does not depend on the batch is repeated once for each sample."""
     samples = call.follower.samples()
     if call.makes:
         return call.name != "lift_fresh" and any(size == samples for size in call.out.shape)
@@ -97,7 +97,7 @@ def adds_up(call: Call) -> bool:
     factor = next((call[name] for name in ("mat1", "batch1", "mat", "self") if call.get(name) is not None), None)
     if call.name not in _SUMMING or not isinstance(factor, torch.Tensor) or not factor.dim():
         return False
-    if not factor.detach().any():  # the first state of a recurrent layer; its width may well be the batch's
+    if not factor.detach().any():  # the initial state of a recurrent layer: its width may equal the batch size
         return False
     products = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot"}
     dims = [factor.dim() - 1] if call.name in products else dims_of(call.get("dim"), factor.dim())
@@ -109,7 +109,7 @@ def adds_up(call: Call) -> bool:
 
 
 def look_for_sizes(call: Call) -> None:
-    """Note numbers that may be the size of this rank's slice; a rule that scales a total asks for itself."""
+    """Note numbers that may be the size of this rank's slice; rules that scale a total check it themselves."""
     if any(isinstance(call.kind(tensor), Total) for tensor in call.tensors):
         return
     if call.name.removesuffix("_") in _SCALING:
@@ -138,7 +138,7 @@ def _candidates(call: Call) -> Iterator[float]:
 
 
 def _counts_constants(call: Call) -> bool:
-    """A sum over as many constants as there are samples."""
+    """Whether a sum is over as many constants as there are samples."""
     tensor = call["self"]
     samples = call.follower.samples()
     return (

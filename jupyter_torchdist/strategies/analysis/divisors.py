@@ -1,4 +1,4 @@
-"""What a mean was divided by, read from its graph at every step: targets that count may be fewer than samples."""
+"""Reads the divisor of a mean from its graph at every step: fewer targets than samples may count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEPTH = 50
 
 
 class Parted(torch.autograd.Function):
-    """A loss that was put together of a batch's parts: notes what its graph would have told in one piece."""
+    """A loss combined from parts of a batch: keeps the divisor and form that an undivided graph would show."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, divisor: torch.Tensor | None, form: tuple[str, ...]) -> torch.Tensor:
@@ -33,9 +33,9 @@ _PARTED: Any = Parted._backward_cls
 
 
 def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
-    """The total weight of the targets in the cross entropy that ``loss`` is made of; None where none is found.
+    """The total weight of the targets in the cross entropy behind ``loss``; None if there is none.
 
-    Only what scales the loss as a whole may lie between. A tensor of no dimension, on the loss's device.
+    Only operations that scale the loss may follow it. Returns a 0-dim tensor on the device of the loss.
     """
     node: Any = loss.grad_fn
     for _ in range(_DEPTH):
@@ -56,7 +56,7 @@ def divisor_of(loss: torch.Tensor) -> torch.Tensor | None:
 
 
 def form_of(loss: torch.Tensor) -> tuple[str, ...]:
-    """How a loss was reduced: the last reductions in its graph, in order, each with what it notes of itself."""
+    """How a loss was reduced: the last reductions in its graph, in order, each with its ``reduction`` argument."""
     node: Any = loss.grad_fn
     form: list[str] = []
     for _ in range(_DEPTH):
@@ -77,7 +77,7 @@ def form_of(loss: torch.Tensor) -> tuple[str, ...]:
 _REDUCES = re.compile("Loss|Sum|MeanBackward[01]|CrossEntropy|KlDiv|Norm|Dot")
 _REDUCTIONS_LOOKED_AT = 2
 _ALSO = {"CtcLossBackward1": "CtcLossBackward0"}
-"""Lengths that are tensors are taken as lists where nobody watches tensors."""
+"""The same loss has another node if its lengths are tensors; without a dispatch mode they become lists."""
 _SCALES = (
     *("MulBackward", "DivBackward", "NegBackward", "ToCopyBackward", "ViewBackward", "ReshapeAliasBackward"),
     *("UnsafeViewBackward", "SqueezeBackward", "UnsqueezeBackward", "CloneBackward", "AliasBackward"),

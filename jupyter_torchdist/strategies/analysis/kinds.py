@@ -1,4 +1,4 @@
-"""Kinds of tensors that a rule gave: whether they can be so."""
+"""Checks on the kinds and suspects that rules give."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .rules import Call
 
 
 def _sound(call: Call, tensor: torch.Tensor, kind: Kind) -> Kind:
-    """A rule that was not written for this form of its operation is found by the shape that it says."""
+    """``kind``, or ``Unknown`` if it does not fit the shape: the rule does not support this form of its operation."""
     if isinstance(kind, Rows) and (tensor.dim() <= kind.dim or tensor.size(kind.dim) != len(kind.owners)):
         return Unknown(call.name, "could not be followed (its shape)", user_place())
     return kind
 
 
 def _still(suspects: frozenset[Suspect], kind: Kind, call: Call) -> frozenset[Suspect]:
-    """Copies as many as the samples: of no harm beside samples, but not to be summed by themselves."""
+    """Suspects of the result. Copies, one for each sample, are harmless within rows, but a sum of them is not."""
     if isinstance(kind, Rows):
         return frozenset(suspect for suspect in suspects if not suspect.spread)
     if adds_up(call):
@@ -30,7 +30,7 @@ def _still(suspects: frozenset[Suspect], kind: Kind, call: Call) -> frozenset[Su
 
 
 def tensors_within(thing: object) -> Iterable[torch.Tensor]:
-    """All tensors of a batch, however it is packed."""
+    """All tensors of a batch, in any nesting of containers."""
     if isinstance(thing, torch.Tensor):
         yield thing
     elif isinstance(thing, Mapping):

@@ -36,9 +36,9 @@ class Place:
 class Owners:
     """For each index along a tensor's dimension of samples, the sample it belongs to.
 
-    ``vector`` is int64 on the CPU. ``selection`` names what chose the rows where their number differs by sample
-    (a mask), else None. ``shuffled``: the order was drawn at random. ``order`` names the sorting by which rows came to
-    stand otherwise than their samples, else None.
+    ``vector`` is int64 on the CPU. ``selection`` identifies the mask that chose the rows, if their number differs
+    between samples; else None. ``shuffled``: the order is random. ``order`` identifies the sort that put the rows in
+    another order than the samples; else None.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Owners:
 
     @functools.cached_property
     def even(self) -> bool:
-        """Whether every sample has as many rows as every other."""
+        """Whether all samples have the same number of rows."""
         counts = torch.bincount(self.vector, minlength=self.samples)
         return bool((counts == counts[0]).all())
 
     @functools.cached_property
     def by_sample(self) -> torch.Tensor:
-        """The indices in the order of their samples, ``[samples, rows of one]``; of ``even`` owners only."""
+        """The indices in the order of their samples, ``[samples, rows per sample]``; for ``even`` owners only."""
         return torch.argsort(self.vector, stable=True).view(self.samples, -1)
 
 
 @dataclass(frozen=True)
 class Den:
-    """What a rank's value of a mean counts with. Equal ``token``: proportional on every rank, at every step.
+    """The weight of a rank's value in a mean. Equal ``token``: weights are proportional on every rank, at every step.
 
-    ``full``: it counts rows of which some may be left out (``ignore_index``), and none was.
+    ``full``: some rows could have been left out (``ignore_index``), but none was.
     """
 
     token: Hashable
@@ -107,7 +107,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Rows:
-    """``over``: already divided by that sum over the batch."""
+    """``over``: the sum over the batch by which the rows are divided already."""
 
     dim: int
     owners: Owners
@@ -116,9 +116,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Positions:
-    """Rows whose values are positions in this rank's slice: they serve to index it only.
+    """Rows whose values are positions in this rank's slice: they may only index it.
 
-    Those of ``nonzero``, or of a sorting (``owners.order``), or of what ``undoes`` that sorting.
+    They come from ``nonzero``, from a sort (``owners.order``), or from the inverse of that sort (``undoes``).
     """
 
     dim: int
@@ -128,9 +128,9 @@ class Positions:
 
 @dataclass(frozen=True)
 class Total:
-    """``counts``: numbers of things that were summed, each with what it counts, should the sum be divided by it.
+    """``counts``: how many elements were summed; if the sum is divided by such a number, its ``Den`` is the divisor.
 
-    ``floored``: a lower bound was put to it; it serves as a divisor only.
+    ``floored``: the sum was clamped from below; it may only be a divisor.
     """
 
     den: Den | None = None
@@ -166,7 +166,7 @@ NOISE = Noise()
 class Suspect:
     """A number in the arithmetic that may or may not come from the size of this rank's slice.
 
-    ``spread``: so many copies of something that knows nothing of the batch, not summed so far.
+    ``spread``: the number of copies of something that does not depend on the batch, not summed so far.
     """
 
     value: float
@@ -177,7 +177,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of one tensor. ``number``: equal for equal expressions of equal things. ``time``: when learnt."""
+    """What is known of one tensor. ``number``: equal for equal expressions. ``time``: a logical time stamp."""
 
     kind: Kind
     number: int
@@ -198,7 +198,7 @@ class NoRuleError(Exception):
 
 
 def uniform(tensor: torch.Tensor, dim: int, owners: Owners) -> bool:
-    """Whether a tensor that knows nothing of the batch treats all samples alike along ``dim``."""
+    """Whether a tensor that does not depend on the batch has the same values for all samples along ``dim``."""
     if tensor.size(dim) == 1 or tensor.stride(dim) == 0:
         return True
     rows = tensor.detach().movedim(dim, 0)
@@ -210,7 +210,7 @@ def uniform(tensor: torch.Tensor, dim: int, owners: Owners) -> bool:
 def regroup(sizes: Sequence[int], dim: int, owners: Owners, into: Sequence[int]) -> tuple[int, Owners]:
     """Where the samples of dimension ``dim`` are after a ``view`` of ``sizes`` as ``into``.
 
-    Raises ``NoRuleError`` where they spread over two dimensions.
+    Raises ``NoRuleError`` if they spread over two dimensions.
     """
     before, after = _group(sizes, dim, into)
     shape = [1] * len(before)
@@ -228,7 +228,7 @@ def regroup(sizes: Sequence[int], dim: int, owners: Owners, into: Sequence[int])
 
 
 def _group(sizes: Sequence[int], dim: int, into: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The smallest runs of dimensions, one of ``sizes`` with ``dim`` and one of ``into``, with the same elements."""
+    """The smallest runs of dimensions of ``sizes`` (with ``dim``) and of ``into`` that hold the same elements."""
     i = j = 0
     while i < len(sizes):
         first, second = [i], list[int]()

@@ -1,4 +1,4 @@
-"""What a forward leaves behind beside its outputs: tensors kept, buffers changed, attributes set."""
+"""Side effects of a forward: tensors kept, buffers changed, attributes set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .lattice import Same
 
 
 def kept_beside(tracker: BatchwiseTracker, known: Sequence[torch.Tensor]) -> str | None:
-    """A tensor of this rank's rows that outlives the forward, in words."""
+    """A description of a tensor of this rank's rows that outlives the forward; None if there is none."""
     gc.collect(0)
     ours = {id(tensor) for tensor in known}
     for tensor in tracker.of_the_batch():
@@ -29,7 +29,7 @@ def kept_beside(tracker: BatchwiseTracker, known: Sequence[torch.Tensor]) -> str
 
 
 def changed_buffer(module: nn.Module, before: dict[str, torch.Tensor], tracker: BatchwiseTracker) -> str | None:
-    """A buffer into which something of the batch was written; normalisation layers are synchronised elsewhere."""
+    """A buffer that values of the batch were written to; normalisation layers are synchronised elsewhere."""
     normalising = {
         f"{name}.{own}" if name else own
         for name, part in module.named_modules()
@@ -44,14 +44,14 @@ def changed_buffer(module: nn.Module, before: dict[str, torch.Tensor], tracker: 
 
 
 def _unseen_by_checkpoints() -> contextlib.AbstractContextManager[None]:
-    """Where ``torch.utils.checkpoint`` is around the model, it counts the tensors that are saved."""
+    """Hide saved tensors from an enclosing ``torch.utils.checkpoint``, which counts them."""
     if not within_checkpoint():
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _as_it_is)
 
 
 def within_checkpoint() -> bool:
-    """Whether what is saved for a backward now will be computed again instead (not by a reentrant one)."""
+    """Whether a non-reentrant checkpoint is active, which recomputes activations instead of saving them."""
     hooks = saved_tensors_hooks()
     return hooks is not None and hooks[0].__module__ == checkpoint.__name__
 
@@ -62,9 +62,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def no_trace(module: nn.Module) -> Iterator[Belongings]:
-    """What the forward does to attributes and buffers of modules, and to what the cell has, is undone, its output
-    unseen.
-    """
+    """Undo a forward's changes to attributes and buffers of modules and to objects of the cell; discard its prints."""
     parts = list(module.modules())
     attributes = [dict(part.__dict__) for part in parts]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

@@ -1,4 +1,4 @@
-"""Where a number in the arithmetic comes from: written in the source, or taken from a size?"""
+"""The origin of a number in the arithmetic: a literal in the source, or the size of a tensor."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def user_place() -> Place | None:
 
 
 def asking() -> FrameType | None:
-    """The frame that a number is read in: of torch too, where that reads it for itself."""
+    """The frame that reads a number; a frame of torch if torch itself reads it."""
     return _frame(skip=(OURS, _OPERATORS, _OVERRIDES))
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a number is used. ``rows``: where a tensor has its samples, None where it has none."""
+    """Where a number is used. ``rows``: tells the rows of a tensor; None if it has none."""
 
     frame: FrameType
     value: float
@@ -49,7 +49,7 @@ class Scene:
 
 
 def origin(value: float, rows: Callable[[torch.Tensor], Rows | None]) -> Origin:
-    """How the source of the running operation came by ``value``, or its reciprocal."""
+    """The origin of ``value``, or of its reciprocal, in the source of the running operation."""
     frame = _frame(
         skip=(
             OURS,
@@ -95,7 +95,7 @@ def _origin(tree: ast.AST, scene: Scene) -> Origin:
 
 
 def _factors(tree: ast.AST) -> Iterator[ast.AST]:
-    """The operands of the running multiplication or division; of a call, what is given to it."""
+    """The operands of the running multiplication or division, or the arguments of the running call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp):
             yield node.right
@@ -123,7 +123,7 @@ def _is_literal(node: ast.AST, value: float) -> bool:
 
 
 def _sizes(node: ast.AST, scene: Scene) -> list[Origin]:
-    """Of each size that an expression reads: the samples', another, or not to be told."""
+    """For each size that an expression reads: the number of samples, another size, or unknown."""
     return [found for part in ast.walk(node) if (found := _size(part, scene)) is not None]
 
 
@@ -151,7 +151,7 @@ def _of_dim(holder: ast.AST, index: ast.AST, scene: Scene) -> Origin:
         return Origin.SIZE if dim == 0 and not isinstance(tensor, (list, tuple, dict, str)) else Origin.OPEN
     rows = scene.rows(tensor)
     if rows is None:
-        return Origin.OPEN  # the name may stand for another tensor by now
+        return Origin.OPEN  # the name may refer to another tensor by now
     return Origin.SIZE if dim % tensor.dim() == rows.dim else Origin.LITERAL
 
 

@@ -1,7 +1,7 @@
-"""Samples in a sorted order: rows taken by the positions of a sorting, and put back by the inverse.
+"""Samples in a sorted order: rows indexed with the positions of a sort, and put back with the inverse.
 
-The order in which one device's samples come is not that of the ranks' one after the other, so rows that were sorted
-serve only what is blind to their order, until what undoes the sorting has taken them back.
+A sort of the global batch gives another order than the sorted slices of the ranks one after the other. So sorted
+rows may only go to operations that do not depend on their order, until the inverse restores it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .rules import Call
 
 
 def sorting(call: Call, tensor: torch.Tensor, kind: Rows) -> list[Kind] | None:
-    """Values and positions of ``tensor.sort()``, one value a sample; None where it is another sorting."""
+    """Kinds of the values and positions of ``tensor.sort()`` with one value per sample; None for other sorts."""
     owners = kind.owners
     if call.name != "sort" or tensor.dim() != 1 or owners.selection is not None or owners.order is not None:
         return None
@@ -26,7 +26,7 @@ def sorting(call: Call, tensor: torch.Tensor, kind: Rows) -> list[Kind] | None:
 
 
 def undoing(call: Call) -> Positions | None:
-    """``inverse[positions] = arange(n)``, or ``positions.argsort()``: what undoes a sorting; None for anything else."""
+    """The inverse of a sort: ``inverse[positions] = arange(n)`` or ``positions.argsort()``; None for anything else."""
     positions = call["self"] if call.name == "sort" else call["index"]
     kind = call.kind(positions)
     if not isinstance(kind, Positions) or kind.undoes or kind.owners.order is None or positions.dim() != 1:
@@ -45,7 +45,7 @@ def undoing(call: Call) -> Positions | None:
 
 
 def taken(call: Call, kind: Rows, index: torch.Tensor, positions: Positions) -> Rows:
-    """``rows[positions]`` of a sorting, or of what undoes it. Raises ``MixesError`` where they are of other rows."""
+    """``rows[positions]`` for a sort or its inverse. Raises ``MixesError`` if the positions belong to other rows."""
     before, order = kind.owners, positions.owners.order
     fits = index.dim() == 1 and before.order == (order if positions.undoes else None) and before.selection is None
     if not fits or not torch.equal(before.vector[index.cpu()], positions.owners.vector):

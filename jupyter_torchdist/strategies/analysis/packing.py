@@ -1,8 +1,8 @@
 """Packed sequences (``torch.nn.utils.rnn``) in a forward that is divided among ranks.
 
-PyTorch packs, runs recurrent layers over what is packed and pads again by functions that nothing can follow operation
-by operation, as they read lengths in C++. ``followed`` says of them what becomes of the samples. What is padded again
-is as long as the longest sequence of those at hand: of a rank's, or of the whole batch's (``Padded``).
+PyTorch's functions for packing, for recurrent layers on packed data and for padding read lengths in C++. So they
+cannot be followed operation by operation; ``followed`` has rules for them instead. A padded result is as long as the
+longest sequence of the rank; ``Padded`` makes it as long as the longest sequence of the global batch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _LAYERS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class Padded:
-    """Within it sequences are padded to what ``longest`` makes of the packed data and the length it would have.
+    """Within it, sequences are padded to the length ``longest(packed data, own length)``.
 
-    It is entered at each forward of a divided model, whatever that does.
+    It is entered at each forward of a divided model.
     """
 
     def __init__(self, longest: Callable[[torch.Tensor, int], int]) -> None:
@@ -48,7 +48,7 @@ class Padded:
 
 
 def over_ranks(group: dist.ProcessGroup) -> Callable[[torch.Tensor, int], int]:
-    """The longest of all ranks; they all call it."""
+    """The maximum over all ranks; the returned function is a collective call."""
 
     def longest(data: torch.Tensor, length: int) -> int:
         most = torch.tensor(length, device=data.device)
@@ -59,7 +59,7 @@ def over_ranks(group: dist.ProcessGroup) -> Callable[[torch.Tensor, int], int]:
 
 
 def noting(lengths: list[int]) -> Callable[[torch.Tensor, int], int]:
-    """As it would be, noted."""
+    """Leaves the length unchanged, and appends it to ``lengths``."""
 
     def longest(_: torch.Tensor, length: int) -> int:
         lengths.append(length)
@@ -69,14 +69,14 @@ def noting(lengths: list[int]) -> Callable[[torch.Tensor, int], int]:
 
 
 def as_noted(lengths: Sequence[int]) -> Callable[[torch.Tensor, int], int]:
-    """As it was for more samples, in the order of the calls."""
+    """At least the noted length of the same call on more samples."""
     noted = iter(lengths)
     return lambda _, length: max(length, next(noted, length))
 
 
 @contextmanager
 def followed(tracker: BatchwiseTracker) -> Iterator[None]:
-    """Within it ``tracker`` knows what packing, recurrent layers over packed sequences and padding do."""
+    """Within it, ``tracker`` has rules for packing, recurrent layers on packed sequences, and padding."""
     of = _Packed(tracker)
     functions: dict[str, Callable[..., Any]] = {PACK: of.pack, **dict.fromkeys(_LAYERS, of.layers), _PAD: of.pad}
     with _replaced({name: _aside(function, layer=name in _LAYERS) for name, function in functions.items()}):
@@ -84,7 +84,7 @@ def followed(tracker: BatchwiseTracker) -> Iterator[None]:
 
 
 class _Packed:
-    """torch's functions over packed sequences, each with what ``tracker`` learns of it."""
+    """PyTorch's functions on packed sequences; each tells ``tracker`` the kinds of its results."""
 
     def __init__(self, tracker: BatchwiseTracker) -> None:
         self._tracker = tracker
@@ -134,7 +134,7 @@ class _Packed:
         return output, lengths
 
     def _lose(self, given: Iterable[torch.Tensor], made: Iterable[torch.Tensor], why: str) -> None:
-        """What is made of samples in another way than these."""
+        """Mark results that mix samples in an unsupported way."""
         kinds = [self._tracker.kind(tensor) for tensor in given]
         if all(isinstance(kind, Same | Noise) for kind in kinds):
             return
@@ -144,7 +144,7 @@ class _Packed:
 
 
 def _aside(function: Callable[..., Any], *, layer: bool) -> Callable[..., Any]:
-    """Where sequences of the batch are packed; any other call is followed."""
+    """Call ``function`` outside the tracker. A ``layer`` on data that is not packed is followed as usual."""
 
     def chosen(original: Callable[..., Any], *args: Any) -> Any:
         if layer and not _is_packed(args):
@@ -156,19 +156,19 @@ def _aside(function: Callable[..., Any], *, layer: bool) -> Callable[..., Any]:
 
 
 def _is_packed(args: Sequence[Any]) -> bool:
-    """Whether a recurrent layer is given packed data and their sizes, not padded data and states."""
+    """Whether a recurrent layer gets packed data and batch sizes, not padded data and states."""
     return isinstance(args[1], torch.Tensor) and not args[1].is_floating_point()
 
 
 def _alike(kind: Kind, of_lengths: Kind, dim: int) -> Rows | None:
-    """The rows of data whose lengths are of the same samples in the same order; None for others."""
+    """The rows of the data if the lengths belong to the same samples in the same order; else None."""
     if not isinstance(kind, Rows) or not isinstance(of_lengths, Rows) or (kind.dim, of_lengths.dim) != (dim, 0):
         return None
     return kind if kind.over is of_lengths.over is None and kind.owners.agrees(of_lengths.owners) else None
 
 
 def _sequences(tracker: BatchwiseTracker, data: torch.Tensor, sizes: torch.Tensor) -> Rows | None:
-    """The samples of packed data, in the order in which they were packed; None where that is not known."""
+    """The samples of packed data, in the order of packing; None if it is not known."""
     kind = tracker.kind(data)
     if not isinstance(kind, Rows) or kind.dim or not isinstance(kind.owners.order, tuple):
         return None
@@ -179,7 +179,7 @@ def _sequences(tracker: BatchwiseTracker, data: torch.Tensor, sizes: torch.Tenso
 
 
 def _begins(tracker: BatchwiseTracker, state: torch.Tensor, sequences: Rows) -> bool:
-    """Whether the states that layers begin with are each sample's own, or the same for all."""
+    """Whether the initial states belong to the same samples, or are equal for all samples."""
     kind = tracker.kind(state)
     if isinstance(kind, Rows):
         return kind.dim == 1 and kind.over is None and kind.owners.agrees(sequences.owners)

@@ -1,4 +1,4 @@
-"""What a rule is given, where it is registered, and the questions that rules of all families ask."""
+"""The argument of rules (``Call``), their registry, and helpers for all families of rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ATTENUATED = "a tiny constant added to a divisor counts once a rank"
 
 
 class Follower(Protocol):
-    """What rules ask the tracker."""
+    """The tracker's interface for rules."""
 
     def kind(self, tensor: torch.Tensor) -> Kind: ...
     def number(self, thing: object) -> Hashable: ...
@@ -50,7 +50,7 @@ class Follower(Protocol):
 
 
 class Call:
-    """One operation as it ran: its arguments by name, its result."""
+    """One executed operation: its arguments by name, and its result."""
 
     def __init__(self, follower: Follower, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.follower, self.func = follower, func
@@ -62,7 +62,7 @@ class Call:
         self.draws = torch.Tag.nondeterministic_seeded in func.tags
         self.shape_before = self.writes[0].shape if self.writes else None
         self.before: torch.Tensor | None = None
-        """What is written to, as it was, where it knew nothing of the batch; and what that is a view of."""
+        """A copy of the written tensor before the write, if it did not depend on the batch; next, of its base."""
         self.base_before: torch.Tensor | None = None
         self.out: Any = None
         self.notes: set[str] = set()
@@ -76,12 +76,12 @@ class Call:
 
     @property
     def makes(self) -> bool:
-        """Whether the result takes no value of any argument."""
+        """Whether the operation is a factory: the result uses no values of tensor arguments."""
         return self.name in FACTORIES
 
     @property
     def numbers(self) -> Iterator[float]:
-        """Python numbers that stand where a tensor or a scalar may; no sizes, no dimensions."""
+        """Python numbers passed as tensors or scalars; not sizes or dimensions."""
         for argument in self.func._schema.arguments:
             value = self.arguments[argument.name]
             if type(value) in (int, float) and (
@@ -91,14 +91,14 @@ class Call:
 
     @property
     def in_python(self) -> bool:
-        """Whether a person wrote the operator; composites in C++ pass numbers by ``Scalar`` overloads."""
+        """Whether Python code called the operator; composites in C++ pass numbers by ``Scalar`` overloads."""
         return self.overload not in {"Scalar", "Scalar_mode"}
 
     def kind(self, thing: object) -> Kind:
         return self.follower.kind(thing) if isinstance(thing, torch.Tensor) else SAME
 
     def rows(self, name: str = "self") -> tuple[torch.Tensor, Rows] | None:
-        """The argument and its rows; None where it knows nothing of the batch. Totals raise ``MixesError``."""
+        """The argument and its rows; None if it does not depend on the batch. Raises ``MixesError`` for totals."""
         tensor = self[name]
         kind = self.kind(tensor)
         if isinstance(kind, Rows):
@@ -117,7 +117,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[R], R]:
-    """Register a rule for the operations of these names, in-place forms included."""
+    """Register a rule for operations with these names and their in-place forms."""
 
     def register(function: R) -> R:
         for name in names:
@@ -156,7 +156,7 @@ def tensors_in(things: Any) -> Iterator[torch.Tensor]:
 
 
 def plain(kind: Rows) -> Rows:
-    """Rows that are not a share of a sum; of those, only linear operations are known."""
+    """``kind``. Raises ``MixesError`` for shares of a sum: only linear operations have rules for them."""
     if kind.over is not None:
         raise MixesError("uses what was divided by a sum over the batch, and does not only add it up")
     return kind
@@ -173,19 +173,19 @@ def wrapped(dim: int, ndim: int) -> int:
 
 
 def dims_of(given: Any, ndim: int) -> list[int]:
-    """A ``dim`` argument as a list; None and ``[]`` are all."""
+    """A ``dim`` argument as a list; None and ``[]`` mean all dimensions."""
     if given is None or given == []:
         return list(range(ndim))
     return sorted(wrapped(d, ndim) for d in ([given] if isinstance(given, int) else given))
 
 
 def without(dim: int, dims: Sequence[int], keepdim: bool) -> int:
-    """Where ``dim`` is once ``dims`` are reduced."""
+    """The index of ``dim`` after a reduction over ``dims``."""
     return dim if keepdim else dim - sum(d < dim for d in dims)
 
 
 def merged(call: Call, rows: Sequence[Owners]) -> Owners:
-    """The owners that several operands have in common."""
+    """The common owners of several operands. Raises ``MixesError`` if they differ."""
     first = next((owners for owners in rows if not owners.shuffled), rows[0])
     for other in rows:
         if not first.agrees(other):
@@ -196,7 +196,7 @@ def merged(call: Call, rows: Sequence[Owners]) -> Owners:
 
 
 def even_operand(call: Call, tensor: torch.Tensor, kind: Kind, dim: int, owners: Owners) -> None:
-    """Raise unless an operand without samples treats them alike along ``dim``."""
+    """Raise unless an operand without samples has equal values for all samples along ``dim``."""
     if any(tensor is one for one in call.writes) and call.before is not None:
         tensor = call.before
     if isinstance(kind, Noise):
@@ -206,7 +206,7 @@ def even_operand(call: Call, tensor: torch.Tensor, kind: Kind, dim: int, owners:
 
 
 def elementwise(call: Call, tensors: Sequence[torch.Tensor], ndim: int) -> Kind:
-    """The result of operands broadcast against each other; ``ndim`` is the result's."""
+    """The kind of an elementwise result with broadcasting; ``ndim``: number of dimensions of the result."""
     kinds = [call.kind(tensor) for tensor in tensors]
     refuse_totals(call.name, *kinds)
     found = [(tensor, plain(kind)) for tensor, kind in zip(tensors, kinds, strict=True) if isinstance(kind, Rows)]
@@ -228,7 +228,7 @@ def elementwise(call: Call, tensors: Sequence[torch.Tensor], ndim: int) -> Kind:
 
 
 def _widened(call: Call, tensor: torch.Tensor, rows: Sequence[torch.Tensor], dim: int) -> None:
-    """Note where copies as many as the samples lie across them: ``[B, 1] * ones(B)``. ``dim`` is from the right."""
+    """Note copies, one per sample, along another dimension than the samples: ``[B, 1] * ones(B)``. ``dim`` < 0."""
     if not any(suspect.spread for suspect in call.follower.suspects_of(tensor)):
         return
     samples = call.follower.samples()

@@ -1,4 +1,4 @@
-"""Picking and putting by index and mask."""
+"""Reading and writing by index and mask."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _masked_select(call: Call) -> Kind:
 
 
 def _masked(call: Call, tensor: torch.Tensor, mask: torch.Tensor, at: int) -> Kind:
-    """``tensor[mask]``, the mask standing at dimension ``at``."""
+    """``tensor[mask]`` with the mask at dimension ``at``."""
     kind, chooses = call.kind(tensor), call.kind(mask)
     refuse_totals(call.name, kind, chooses)
     covered = range(at, at + mask.dim())
@@ -73,7 +73,7 @@ def _masked(call: Call, tensor: torch.Tensor, mask: torch.Tensor, at: int) -> Ki
 
 
 def _chosen(call: Call, owners: Owners, dim: int, mask: torch.Tensor, named: torch.Tensor) -> Owners:
-    """The owners of what a mask lets through."""
+    """The owners of the elements that a mask selects."""
     if not isinstance(call.kind(named), Rows):
         even_operand(call, mask, call.kind(named), dim, owners)
     shape = [-1 if index == dim else 1 for index in range(mask.dim())]
@@ -82,13 +82,13 @@ def _chosen(call: Call, owners: Owners, dim: int, mask: torch.Tensor, named: tor
 
 
 def _picked(call: Call, indices: Sequence[torch.Tensor | None]) -> Kind:
-    """``tensor[indices]`` with whole numbers."""
+    """``tensor[indices]`` with integer indices."""
     kind = call.kind(call["self"])
     refuse_totals(call.name, kind)
     given = [(at, index) for at, index in enumerate(indices) if index is not None]
     if isinstance(kind, Same) and len(given) == 1 and _sorts(positions := call.kind(given[0][1])):
         even_operand(call, call["self"], kind, given[0][0], positions.owners)
-        return kind  # states to begin with, the same for all samples
+        return kind  # initial states, equal for all samples
     shape = torch.broadcast_shapes(*(index.shape for _, index in given))
     places = [at for at, _ in given]
     first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
@@ -126,7 +126,7 @@ def _sorts(kind: Kind) -> TypeGuard[Positions]:
 
 
 def _index_rows(call: Call, indices: Sequence[torch.Tensor], ndim: int) -> tuple[Owners | None, int]:
-    """The samples that the indices themselves belong to, and along which of their dimensions."""
+    """The owners of the indices themselves, and the dimension of their samples."""
     found = [(kind, index) for index in indices if isinstance(kind := call.kind(index), Rows | Positions)]
     refuse_totals(call.name, *map(call.kind, indices))
     if not found:
@@ -163,7 +163,7 @@ def _owners_at(call: Call, owners: Owners, index: torch.Tensor, shape: torch.Siz
 
 @rule("gather", "scatter", "scatter_add", "scatter_reduce", "index_fill", "index_add", "index_copy")
 def _along_dim(call: Call) -> Kind:
-    """Within a sample, where ``dim`` is another dimension than the samples'."""
+    """Works within each sample if ``dim`` is not the dimension of the samples."""
     at = wrapped(call["dim"], call["self"].dim())
     if call.name.removesuffix("_") == "scatter" and call.get("src") is not None and (found := undoing(call)):
         return found
@@ -197,7 +197,7 @@ def _nonzero(call: Call) -> Kind:
 
 @rule("index_put")
 def _index_put(call: Call) -> Kind:
-    """A value put where a mask of the samples says."""
+    """A value written at a mask of the samples."""
     given = [index for index in call["indices"] if index is not None]
     target, value = call["self"], call["values"]
     kind = call.kind(target)

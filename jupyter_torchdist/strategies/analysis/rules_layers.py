@@ -1,4 +1,4 @@
-"""Layers that are one operation: each works on a sample by itself, batch normalisation excepted."""
+"""Layers that are one operation: all but batch normalisation process each sample independently."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rules import SYNCHRONISE, Call, elementwise, even_operand, merged, plain, 
 
 
 def _independent(call: Call, names: tuple[str, ...], free: int) -> Rows:
-    """The rows of arguments that all have their samples in one of the first ``free`` dimensions."""
+    """The common rows of the arguments ``names``; their samples must be in one of the first ``free`` dimensions."""
     given = [call[name] for name in names if isinstance(call.get(name), torch.Tensor)]
     refuse_totals(call.name, *map(call.kind, call.tensors))
     for tensor in call.tensors:
@@ -28,7 +28,7 @@ def _independent(call: Call, names: tuple[str, ...], free: int) -> Rows:
 
 
 def _everywhere(call: Call, rows: Rows) -> Kind | list[Kind]:
-    """Those rows, in every result that has such a dimension."""
+    """``rows`` for every result with such a dimension, ``SAME`` for the others."""
     if isinstance(call.out, torch.Tensor):
         return rows
     results = [out for out in call.out if isinstance(out, torch.Tensor)]
@@ -52,7 +52,7 @@ def _convolution_backward(call: Call) -> Sequence[Kind]:
 
 
 def _trailing(spatial: int, *names: str) -> None:
-    """Operations on the last ``spatial`` dimensions."""
+    """Register operations on the last ``spatial`` dimensions."""
 
     def within(call: Call) -> Kind | list[Kind]:
         first = next(tensor for tensor in call.tensors if isinstance(call.kind(tensor), Rows))
@@ -119,7 +119,7 @@ def _group_norm(call: Call) -> Kind | list[Kind]:
     "_batch_norm_no_update",
 )
 def _batch_norm(call: Call) -> Sequence[Kind]:
-    """Instance normalisation too, which sees the samples as channels: ``[1, N·C, …]``."""
+    """Also for instance normalisation, which passes the samples as channels: ``[1, N·C, …]``."""
     tensor = call["input"]
     found = call.rows("input")
     if found is None or any(isinstance(call.kind(one), Rows) for one in call.tensors if one is not tensor):
@@ -159,7 +159,7 @@ def _attention(call: Call) -> Sequence[Kind]:
 
 @rule("mkldnn_rnn_layer")
 def _mkldnn_rnn(call: Call) -> Sequence[Kind]:
-    """One layer, time first: output, last states, workspace."""
+    """One layer with time first; returns the output, the last states and a workspace."""
     tensor, kind = call["input"], call.kind(call["input"])
     if not isinstance(kind, Rows) or kind.dim != 1 or tensor.dim() != 3:
         raise MixesError("runs along the batch")

@@ -1,4 +1,4 @@
-"""Losses that reduce by themselves."""
+"""Losses with a reduction of their own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _pointwise(call: Call) -> Kind:
 
 @rule("multi_margin_loss", "multilabel_margin_loss_forward")
 def _per_sample(call: Call) -> Kind | list[Kind]:
-    """Losses of ``[N, C]`` with a target for each of N."""
+    """Losses of ``[N, C]`` with a target for each of the N samples."""
     ahead, target = call.kind(call["self"]), call.kind(call["target"])
     refuse_totals(call.name, ahead, target)
     rows = [plain(kind) for kind in (ahead, target) if isinstance(kind, Rows)]
@@ -52,7 +52,7 @@ def _reduced(call: Call, kind: Rows, shape: Sequence[int]) -> Kind:
 
 @rule("nll_loss_forward", "nll_loss2d_forward")
 def _nll(call: Call) -> list[Kind]:
-    """The mean is over the weights of the targets that are not ignored: ``total_weight``."""
+    """The mean is divided by ``total_weight``, the weights of the targets that are not ignored."""
     scores, target = call["self"], call["target"]
     kinds = [call.kind(scores), call.kind(target)]
     refuse_totals(call.name, *kinds)
@@ -90,7 +90,7 @@ def _without_classes(dim: int) -> int:
 
 
 def _kept(call: Call, target: torch.Tensor, owners: object) -> Den:
-    """Named as ``(target != ignore_index).sum()`` is, so that both are the same divisor."""
+    """Gets the same number as ``(target != ignore_index).sum()``, because both are the same divisor."""
     follower = call.follower
     number: Hashable = follower.number_of("ne", follower.number(target), follower.number(call["ignore_index"]))
     if call["weight"] is not None:

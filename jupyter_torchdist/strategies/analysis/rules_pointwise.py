@@ -1,4 +1,4 @@
-"""Element by element: rows stay rows; sums and means pass what is linear."""
+"""Elementwise operations: rows remain rows; totals remain totals under linear operations only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _cast(call: Call) -> Kind:
 
 @rule("fill", "zero")
 def _fill(call: Call) -> Kind:
-    """What is given one value everywhere may still be called rows."""
+    """Rows filled with one value are still rows."""
     kind = call.kind(call["self"])
     value = call.kind(call.get("value"))
     if isinstance(kind, Rows) and isinstance(value, Same):
@@ -88,7 +88,7 @@ def _both(call: Call, one: Total, other: Total) -> Kind:
 
 
 def _with_constant(call: Call, total: Total, constant: Any) -> Kind:
-    """A mean takes any constant; a sum only zero, or next to it what keeps a divisor from being zero."""
+    """A constant may be added to a mean; to a sum only zero, or a tiny number that keeps a divisor from zero."""
     if total.den is not None:
         return total
     learnt = isinstance(constant, torch.Tensor) and (constant.requires_grad or constant.numel() > 1)
@@ -108,7 +108,7 @@ def _least(tensor: torch.Tensor) -> float:
 
 @rule("clamp_min", "clamp", "maximum")
 def _floor(call: Call) -> Kind:
-    """``clamp(min=1)`` of what is a divisor only: where it is less, this rank has nothing to divide."""
+    """``clamp(min=1)`` of a sum that is a divisor only: where the bound applies, the rank has nothing to divide."""
     kind = call.kind(call["self"])
     if not isinstance(kind, Total) or kind.den is not None or call.get("max") is not None:
         return elementwise(call, call.tensors, call.out.dim())
@@ -135,7 +135,7 @@ def _mul(call: Call) -> Kind:
 
 
 def _over(call: Call, kinds: Sequence[Kind]) -> Kind | None:
-    """A share of a sum (``w / w.sum()``) times rows is one of the same sum."""
+    """A share of a sum (``w / w.sum()``) times rows is a share of the same sum."""
     shares = [kind for kind in kinds if isinstance(kind, Rows) and kind.over is not None]
     if not shares:
         return None
@@ -149,7 +149,7 @@ def _over(call: Call, kinds: Sequence[Kind]) -> Kind | None:
 
 
 class _Unshared:
-    """A call whose shares of a sum are rows."""
+    """A call in which shares of a sum count as plain rows."""
 
     def __init__(self, call: Call, whole: dict[int, Rows]) -> None:
         self.follower, self.suspects = call.follower, call.suspects
@@ -186,7 +186,7 @@ def _ratio(call: Call, above: Kind, below: Total) -> Kind:
 
 
 def _divided(above: Kind, below: Total, den: Den) -> Kind:
-    """``above / below``, where below's value is ``den``'s."""
+    """``above / below``, where ``den`` has the value of ``below``."""
     if below.den is not None:
         if not isinstance(above, Total) or above.den is None or above.den.token != below.den.token:
             raise MixesError("divides by a mean over the batch")
@@ -199,7 +199,7 @@ def _divided(above: Kind, below: Total, den: Den) -> Kind:
 
 
 def _scaled(call: Call, total: Total, factor: Any, *, divides: bool) -> Kind:
-    """A total times a constant, unless the number is a count of this rank's samples."""
+    """A total scaled by a constant. Handles numbers that may be a count of this rank's samples."""
     if isinstance(factor, torch.Tensor):
         if factor.numel() > 1 or factor.requires_grad or factor.dim() > 0:
             return total
@@ -234,14 +234,14 @@ def _by_read_number(call: Call, total: Total, factor: float, read: tuple[Kind, H
 
 
 def _whole_number(value: float) -> int | None:
-    """The number that ``value`` is, from 1 on."""
+    """``abs(value)`` as an int if it is a whole number from 1 on, else None."""
     if not 1 <= abs(value) < 2**53 or abs(abs(value) - round(abs(value))) > 1e-9 * abs(value):
         return None
     return round(abs(value))
 
 
 def _by_size(call: Call, total: Total, factor: float, size: int) -> Kind:
-    """A sum divided by a whole number: a mean if that counts what was summed, unless the source says a constant."""
+    """A sum divided by a whole number: a mean if the number counts the summed elements and is no literal."""
     samples = call.follower.samples()
     dens = {den for count, den in total.counts if count == size}
     if size == samples:
@@ -263,7 +263,7 @@ def _doubt_unless_literal(call: Call, factor: float) -> None:
 
 @rule("where")
 def _where(call: Call) -> Kind:
-    """Chosen by a constant, a total stays what it is."""
+    """No totals: a choice between them is refused."""
     kinds = [call.kind(call[name]) for name in ("condition", "self", "other")]
     if not any(isinstance(kind, Total) for kind in kinds):
         return elementwise(call, call.tensors, call.out.dim())
@@ -272,7 +272,7 @@ def _where(call: Call) -> Kind:
 
 @rule("multinomial")
 def _multinomial(call: Call) -> Kind:
-    """A sample's own draws, by its own weights."""
+    """Draws for each sample, with the sample's own weights."""
     kind = call.kind(call["self"])
     refuse_totals(call.name, kind)
     if not isinstance(kind, Rows) or kind.dim or call["self"].dim() != 2:

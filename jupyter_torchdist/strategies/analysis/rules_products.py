@@ -1,4 +1,4 @@
-"""Contractions, by the letters of their einsum: samples stay rows, or are summed over, or meet each other."""
+"""Contractions, described by einsum letters: rows remain, are summed over, or samples are mixed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def contracted(call: Call, one: torch.Tensor, other: torch.Tensor, letters: str)
 
 @rule("_trilinear")
 def _trilinear(call: Call) -> Kind:
-    """A product of three, each with dimensions put in at ``expand``, summed over ``sumdim``."""
+    """A product of three tensors, unsqueezed at their ``expand`` dimensions and summed over ``sumdim``."""
     found: list[tuple[int, Rows]] = []
     letters = "abcdefgh"[: call["i1"].dim() + len(call["expand1"])]
     refuse_totals(call.name, *map(call.kind, call.tensors))

@@ -1,4 +1,4 @@
-"""Sums and means over the samples, what else goes along a dimension."""
+"""Sums and means over the samples, and other operations along a dimension."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _mean(call: Call) -> Kind:
 
 
 def mean_den(call: Call, kind: Rows) -> Den:
-    """What a mean over these rows counts: the samples, or the rows where samples differ in their number."""
+    """The divisor of a mean over these rows: the samples, or the rows if their number differs between samples."""
     if kind.owners.selection is None and kind.owners.even:
         return call.samples_token_of(kind.owners.samples)
     return Den(("rows", kind.owners.selection), float(len(kind.owners)))

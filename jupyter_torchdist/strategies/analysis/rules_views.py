@@ -1,4 +1,4 @@
-"""Shapes: where the samples are after a view, a permutation, a piece, a joining."""
+"""Shape operations: the dimension of the samples after a view, permutation, slice or concatenation."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _slice(call: Call) -> Kind:
     bounds = [abs(bound) for bound in (first, last) if bound not in (0, None, _END)]
     if not bounds and step == 1:
         return kind
-    # ``x[:32]`` where this rank has 32 samples: on one device it would take a part of them.
+    # ``x[:32]`` on a rank with 32 samples: on one device it would take only a part of the samples.
     if (
         isinstance(kind, Positions)
         or step != 1
@@ -147,7 +147,7 @@ def _slice(call: Call) -> Kind:
 
 
 def _part(owners: Owners, vector: torch.Tensor, size: int) -> Owners:
-    """Owners of a piece that was chosen by position: fair only where every sample gives as many rows."""
+    """Owners of a piece chosen by position. Raises unless the piece has the same number of rows of every sample."""
     part = owners.with_vector(vector)
     if len(vector) != size or owners.selection is not None or not size or not part.even:
         raise MixesError("takes samples by their position in the batch")
@@ -258,7 +258,7 @@ def _reordered(call: Call) -> Kind:
 
 @rule("diagonal", "tril", "triu", "diag_embed", "constant_pad_nd", "unfold")
 def _within(call: Call) -> Kind:
-    """Shapes of other dimensions than the samples'."""
+    """Operations on other dimensions than the dimension of the samples."""
     kind = call.kind(call["self"])
     if not isinstance(kind, Rows):
         refuse_totals(call.name, kind)
@@ -285,7 +285,7 @@ def _within(call: Call) -> Kind:
 
 @rule("_fft_r2c", "_fft_c2r", "_fft_c2c", "unfold_backward")
 def _along(call: Call) -> Kind:
-    """Transforms of other dimensions than the samples', whose number they leave as it is."""
+    """Transforms along other dimensions; the number of samples does not change."""
     kind = call.kind(call["grad_in"] if call.name == "unfold_backward" else call["self"])
     if not isinstance(kind, Rows):
         refuse_totals(call.name, kind)

@@ -1,6 +1,6 @@
-"""Slices that take all there is on this rank and would not on one device.
+"""Finds slices that take all rows on this rank but would take only a part on one device.
 
-``x[:32, 0]`` of 16 rows leaves no trace below Python: the slice is dropped. It is seen where it is written.
+``x[:32, 0]`` on 16 rows is dropped before dispatch. So slices are observed at ``__torch_function__``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .numerals import Origin
 
 
 class Slices(TorchFunctionMode):
-    """Calls ``limited`` with what was taken from, or written to, by such a slice of its samples, and why that is so.
+    """Calls ``limited`` with the result (or the written tensor) of such a slice of samples, and the reason.
 
-    So too for ``x[:, :lengths.max()]``, where the longest of this rank is that of its ``x``: ``read`` tells numbers
-    that were read from the batch.
+    Also for ``x[:, :lengths.max()]``, where this rank's longest sequence fills ``x``: ``read`` recognises numbers that
+    were read from the batch.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ BY_NUMBER = "slices each sample by a number that was read from the batch"
 
 
 def _slices(index: tuple[Any, ...], ndim: int) -> Iterator[tuple[int, slice]]:
-    """Each slice of an index with the dimension that it is of."""
+    """Each slice of an index, with its dimension."""
     given = sum(_width(part) for part in index)
     dim = 0
     for part in index:

@@ -1,4 +1,4 @@
-"""From what is known of a loss to what the strategy does with it."""
+"""Verdicts on a loss: how the strategy combines the losses of the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rules import IGNORED
 
 
 class Judgement(Enum):
-    """What a scalar is, and how the ranks' values make one device's."""
+    """What a loss is over the batch: how the ranks' values combine to the single-device value."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -25,10 +25,10 @@ class Judgement(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """``weight``: what this rank's value counts with beside the other ranks' (None but for a mean or a ratio).
+    """``weight``: the weight of this rank's value (only for a mean or a ratio, else None).
 
-    The value of one device is ``Σ weight_r · value_r / Σ weight_r`` for a mean and a ratio, ``Σ value_r`` for a sum,
-    any rank's value for ``SAME``; so are its gradients. ``place`` is the line of user code that ``reason`` speaks of.
+    The single-device value is ``Σ weight_r · value_r / Σ weight_r`` for a mean and a ratio, ``Σ value_r`` for a sum,
+    any rank's value for ``SAME``; the same holds for gradients. ``place``: the line of user code behind ``reason``.
     """
 
     judgement: Judgement
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def judged(fact: Fact, loss: torch.Tensor) -> Verdict:
-    """The verdict on a loss of which ``fact`` is known."""
+    """The verdict on a loss with this ``fact``."""
     kind, notes = fact.kind, fact.notes
     if isinstance(kind, Mixed):
         return Verdict(Judgement.MIXED, f"{kind.operation} {kind.why}", None, kind.place, notes)

@@ -1,4 +1,4 @@
-"""In-place writes: what one view was given, all tensors of its storage have."""
+"""In-place writes: a write to one view changes all tensors on the same storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOST = Unknown("in-place", "writes the batch into part of a tensor in a way tha
 
 @dataclass(frozen=True)
 class _Entry:
-    """The last write to a storage. ``pin`` keeps its address from being used again."""
+    """The last write to a storage. ``pin`` prevents that its address is reused."""
 
     pin: StorageWeakRef
     size: torch.Size
@@ -23,7 +23,7 @@ class _Entry:
 
 
 def flat_value(tensor: torch.Tensor) -> float | None:
-    """The one value that all elements have; None where they differ."""
+    """The common value of all elements; None if they differ."""
     if not tensor.numel():
         return 0.0
     values = tensor.detach().reshape(-1)
@@ -35,16 +35,16 @@ class Writes:
         self._entries: dict[int, _Entry] = {}
 
     def seen_through(self, tensor: torch.Tensor, fact: Fact) -> Fact:
-        """``fact`` of ``tensor``, unless its storage was written to since."""
+        """``fact`` of ``tensor``, or the fact of a later write to its storage."""
         if not self._entries or (entry := self._entries.get(_address(tensor))) is None or entry.fact.time <= fact.time:
             return fact
         return entry.fact.of_kind(_mapped(entry, tensor, fact.kind))
 
     def record(self, tensor: torch.Tensor, before: Fact, fact: Fact, base: torch.Tensor | None, *, alone: bool) -> Fact:
-        """Note that ``tensor`` was written to; what it is from now on.
+        """Note that ``tensor`` was written to, and return its new fact.
 
-        ``base``: the tensor it is a view of, as it was, where that knew nothing of the batch. ``alone``: nobody uses
-        what it is a view of.
+        ``base``: a copy of its base before the write, if the base did not depend on the batch. ``alone``: the base is
+        not used any more.
         """
         storage = tensor.untyped_storage()
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
@@ -63,7 +63,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _joins(tensor: torch.Tensor, before: Kind, after: Kind, base: torch.Tensor | None) -> bool:
-    """Whether the parts of a storage that were not written fit what was."""
+    """Whether the unwritten parts of a storage fit the new kind, too."""
     if isinstance(before, Rows) and isinstance(after, Rows):
         return before.dim == after.dim and before.owners.agrees(after.owners)
     if isinstance(before, Total) and isinstance(after, Total):
@@ -78,7 +78,7 @@ def _joins(tensor: torch.Tensor, before: Kind, after: Kind, base: torch.Tensor |
 
 
 def _even(tensor: torch.Tensor, rows: Rows, base: torch.Tensor) -> bool:
-    """Whether the whole of which ``tensor`` is a part treated the samples alike."""
+    """Whether ``base``, of which ``tensor`` is a view, had equal values for all samples."""
     wanted = (tensor.size(rows.dim), tensor.stride(rows.dim))
     places = [dim for dim in range(base.dim()) if (base.size(dim), base.stride(dim)) == wanted]
     return len(places) == 1 and uniform(base, places[0], rows.owners)

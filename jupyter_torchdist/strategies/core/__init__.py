@@ -1,1 +1,1 @@
-"""What every strategy builds on: its context, cutting and joining batches, random numbers, sharded tensors, weights."""
+"""The common base of all strategies: context, cutting and joining batches, random numbers, sharded tensors, weights."""

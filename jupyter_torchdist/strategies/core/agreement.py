@@ -1,4 +1,4 @@
-"""Models before they are distributed: the same on all ranks, and not distributed already."""
+"""Checks of a model before it is distributed: it is the same on all ranks, and not distributed already."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _WRAPPERS = (FSDPModule, Fsdp1, DistributedDataParallel)
 
 T = TypeVar("T")
 Line = tuple[str, str, str]
-"""Kind, name, and what must be the same of a parameter or buffer."""
+"""Kind and name of a parameter or buffer, and a text that must be equal on all ranks (shape, dtype, ties)."""
 
 
 def check_untouched(model: nn.Module) -> None:
-    """Raise ``StrategyError`` for a model of which a part is sharded or replicated already."""
+    """Raise ``StrategyError`` if a part of the model is already sharded or replicated."""
     for name, module in model.named_modules():
         if isinstance(module, _WRAPPERS) or type(module).__bases__[0].__module__.startswith("torch.distributed."):
             where = f"{type(model).__name__}.{name}" if name else type(model).__name__
@@ -37,14 +37,14 @@ def check_untouched(model: nn.Module) -> None:
 
 
 def of_every_rank(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """What each rank of ``group`` (of all by default) says, in order; all ask at the same moment."""
+    """All-gather ``value`` over ``group`` (default: all ranks), in rank order. A collective call."""
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
 
 
 def check_not_scripted(modules: Iterable[nn.Module]) -> None:
-    """Raise ``StrategyError`` for a torch.jit script, whose parts are out of Python's reach."""
+    """Raise ``StrategyError`` for a torch.jit script: Python cannot reach its parts."""
     for module in modules:
         if isinstance(module, torch.jit.ScriptModule):
             raise StrategyError(
@@ -55,7 +55,7 @@ def check_not_scripted(modules: Iterable[nn.Module]) -> None:
 
 
 def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Collection[Tensor]) -> None:
-    """Raise ``StrategyError`` for layers that a model was given after it, or a part of it, was ``divided``."""
+    """Raise ``StrategyError`` for layers that were added to a model after a part of the model was ``divided``."""
     if not any(module in divided for module in model.modules()):
         return
     late = [name for name, parameter in model.named_parameters() if parameter in pending]
@@ -66,7 +66,7 @@ def check_grown(model: nn.Module, divided: Collection[nn.Module], pending: Colle
 
 
 def check_not_reused(model: nn.Module, divided: Collection[nn.Module]) -> None:
-    """Raise ``StrategyError`` for a model of which layers were sharded as a part of another one."""
+    """Raise ``StrategyError`` for a model with layers that were sharded as a part of another model."""
     if any(module in divided for module in model.modules()):
         return
     reused = [name for name, parameter in model.named_parameters() if isinstance(parameter, DTensor)]
@@ -80,8 +80,8 @@ def check_not_reused(model: nn.Module, divided: Collection[nn.Module]) -> None:
 def same_on_all_ranks(model: nn.Module, context: ParallelContext, group: dist.ProcessGroup | None = None) -> None:
     """Compare names, shapes, types, ties and ``requires_grad`` across ranks; all ranks call it before sharding.
 
-    Raises ``StrategyError`` on every rank, with the first difference from the first rank. Costs one collective of
-    32 bytes while all agree. ``group`` is all ranks by default.
+    Raises ``StrategyError`` on every rank, with the first difference from the first rank. If all ranks agree, the
+    cost is one collective of 32 bytes. ``group`` is all ranks by default.
     """
     lines = _lines(model)
     digest = hashlib.sha256(repr(lines).encode()).digest()

@@ -1,4 +1,4 @@
-"""Which parts of a model are sharded, checkpointed or compiled as one: its repeated blocks, classes, or sizes."""
+"""Selects the units of a model that are sharded, checkpointed or compiled: by repetition, by class or by size."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import nn
 from ...protocol.errors import StrategyError
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-"""They hold layers and are none."""
+"""Containers of layers; they are not blocks themselves."""
 
 _WORTH = 0.1
-"""A repeated block with less of the model's parameters than this is no unit of its own."""
+"""Repeated blocks are units only if together they hold at least this fraction of the model's parameters."""
 
 
 def repeated(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks, in the order of their definition: twelve layers of a GPT, both stacks of a transformer.
 
-    Siblings of one class that have layers of their own. Of blocks within blocks (experts within a layer) the
-    outermost: every rank runs those in every step, which FSDP's collectives need. Empty for a model without any.
+    Repeated blocks are siblings of one class that have child layers. Of nested blocks (experts within a layer) only
+    the outermost count: every rank runs them in every step, as FSDP's collectives need. May be empty.
     """
     total = _size([model])
     found: list[list[nn.Module]] = []
@@ -45,9 +45,9 @@ def _size(modules: Iterable[nn.Module]) -> int:
 
 
 def of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
-    """Every module below ``model`` whose class, or one it is made from, has one of these names.
+    """Every module below ``model`` whose class, or a base class of it, has one of these names.
 
-    Raises ``StrategyError`` for a name that no module has, with those there are.
+    Raises ``StrategyError``, with a list of the existing classes, if no module has one of the names.
     """
     by_name: dict[str, list[nn.Module]] = {}
     for module in model.modules():
@@ -66,11 +66,11 @@ def of_classes(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
 
 
 def by_size(model: nn.Module, minimum: int) -> list[nn.Module]:
-    """Modules with at least ``minimum`` parameters that are in no smaller such module (FSDP1's size-based rule)."""
+    """Modules with at least ``minimum`` parameters, chosen by the size-based rule of FSDP1 (the smallest such)."""
     units: set[nn.Module] = set()
 
     def left_after(module: nn.Module) -> int:
-        """Parameters of ``module`` outside of its units; a module with enough of them becomes one."""
+        """The number of parameters of ``module`` outside its units; a module with enough of them becomes a unit."""
         left = size = _size([module])
         if size >= minimum and not isinstance(module, nn.MultiheadAttention):
             left -= sum(_size([child]) - left_after(child) for child in module.children())

@@ -1,4 +1,4 @@
-"""Calls of modules: the outermost is a strategy's affair, those within it are as without one."""
+"""Calls of modules: a strategy handles the outermost call; nested calls run unchanged."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Call = Callable[..., Any]
 
 
 class Calls:
-    """In place of ``nn.Module.__call__``. ``depth``: of the calls that the strategy is within."""
+    """Replaces ``nn.Module.__call__``. ``depth``: how many ``within`` blocks are open."""
 
     def __init__(self) -> None:
         self.depth = 0
         self._within = _Within(self)
 
     def install(self, patches: Patches, outermost: Call) -> None:
-        """``outermost(original, module, ...)`` is asked where none is within; a step calls each layer, so no more."""
+        """Outermost calls go to ``outermost(original, module, ...)``. Kept cheap: a step calls every layer."""
 
         def calling(original: Call) -> Call:
             @functools.wraps(original)
@@ -32,19 +32,19 @@ class Calls:
                     return original(module, *args, **kwargs)
                 return outermost(original, module, *args, **kwargs)
 
-            # torch.compile passes over our files (autolog): it would end a graph at every layer.
+            # torch.compile skips our files (autolog): without this, the graph would break at every layer.
             call.__code__ = call.__code__.replace(co_filename=NOWHERE)  # type: ignore[attr-defined]
             return call
 
         patches.replace(nn.Module, "__call__", calling)
 
     def within(self) -> AbstractContextManager[None]:
-        """Calls in this block are of the strategy, or of a forward that it has taken care of."""
+        """Module calls in this block belong to the strategy, or to a forward that the strategy handles already."""
         return self._within
 
 
 class _Within(AbstractContextManager[None]):
-    """One for all blocks: a generator for each would cost a step more than the rest of a call."""
+    """One object for all blocks: a new generator for each block would be slower than the rest of a call."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

@@ -1,8 +1,8 @@
-"""What every parallelism is given, and what it offers.
+"""The context that every parallelism receives, and the interface that it implements.
 
-A parallelism is a module of ``strategies/parallel`` (``Parallelism``). None knows the options of another. They are
-applied in the order ``cp``, ``tp``, activation checkpointing, compilation, then one of ``replicate`` and ``fsdp``;
-``pipeline`` cuts the model before.
+A parallelism is a module of ``strategies/parallel`` (``Parallelism``). It does not know the options of the others.
+The order is: ``pipeline`` cuts the model, then ``cp``, ``tp``, activation checkpointing, compilation, and one of
+``replicate`` and ``fsdp``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class ParallelContext:
 
     plan: StrategyPlan
     mesh: DeviceMesh
-    """The ``DIMENSIONS`` of more than one rank; ``dp_replicate`` where there is none."""
+    """The ``DIMENSIONS`` with more than one rank; only ``dp_replicate`` if no dimension has."""
     device: torch.device
     say: Callable[[str], None]
-    """Tells the user one line, once a job: rank 0 prints it, the others do nothing."""
+    """Prints a line for the user, once a job: on rank 0 only."""
 
     @cached_property
     def data_group(self) -> dist.ProcessGroup:
-        """The ranks among which a batch is divided; all ranks ask for it at the same moment."""
+        """The ranks that divide a batch among them. The first access is collective."""
         if self.data_ranks == 1 and dist.get_world_size() > 1:
             alone: dist.ProcessGroup = dist.new_group([dist.get_rank()], use_local_synchronization=True)
             return alone
@@ -42,7 +42,7 @@ class ParallelContext:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """One dimension: ``dp_replicate`` and ``dp_shard`` together."""
+        """``dp_replicate`` and ``dp_shard`` as one mesh dimension."""
         names = tuple(name for name in ("dp_replicate", "dp_shard") if name in (self.mesh.mesh_dim_names or ()))
         return self.mesh[names]._flatten("dp") if len(names) > 1 else self.mesh[names]
 
@@ -54,8 +54,8 @@ class ParallelContext:
 def make_context(plan: StrategyPlan, device: torch.device, say: Callable[[str], None]) -> ParallelContext:
     """The mesh over all ranks of the process group; every rank calls this.
 
-    A dimension of one rank would cost a group for each rank of the job, and with Gloo a thread that wakes 100 times a
-    second.
+    Dimensions of one rank are left out: each would cost a group for each rank of the job, and with Gloo a thread that
+    wakes 100 times a second.
     """
     names = tuple(name for name in DIMENSIONS if plan.degree(name) > 1) or ("dp_replicate",)
     sizes = tuple(plan.degree(name) for name in names)
@@ -66,17 +66,17 @@ class Parallelism(Protocol):
     """A way to divide a model over ranks."""
 
     def check(self, model: nn.Module, context: ParallelContext) -> None:
-        """Raise ``StrategyError`` for what ``apply`` could not do correctly. It sends and changes nothing."""
+        """Raise ``StrategyError`` for what ``apply`` could not do correctly. Communicates and changes nothing."""
 
     def apply(self, model: nn.Module, context: ParallelContext) -> None:
-        """Divide the model in place, so that every name that the user bound stays bound to the same object.
+        """Divide the model in place: every name of the user stays bound to the same object.
 
-        All ranks call it at the same moment.
+        A collective call.
         """
 
 
 class Division(Parallelism, Protocol):
-    """A parallelism that divides layers or sequences. Its model is compared with the undivided one."""
+    """A parallelism that divides layers or sequences. The divided model is compared with the undivided one."""
 
     def explain(self, error: BaseException) -> StrategyError | None:
-        """What an error in the divided model means; None for an error that has another cause."""
+        """An explanation of an error in the divided model; None if the error has another cause."""

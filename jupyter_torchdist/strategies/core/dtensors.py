@@ -1,4 +1,4 @@
-"""Tensors that may be sharded: what lies here, all of it, and who computes with it."""
+"""Helpers for tensors that may be sharded: the local shard, the full tensor, and operations on full tensors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ...torch_private.dtensors import dispatcher
 from .scatter import map_tensors, tensors_in
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
-"""``handler(operation, args, kwargs)``: what DTensor asks in place of what it would do."""
+"""``handler(operation, args, kwargs)``: DTensor calls it instead of its own dispatch."""
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of it: the memory itself, no part of the autograd graph."""
+    """The local shard on this rank: the memory itself, outside the autograd graph."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it on every rank; all ranks call it when it is sharded."""
+    """The full tensor on every rank; a collective call if ``tensor`` is sharded."""
     full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full
 
 
 def divided_as(full: Tensor, tensor: DTensor) -> DTensor:
-    """``full``, the same on all ranks, as ``tensor`` is sharded: without a word to other ranks."""
+    """``full`` (equal on all ranks) with the placements of ``tensor``, without communication."""
     placements = [Replicate() if one.is_partial() else one for one in tensor.placements]
     return distribute_tensor(full.detach(), tensor.device_mesh, placements, src_data_rank=None)
 
@@ -37,7 +37,7 @@ def divided_as(full: Tensor, tensor: DTensor) -> DTensor:
 def fill(tensor: DTensor, full: Tensor) -> None:
     """Write ``full``, which is the same on all ranks, to the shards of ``tensor``.
 
-    Raises ``StrategyError`` where the ranks have summands of it: each would get the whole.
+    Raises ``StrategyError`` for a ``Partial`` placement: each rank's summand would become the full value.
     """
     if any(one.is_partial() for one in tensor.placements):
         raise StrategyError(
@@ -49,11 +49,11 @@ def fill(tensor: DTensor, full: Tensor) -> None:
 
 
 _OWN: dict[Any, Any] = dict(dispatcher()._custom_op_handlers)
-"""PyTorch's."""
+"""PyTorch's own handlers."""
 
 
 def as_ever(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], ours: Handler) -> Any:
-    """What DTensor itself does, within ``ours``, which is asked in its place."""
+    """The result of DTensor's own dispatch; called within ``ours``, the handler that replaces it."""
     handlers = dispatcher()._custom_op_handlers
     asked = handlers.pop(operation, ours)  # another thread (a save) may be here, too
     if operation in _OWN:
@@ -65,7 +65,7 @@ def as_ever(operation: Any, args: Sequence[Any], kwargs: dict[str, Any], ours: H
 
 
 def in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What an operation gives for whole tensors, the same on all ranks, beside those that were given."""
+    """The result of an operation on the full tensors, replicated over the mesh of the given ones."""
     mesh = next(one for one in tensors_in((args, kwargs)) if isinstance(one, DTensor)).device_mesh
     args, kwargs = map_tensors((args, kwargs), whole)
     replicated = [Replicate()] * mesh.ndim
@@ -74,7 +74,7 @@ def in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def write_in_full(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """An operation that writes to its first argument, with whole tensors; a handler, too."""
+    """Run an operation that writes to its first argument on full tensors; also usable as a handler."""
     written = args[0]
     others, named = map_tensors((args[1:], kwargs), whole)
     if not isinstance(written, DTensor):

@@ -1,4 +1,4 @@
-"""Who else holds a parameter that was replaced: lists for clipping, shadows of averages, variables of the cell."""
+"""Other holders of a replaced parameter: lists for clipping, averaged copies, variables of the cell."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def all_of(kind: type[T]) -> list[T]:
-    """Every object of ``kind`` there is, wherever it is held.
+    """Every live object of ``kind``.
 
-    By ``type``: ``isinstance`` asks a weak proxy for the object it stands for, which may be gone (``torch.compile``
-    leaves such).
+    Compares by ``type``: ``isinstance`` would dereference a weak proxy, whose object may be gone (``torch.compile``
+    leaves such proxies).
     """
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
@@ -26,10 +26,10 @@ def all_of(kind: type[T]) -> list[T]:
 def hand_over(
     replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[Any], *, all_or_nothing: bool = True
 ) -> None:
-    """Let user code's containers hold the new parameters; ``known`` are our own, and stay as they are.
+    """Put the new parameters in the containers of user code; ``known`` are our own containers, left unchanged.
 
-    A stale parameter would be clipped, averaged or printed without a word: ``all_or_nothing`` raises ``StrategyError``
-    for a tuple, which cannot be changed.
+    Otherwise a stale parameter would silently be clipped, averaged or printed. A tuple cannot be changed:
+    ``all_or_nothing`` raises ``StrategyError`` for it.
     """
     new_of = {id(old): new for old, new in replaced.items()}
     old = tuple(replaced)  # Python 3.13 finds the arguments of its own call

@@ -1,8 +1,8 @@
-"""Hooks of the cell's on gradients (``Tensor.register_hook``): those on parameters see one device's, or none is seen.
+"""Gradient hooks of user code (``Tensor.register_hook``).
 
-Within a backward a rank has the gradient of its rows alone, and a sharded parameter's own hooks are not called at all
-(autograd knows the whole one). So they are called afterwards, with the whole batch's gradient: what clips, masks or
-notes it does so as on one device.
+Within backward, a rank has the gradient of its own rows only, and the hooks of a sharded parameter are not called at
+all (autograd knows the unsharded parameter). So hooks on parameters are called after backward, with the gradient of
+the global batch, as on one device. Other hooks that would see partial gradients raise ``StrategyError``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _REMEDY = "-O model=whole computes the whole batch on every rank: gradients in i
 
 
 class Before:
-    """Gradients that were there before a backward, and hooks: both wait until what it makes is whole.
+    """Sets aside existing gradients and hooks until the gradients of a backward are reduced.
 
-    ``anew``: gradients of all ``parameters`` wait; else of those that have hooks.
+    ``anew``: sets aside the gradients of all ``parameters``; else only of parameters with hooks.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, anew: bool) -> None:
         self._aside: list[tuple[nn.Parameter, Any, Tensor | None]] = []
-        for parameter in parameters:  # one that comes again has nothing any more
+        for parameter in parameters:  # a repeated parameter has nothing left to set aside
             hooks, grad = parameter._backward_hooks, parameter.grad
             if hooks or (anew and grad is not None):
                 self._aside.append((parameter, hooks, grad))
@@ -42,7 +42,7 @@ class Before:
         return any(grad is not None for _, _, grad in self._aside)
 
     def follow(self, *, create_graph: bool = False) -> None:
-        """Gradients are whole now: hand each to its hooks, as autograd does, and add it to what was there."""
+        """Call the hooks with the reduced gradients, as autograd does, and add the gradients set aside."""
         with torch.set_grad_enabled(create_graph):
             for parameter, hooks, before in self._take():
                 grad = parameter.grad
@@ -57,12 +57,12 @@ class Before:
                 parameter.grad = grad
 
     def undo(self) -> None:
-        """The backward raised: what has come of it is lost where something was there."""
+        """The backward raised: restore the gradients set aside; they replace partial results of the backward."""
         for parameter, _, before in self._take():
             parameter.grad = parameter.grad if before is None else before
 
     def _take(self) -> list[tuple[nn.Parameter, Any, Tensor | None]]:
-        """All of them, hooked again."""
+        """Everything set aside, with the hooks registered again."""
         aside, self._aside = self._aside, []
         for parameter, hooks, _ in aside:
             if hooks:
@@ -71,14 +71,14 @@ class Before:
 
 
 def follow(replaced: Mapping[Any, Any]) -> None:
-    """Parameters that take others' places have their hooks; a handle of the cell's removes them in both."""
+    """Give the hooks of replaced parameters to the new ones; the user's handle removes a hook from both."""
     for old, new in replaced.items():
         if old._backward_hooks:
             new._backward_hooks = old._backward_hooks
 
 
 def check_parameters(model: nn.Module) -> None:
-    """Raise ``StrategyError`` for hooks on parameters, where another library makes the gradients."""
+    """Raise ``StrategyError`` for hooks on parameters, for strategies where another library reduces gradients."""
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks:
             raise StrategyError(
@@ -88,9 +88,9 @@ def check_parameters(model: nn.Module) -> None:
 
 
 def check_modules(model: nn.Module, *, tokens: bool = False) -> None:
-    """Raise ``StrategyError`` for the user's hooks of modules on gradients, in a model whose forward is divided.
+    """Raise ``StrategyError`` for the user's backward hooks on modules, in a model whose forward is divided.
 
-    ``tokens``: among ranks that have each a part of every sequence.
+    ``tokens``: each rank has a part of every sequence.
     """
     theirs = _ROWS.replace("samples", "tokens") if tokens else _ROWS
     for name, module in model.named_modules():
@@ -104,7 +104,7 @@ def check_modules(model: nn.Module, *, tokens: bool = False) -> None:
 
 
 def check_tensor(tensor: Tensor, caller: FrameType) -> None:
-    """Raise ``StrategyError`` when user code, within a forward that is divided, hooks what it has computed."""
+    """Raise ``StrategyError`` when user code registers a hook on an activation within a divided forward."""
     if is_users(caller.f_code.co_filename) and tensor.grad_fn is not None:
         raise StrategyError(
             f"a hook that is registered in the model's forward would see {_ROWS}, before the ranks average them",

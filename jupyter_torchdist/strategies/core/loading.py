@@ -1,7 +1,7 @@
-"""One set of weights for all ranks: rank 0's, before or while they are sharded.
+"""Broadcasts the weights of rank 0 to all ranks, before or while they are sharded.
 
-``group`` is always the ranks that hold copies of the same model (``Setting.data_group``); its first rank's weights
-hold. Parameters are sent one at a time, so that nobody holds more than one beyond what it keeps.
+``group`` is always the ranks that hold copies of the same model (``Setting.data_group``); all get the weights of its
+first rank. Parameters are sent one at a time: a rank holds at most one full parameter beyond its own shards.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from . import meta
 from .dtensors import local
 
 Slot = tuple[nn.Module, str]
-"""Where a parameter hangs; a tied one hangs in several."""
+"""Module and attribute name of a parameter; a tied parameter has several slots."""
 
 
 def slots(model: nn.Module) -> dict[nn.Parameter, list[Slot]]:
-    """Every parameter once, with all places where it hangs, in the order of ``named_parameters``."""
+    """Every parameter once, with all its slots, in the order of ``named_parameters``."""
     found: dict[nn.Parameter, list[Slot]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -35,7 +35,7 @@ def slots(model: nn.Module) -> dict[nn.Parameter, list[Slot]]:
 
 
 def put(places: list[Slot], parameter: nn.Parameter) -> None:
-    """Hang one parameter where another was."""
+    """Register ``parameter`` in the slots of another."""
     for module, name in places:
         module._parameters[name] = parameter
 
@@ -51,7 +51,7 @@ def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def move(model: nn.Module, device: torch.device) -> None:
-    """Parameters and buffers to a GPU, in place; those without values (meta) stay."""
+    """Move parameters and buffers to a GPU, in place; meta tensors are left alone."""
     if device.type == "cpu":
         return
     for tensor in _states(model):
@@ -60,10 +60,10 @@ def move(model: nn.Module, device: torch.device) -> None:
 
 
 def broadcast_states(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
-    """The first rank's parameters and buffers, on all ranks.
+    """Broadcast the parameters and buffers of the first rank.
 
-    What is the same on all already (models that came from the notebook are) is neither sent nor written: pages that
-    the ranks share with its bundle stay shared.
+    Tensors that are equal on all ranks (as in models from the notebook) are neither sent nor written: memory pages
+    that the ranks share with the notebook's bundle stay shared.
     """
     with torch.no_grad():
         for own in _differing([local(tensor) for tensor in _states(model)], group, device):
@@ -78,7 +78,7 @@ def _states(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _differing(tensors: list[Tensor], group: dist.ProcessGroup, device: torch.device) -> list[Tensor]:
-    """Those that some rank has otherwise than the first one, and all that are not on the CPU, where sending is fast."""
+    """Tensors that differ on some rank from the first rank, and all tensors on GPUs, where sending is fast."""
     digests = [list(_digest(tensor)) if tensor.device.type == "cpu" else [0] * 32 for tensor in tensors]
     mine = torch.tensor(digests, dtype=torch.uint8, device=device).view(-1, 32)
     theirs = [torch.empty_like(mine) for _ in range(group.size())]
@@ -88,7 +88,7 @@ def _differing(tensors: list[Tensor], group: dist.ProcessGroup, device: torch.de
 
 
 def _digest(tensor: Tensor) -> bytes:
-    """SHA-256 of the values, from memory: the tensor may be of a type that NumPy has not."""
+    """SHA-256 of the tensor's memory: NumPy may lack its dtype."""
     whole = tensor.detach().contiguous()
     if whole.numel() == 0:
         return bytes(32)
@@ -97,9 +97,9 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def someone_lacks_weights(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether a rank built its model on the meta device.
+    """Whether any rank built its model on the meta device.
 
-    Raises ``StrategyError`` on all when the first one did, by other means than ``td.meta``.
+    Raises ``StrategyError`` on all ranks if the first rank did so without ``td.meta``.
     """
     lacking = [parameter for parameter in model.parameters() if parameter.is_meta]
     for_good = [parameter for parameter in lacking if not meta.is_recorded(parameter)]
@@ -116,9 +116,9 @@ def someone_lacks_weights(model: nn.Module, group: dist.ProcessGroup, device: to
 
 
 def set_aside(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """Leave a model without weights (on the meta device), ready to be sharded; the first rank gets them in hand.
+    """Move a model to the meta device, ready to be sharded. Returns the weights by name, on the first rank only.
 
-    The others let go of theirs now: an optimizer keeps the parameter objects until it is given the sharded ones.
+    The other ranks free their weights now: an optimizer keeps the parameter objects until it gets the sharded ones.
     """
     names, kept = names_of(model), {}
     if dist.get_rank(group) == 0:
@@ -136,7 +136,7 @@ def set_aside(model: nn.Module, group: dist.ProcessGroup) -> dict[str, Tensor]:
 def hand_out(
     model: nn.Module, weights: dict[str, Tensor], group: dist.ProcessGroup, device: torch.device, home: torch.device
 ) -> None:
-    """Fill a model that ``set_aside`` emptied and that was sharded since; a rank's shards live on ``home``."""
+    """Fill a model that was emptied by ``set_aside`` and then sharded; the shards are put on ``home``."""
     names = names_of(model)
     for parameter, places in slots(model).items():
         full = _received(weights.pop(names[parameter], None), parameter, group, device)
@@ -151,7 +151,7 @@ def hand_out(
 
 
 def _received(full: Tensor | None, like: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """The first rank's tensor; ``full`` is given there alone, the others know its shape from ``like``."""
+    """Broadcast ``full``, given on the first rank only; the other ranks take its shape from ``like``."""
     if full is None:
         full = torch.empty(like.shape, dtype=like.dtype, device=device)
     full = meta.value_of(full).to(device).contiguous()

@@ -1,6 +1,6 @@
-"""What a loss is known by beside its value."""
+"""Attributes of loss tensors."""
 
 from __future__ import annotations
 
 UNSCALED = "_torchdist_unscaled"
-"""Attribute of a loss that a ``GradScaler`` has scaled: the loss as it was before."""
+"""Attribute of a loss that a ``GradScaler`` has scaled: the unscaled loss."""

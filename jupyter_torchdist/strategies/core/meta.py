@@ -1,8 +1,8 @@
 """``td.meta``: models that are built without memory, and get their initial values when they are distributed.
 
-What is done to tensors while a model is built is recorded, and repeated on real memory later, in the same order and
-with the random numbers of then: values are those that the model would have had. Parameters that are complete are handed
-out, and sharded, one at a time; so no rank holds more than what is not complete yet.
+The tensor operations of building a model are recorded. Later they are replayed on real memory, in the same order and
+from the same random state: the values are as if the model had been built normally. Complete parameters are
+sharded one at a time, so a rank holds only those that are not complete yet.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _CPU = torch.device("cpu")
 
 
 asked_for = False
-"""Whether a program that is no rank has said ``td.meta``, as a rehearsal wants to know."""
+"""Whether ``td.meta`` was used in a process that is not a rank; a rehearsal reads it."""
 
 
 @contextmanager
 def meta() -> Iterator[None]:
     """Models built within have no values until they are distributed, by ``--strategy`` or ``td.prepare``.
 
-    Then they get the values that they would have been built with, shard by shard; or those that rank 0 has loaded
-    since (``model.load_state_dict(…, assign=True)``). The random numbers of the building are not drawn before that.
-    Without a job, in one plain process, nothing is other than without it.
+    Then they get their usual initial values, shard by shard; or the values that rank 0 has loaded in the meantime
+    (``model.load_state_dict(…, assign=True)``). The random numbers of initialization are drawn only then.
+    In a process without a job, it has no effect.
     """
     global asked_for
     if rank_context.current is None:
@@ -50,7 +50,7 @@ def meta() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outline:
-    """Where a tensor without values lies in its storage; a view itself would hold on to what it is of."""
+    """Where a meta tensor lies in its storage; a view itself would keep its base alive."""
 
     storage: torch.UntypedStorage
     offset: int
@@ -65,13 +65,13 @@ class Outline:
 
     @property
     def key(self) -> int:
-        """Of the storage; it is held here, so no other gets it."""
+        """Identity of the storage; unique, because this object keeps the storage alive."""
         return int(self.storage._cdata)
 
 
 @dataclass
 class BuildCall:
-    """One operation, with outlines of the tensors without values that it was given and that it gave."""
+    """One operation, with outlines of its meta inputs and outputs."""
 
     function: Callable[..., Any]
     args: Sequence[Any]
@@ -85,16 +85,16 @@ class BuildCall:
 
 @dataclass
 class BuildRecord:
-    """All operations of one building, in order."""
+    """All operations within one ``td.meta`` block, in order."""
 
     numbers: Tensor
-    """State of torch's generator when it began."""
+    """State of torch's generator at the start of the block."""
     dtype: torch.dtype
     calls: list[BuildCall] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
-    """The last call that has to do with a storage."""
+    """For each storage, the index of the last call that uses it."""
     wanted: Counter[int] = field(default_factory=Counter)
-    """How many tensors of each storage will be asked for."""
+    """For each storage, how many tensors will still be requested."""
     replay: Replay | None = None
 
     def note(self, call: BuildCall) -> None:
@@ -129,7 +129,7 @@ class _Recording(TorchDispatchMode):
 
 
 class _Constants(TorchFunctionMode):
-    """Tensors of given numbers, which no operation makes: they are copied into one, and that is recorded."""
+    """Records tensors made from Python values (``torch.tensor``): as a copy into an empty meta tensor."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -145,7 +145,7 @@ class _Constants(TorchFunctionMode):
 
 
 class Replay:
-    """The operations of a record, repeated on the CPU as far as they were asked for."""
+    """Replays the operations of a record on the CPU, as far as values were requested."""
 
     def __init__(self, record: BuildRecord) -> None:
         self._record = record
@@ -154,7 +154,7 @@ class Replay:
         self._real: dict[int, torch.UntypedStorage] = {}
 
     def value(self, tensor: Tensor) -> Tensor:
-        """What a tensor without values would be, in memory of its own; once for each storage."""
+        """The values of a meta tensor, in new memory. Frees the storage after its last wanted tensor."""
         last = self._record.last[_key(tensor)]
         if self._next <= last:
             self._go_on(last + 1)
@@ -188,7 +188,7 @@ class Replay:
                 self._real.setdefault(built.key, real.untyped_storage())
 
     def _free(self, call: BuildCall, number: int) -> None:
-        """What was only on the way to something else."""
+        """Free storages that no later call uses and nobody will request."""
         for key in {outline.key for outline in call.outlines()}:
             if self._record.last[key] == number and self._record.wanted[key] <= 0:
                 self._real.pop(key, None)
@@ -218,7 +218,7 @@ def is_recorded(tensor: Tensor) -> bool:
 
 
 def value_of(tensor: Tensor) -> Tensor:
-    """The values of a recorded tensor, on the CPU; any other tensor is itself. Fastest in the order of building."""
+    """The values of a recorded tensor, on the CPU; other tensors are returned unchanged. Call in building order."""
     for record in _records if tensor.is_meta else ():
         if _key(tensor) in record.last:
             return record.value(tensor.detach())
@@ -230,7 +230,7 @@ def lacks_values(model: nn.Module) -> bool:
 
 
 def want(model: nn.Module) -> None:
-    """Say what will be asked for, each once: the rest is freed on the way."""
+    """Announce that each tensor of ``model`` will be requested once; the replay frees all others early."""
     for tensor in (*model.parameters(), *model.buffers()):
         for record in _records if tensor.is_meta else ():
             if _key(tensor) in record.last:
@@ -262,5 +262,5 @@ def fill(model: nn.Module) -> None:
 
 
 def become(parameter: nn.Parameter, value: Tensor) -> None:
-    """A parameter without values gets some; everybody who holds it holds them."""
+    """Give values to a meta parameter in place: all references to the parameter see them."""
     torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))

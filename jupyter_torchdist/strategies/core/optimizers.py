@@ -1,4 +1,4 @@
-"""The user's optimizer, the same object, over parameters that a strategy has replaced."""
+"""Keeps the user's optimizer object, and replaces its parameters by those of a strategy."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ...protocol.errors import StrategyError
 
 
 def by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters under all of their names: what to note before a strategy is applied."""
+    """Parameters under all their names; call it before a strategy is applied."""
     return dict(model.named_parameters(remove_duplicate=False))
 
 
 def replaced(before: Mapping[str, nn.Parameter], model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
-    """Which parameter of ``model`` has taken whose place since ``by_name``; those that stayed are not in it."""
+    """Maps each parameter that was replaced since ``by_name`` to its new parameter."""
     now = by_name(model)
     return {old: now[name] for name, old in before.items() if now[name] is not old}
 
 
 def release(replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Free the values of parameters that were replaced. The objects stay, for ``plain.restore`` to fill."""
+    """Free the memory of replaced parameters. ``plain.restore`` fills the same objects again later."""
     for old in replaced:
         old.grad = None
         if not old.is_meta:
@@ -49,9 +49,9 @@ def check(optimizer: torch.optim.Optimizer, sharded: bool) -> None:
 
 
 def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Let ``optimizer`` train the new parameters; the state it has goes with them, sharded as they are.
+    """Let ``optimizer`` train the new parameters; its state moves to them, with their placements.
 
-    Groups, their order and their number stay (schedulers count them). Before the old parameters are released.
+    Groups keep their order and number (schedulers count them). Call it before ``release``.
     Raises what ``check`` raises.
     """
     check(optimizer, any(isinstance(new, DTensor) for new in replaced.values()))
@@ -67,9 +67,9 @@ def remap(optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.P
 
 
 def placed_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
-    """A parameter's state, placed as the parameter: no communication, as it is the same on all ranks.
+    """Optimizer state with the placements of its parameter. No communication: it is equal on all ranks.
 
-    What has another shape is whole on every rank, a number (the step) stays plain.
+    State of another shape is replicated; a scalar (the step) stays a plain tensor.
     """
     if not isinstance(value, Tensor) or not isinstance(new, DTensor) or isinstance(value, DTensor) or value.ndim == 0:
         return value
@@ -85,9 +85,9 @@ def placed_like(value: Any, old: nn.Parameter, new: nn.Parameter) -> Any:
 
 
 def one_by_one_where_mixed(optimizer: torch.optim.Optimizer) -> None:
-    """No kernel over many tensors at once for a group with DTensors of several meshes, or beside plain parameters.
+    """Disable foreach and fused kernels for groups that mix DTensors of several meshes, or DTensors and plain tensors.
 
-    Splitting the group instead would be faster and would break ``optimizer.param_groups[0]["lr"] = …``.
+    Splitting the group would be faster but would break ``optimizer.param_groups[0]["lr"] = …``.
     """
     for group in optimizer.param_groups:
         if _is_mixed(group["params"]):

@@ -1,7 +1,7 @@
-"""What a model returns beside tensors and containers: distributions, objects of the cell's own classes, numbers.
+"""Model outputs other than tensors and containers: distributions, objects of the cell's own classes, numbers.
 
-Where rows are cut and joined, such an object is ``Opened``: its tensors by their names. What was joined makes one like
-it again.
+To cut and join rows, such an object is converted to ``Opened``, a dict of its attributes. After the join, ``closed``
+builds a similar object.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from .scatter import map_others, map_parts, map_tensors, others_in, tensors_in
 from .side_effects import is_users_own
 
 _CACHES = "transformers.cache_utils"
-"""Keys and values for later calls, which a loop that trains has no use for."""
+"""Key-value caches for later calls; a training loop does not use them."""
 _DEPTH = 6
 _INNER = {
     Independent: ("base_dist", "reinterpreted_batch_ndims"),
     MixtureSameFamily: ("_mixture_distribution", "_component_distribution"),
 }
-"""Distributions made of others: what they are made of, in the order in which they are given it."""
+"""Distributions made of other distributions: their attributes in the order of the constructor's arguments."""
 
 
 class Opened(dict[str, Any]):
-    """By name the attributes of ``whole``, or what a distribution is made of."""
+    """The attributes of the object ``whole`` by name; for a distribution, its constructor arguments."""
 
     whole: Any
 
 
 def opening(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """``forward``, its outputs opened."""
+    """``forward`` with ``opened`` outputs."""
     return lambda *args, **kwargs: opened(forward(*args, **kwargs))
 
 
 def opened(outputs: Any) -> Any:
-    """Raises ``StrategyError`` for an object of which nobody here knows how one like it is made."""
+    """Convert objects in ``outputs`` to ``Opened``. Raises ``StrategyError`` if one could not be rebuilt."""
     return outputs if isinstance(outputs, Tensor) else map_others(outputs, _opened)
 
 
 def closed(outputs: Any) -> Any:
-    """``opened`` outputs as the model gives them."""
+    """The reverse of ``opened``: outputs as the model returns them."""
     return outputs if isinstance(outputs, Tensor) else map_parts(outputs, Opened, _closed)
 
 
 def changed(outputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Outputs of a model with their tensors changed, in objects, too."""
+    """Outputs with ``change`` applied to every tensor, also within objects."""
     return closed(map_tensors(opened(outputs), change))
 
 
 def numbers_in(outputs: Any) -> list[Any]:
-    """Numbers, words and the like in ``opened`` outputs."""
+    """Numbers, strings and similar values in ``opened`` outputs."""
     return [one for one in others_in(outputs) if not isinstance(one, (Distribution, nn.Module)) and not callable(one)]
 
 
 def without_tensors(outputs: Any) -> tuple[Any, list[str]]:
-    """``opened`` outputs, None in place of what holds tensors that nobody follows; the classes of these."""
+    """``opened`` outputs, with None for objects whose tensors cannot be followed, and the classes of these objects."""
     classes: list[str] = []
 
     def left_out(value: Any) -> Any:
@@ -104,7 +104,7 @@ def _made_of(value: Distribution) -> dict[str, Any] | None:
         return None
     own = vars(value).keys() | {name for name in asked if isinstance(getattr_static(value, name, None), property)}
     given = {name: getattr(value, name) for name in (*vars(value), *sorted(own)) if name in asked & own}
-    if "logits" in given and "probs" in given:  # one of them was computed of the other, later
+    if "logits" in given and "probs" in given:  # the later one was computed from the other
         del given[max("logits", "probs", key=list(given).index)]
     return given or None
 
@@ -122,7 +122,7 @@ def _closed(one: Opened) -> Any:
 
 
 def _holds_tensors(value: Any, depth: int) -> bool:
-    """Or may give some later, as generators do."""
+    """Whether ``value`` holds tensors, or may yield some later (a generator)."""
     if isinstance(value, (Tensor, Iterator)):
         return True
     if depth == 0 or isinstance(value, (nn.Module, type)):

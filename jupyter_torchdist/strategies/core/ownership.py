@@ -1,4 +1,4 @@
-"""What of a module is the user's, and what came from a strategy."""
+"""Tells hooks, methods and classes of the user from those that a strategy added to a module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 OURS = __name__.split(".core.")[0]
 _FOREIGN = (OURS, "torch.distributed", "torch.nn.parallel")
-"""Rooms whose hooks and classes a module gets from a strategy, never from a user."""
+"""Packages whose hooks and classes come from a strategy, never from a user."""
 
 INSTEAD_OF_A_COPY = (
     "keep copy.deepcopy(model.state_dict()), which is whole, or copy the model before its first training step; or use "
@@ -15,7 +15,7 @@ INSTEAD_OF_A_COPY = (
 
 
 def own_class(module: nn.Module) -> type[nn.Module]:
-    """Its class as the user knows it, whatever a strategy has put before that."""
+    """The user's class of ``module``, without the classes that a strategy has put before it."""
     found = type(module)
     while len(bases := found.__bases__) == 2 and is_foreign(bases[0]):
         found = bases[1]
@@ -23,7 +23,7 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 
 
 def is_foreign(thing: object) -> bool:
-    """Whether a hook, method or class comes from a strategy; wrapped functions are known by what they wrap."""
+    """Whether a hook, method or class comes from a strategy; a wrapper also counts by the module of its code."""
     thing = getattr(thing, "hook", thing)  # torch's own wrapper of a state dict's hook
     made_in = getattr(thing, "__globals__", {}).get("__name__", "")  # functools.wraps changes __module__
     return any(

@@ -1,5 +1,4 @@
-"""This rank's part in a job, for the verbs of ``api`` that depend on its strategy. Nothing is imported for a job
-without them."""
+"""This rank's part in a job, for the functions of ``api`` that depend on the strategy. Imports torch lazily."""
 
 from __future__ import annotations
 
@@ -17,51 +16,51 @@ if TYPE_CHECKING:
 
 
 class Way(Protocol):
-    """A way in which user code trains on many ranks."""
+    """How user code trains on many ranks."""
 
     SAVING: str
     """What to do so that nothing is lost when ranks are cut short."""
 
     def finish(self, names: dict[str, Any] | None = None) -> None:
-        """Everything is plain again, whole on rank 0, and so is what ``names`` hold. All ranks call it."""
+        """Make everything plain again, full on rank 0, also the objects in ``names``. A collective call."""
 
     def stop(self, error: BaseException, names: dict[str, Any]) -> None:
-        """The cell ended with ``error``: as ``finish`` where an interrupt ended all ranks after the same step."""
+        """The cell ended with ``error``; as ``finish`` if an interrupt ended all ranks after the same step."""
 
     def abandon(self) -> None:
-        """torch is as it was. What is sharded stays so: other ranks may be gone."""
+        """Remove all patches of torch. Shards stay sharded, because other ranks may be gone."""
 
     def explained(self, error: BaseException) -> BaseException:
-        """``error``, or what an error of torch's has to do with the strategy, raised where it was."""
+        """``error``, or an error that explains it by the strategy, with the same traceback."""
 
     def apart(self) -> Iterator[object]:
-        """What this rank has only a part of."""
+        """Objects of which this rank holds only a part."""
 
     def weight(self) -> float | None:
-        """What this rank's value counts with in the mean of the data ranks; None: as much as any other's."""
+        """The weight of this rank's value in a mean over the data ranks; None: all ranks weigh the same."""
 
 
 class AutomaticWay(Way, Protocol):
     """``--strategy`` on an unmodified cell."""
 
     def note_captured(self) -> None:
-        """The bundle is loaded."""
+        """Called when the bundle is loaded."""
 
     def stand_aside(self, why: str) -> None:
-        """Leave the cell to itself, and tell the user ``why``."""
+        """Do not distribute the cell, and tell the user ``why``."""
 
 
 class PreparedWay(Way, Protocol):
     """``td.prepare``."""
 
     def take(self, things: Sequence[Any]) -> None:
-        """Make them distributed, in place. Raises ``StrategyError``."""
+        """Distribute ``things`` in place. Raises ``StrategyError``."""
 
 
 class RankContext:
-    """What the worker knows of the job.
+    """The worker's knowledge of the job.
 
-    ``say`` tells the user one line, once a job; ``patience``: seconds that an interrupt waits for the end of a step.
+    ``say`` prints a line for the user, once a job. ``patience``: seconds that an interrupt waits for the end of a step.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class RankContext:
 
     @cached_property
     def context(self) -> ParallelContext:
-        """The strategy asked for, or ``ddp`` where none is; all ranks ask for it at the same moment."""
+        """The context of the requested strategy, or of ``ddp`` by default. The first access is collective."""
         from .context import make_context
 
         plan = self._plan
@@ -91,7 +90,7 @@ class RankContext:
         return context
 
     def place(self, dimension: str) -> int | None:
-        """This rank's number along a dimension of the mesh, ``dp`` for both data dimensions; None without a mesh."""
+        """This rank's index along a mesh dimension (``dp``: both data dimensions together); None without a mesh."""
         if not self.has_mesh:
             return None
         context = self.context
@@ -102,10 +101,10 @@ class RankContext:
 
 
 current: RankContext | None = None
-"""None in a process that is no rank of a job."""
+"""None in a process that is not a rank of a job."""
 
 
 def take(part: RankContext | None) -> None:
-    """The worker's: what this process is part of."""
+    """Set ``current``; called by the worker."""
     global current
     current = part

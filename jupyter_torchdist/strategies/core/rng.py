@@ -1,7 +1,7 @@
-"""Random numbers: the same on all ranks outside a divided forward, the rank's own within.
+"""Random numbers: equal on all ranks outside a divided forward, different on each rank within.
 
-Only torch's generators change hands. Python's and NumPy's stay common: they decide *what* is computed (a layer that is
-dropped by ``random.random()``), and ranks that compute different things wait for each other for ever.
+Only torch's generators are switched. Python's and NumPy's generators stay equal: they decide *what* is computed (a
+layer dropped by ``random.random()``). Ranks that compute different things would deadlock.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def begin_alike(seed: int | None = None) -> int:
-    """One seed, random where none is given, for every generator of every rank; gives it.
+    """Seed every generator of every rank with one seed (random if none is given), and return it.
 
-    Seeds that user code sets afterwards hold as they are. A random one is as long as those that torch takes by itself:
-    nobody seeded (``states.randoms``).
+    User code may set other seeds afterwards. A random seed is as long as torch's own default seeds, which tells
+    ``states.randoms`` that nobody seeded.
     """
     chosen = [1 << 52 | secrets.randbits(52) if seed is None else seed]
     dist.broadcast_object_list(chosen, src=0)
-    torch.manual_seed(chosen[0])  # the GPUs', too
+    torch.manual_seed(chosen[0])  # seeds the GPUs, too
     randomness.seed(chosen[0])
     return chosen[0]
 
 
 class OwnStream:
-    """Draw from a stream of the rank's own; afterwards the common one is where it was, a number further if any was.
+    """Draw from the rank's own stream. Afterwards the common stream continues, one number further if any was drawn.
 
-    The own stream begins with the common one's state: a forward that activation checkpointing repeats under the state
-    of the first draws the same numbers, and a run with the same seed is the same run.
+    The seed of the own stream comes from the state of the common one. So a forward that activation checkpointing
+    repeats draws the same numbers, and runs with the same seed are equal.
     """
 
     def __init__(self, rank: int) -> None:
@@ -60,7 +60,7 @@ class OwnStream:
 
 @contextmanager
 def as_then(states: list[torch.Tensor]) -> Iterator[None]:
-    """What is drawn within begins with the common stream as it was at ``present()``; afterwards it is that of now."""
+    """Set the generators to ``states`` (from ``present()``) within, and restore the current states afterwards."""
     now = present()
     _restore(states)
     try:
@@ -71,7 +71,7 @@ def as_then(states: list[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def undone() -> Iterator[None]:
-    """What is drawn within, by whichever generator, is as if it had not been."""
+    """Restore the states of all generators afterwards, as if nothing had been drawn within."""
     state = randomness.capture()
     try:
         yield

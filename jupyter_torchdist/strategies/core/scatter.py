@@ -1,9 +1,9 @@
-"""A batch's rows over the ranks: cutting out a rank's part and putting the parts together, differentiably.
+"""Cuts a rank's rows out of a batch, and joins the rows of all ranks, differentiably.
 
-Outside the forward of a distributed model every rank computes the same (*replicated*); inside, each computes its rows
-(*a part*). Gradients that flow out of a part are those of its rows times the number of ranks: their mean over the
-ranks, which is what DDP and FSDP take, is one device's gradient. So where a gradient crosses from a part to what is
-replicated, it is averaged (``cut_rows``, ``averaged``), and where it enters a part, it is multiplied (``join_rows``).
+Outside the forward of a distributed model, every rank computes the same (*replicated*). Inside, each rank computes its
+own rows (*a part*). Gradients within a part are scaled by the number of ranks: DDP and FSDP take their mean over the
+ranks, which is then the gradient of a single device. So where a gradient leaves a part for a replicated tensor, it is
+averaged (``cut_rows``, ``averaged``). Where it enters a part, it is multiplied by the number of ranks (``join_rows``).
 All functions are differentiable any number of times, and all ranks of ``group`` call them in the same order.
 """
 
@@ -21,7 +21,7 @@ Group = dist.ProcessGroup
 
 
 def rows_of(rank: int, ranks: int, total: int) -> slice:
-    """A rank's samples of so many; the first ranks may have one more."""
+    """The samples of ``rank``, of ``total`` samples; the first ranks may have one more."""
     each, more = divmod(total, ranks)
     start = rank * each + min(rank, more)
     return slice(start, start + each + (rank < more))
@@ -29,7 +29,7 @@ def rows_of(rank: int, ranks: int, total: int) -> slice:
 
 @dataclass(frozen=True)
 class BatchShard:
-    """``total`` samples over the ranks of ``group``, in order of rank, as evenly as they go; ``each`` rows a sample."""
+    """``total`` samples divided among the ranks of ``group`` as evenly as possible; ``each``: rows per sample."""
 
     total: int
     group: Group
@@ -41,13 +41,13 @@ class BatchShard:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of each rank; those of the first ranks may have one more."""
+        """Number of rows of each rank; the first ranks may have one sample more."""
         samples, more = divmod(self.total, self.ranks)
         return [self.each * (samples + (rank < more)) for rank in range(self.ranks)]
 
     @property
     def weight(self) -> float:
-        """This rank's part of all samples."""
+        """This rank's fraction of all samples."""
         mine: slice[int, int, None] = self.mine
         return float(mine.stop - mine.start) / (self.each * self.total)
 
@@ -59,22 +59,22 @@ class BatchShard:
 
 
 def cut_rows(whole: torch.Tensor, rows: BatchShard, dim: int = 0) -> torch.Tensor:
-    """This rank's part of a replicated tensor. Backward: the parts' gradients, put together, over the ranks."""
+    """This rank's part of a replicated tensor. Backward: joins the parts' gradients, divided by the number of ranks."""
     part: torch.Tensor = _Cut.apply(whole, rows, dim)  # type: ignore[no-untyped-call]
     return part
 
 
 def join_rows(part: torch.Tensor, rows: BatchShard, dim: int = 0, *, exact: bool = True) -> torch.Tensor:
-    """The ranks' parts as one replicated tensor. Backward: this rank's rows, times the ranks.
+    """The ranks' parts as one replicated tensor. Backward: this rank's rows, times the number of ranks.
 
-    ``exact`` false: the gradient that comes may itself be that of a part, and is averaged first.
+    ``exact`` false: the incoming gradient may differ between ranks, and is averaged first.
     """
     whole: torch.Tensor = _Join.apply(part, rows, dim, exact)  # type: ignore[no-untyped-call]
     return whole
 
 
 def averaged(value: torch.Tensor, group: Group) -> torch.Tensor:
-    """The mean of the ranks' tensors of one shape; so is the gradient."""
+    """The mean over the ranks of tensors of one shape. Backward: the mean of the gradients."""
     mean: torch.Tensor = _Mean.apply(value, group)  # type: ignore[no-untyped-call]
     return mean
 
@@ -85,7 +85,7 @@ def weighted(value: torch.Tensor, weight: float | torch.Tensor, group: Group) ->
 
 
 def weighed(value: torch.Tensor, weight: float | torch.Tensor) -> torch.Tensor:
-    """``weight · value``. A mean over no targets is 0 / 0, and counts with nothing."""
+    """``weight · value``. A mean over no targets is 0 / 0 with weight 0: the result is 0."""
     product = value * weight
     return torch.where(weight == 0, 0.0, product) if isinstance(weight, torch.Tensor) else product
 
@@ -127,7 +127,7 @@ class _Mean(torch.autograd.Function):
 
 
 def _gathered(part: torch.Tensor, rows: BatchShard, dim: int) -> torch.Tensor:
-    """Parts of uneven sizes travel padded to the largest; booleans as bytes, which every backend knows."""
+    """All-gather parts of uneven sizes: padded to the largest, booleans as bytes, which every backend supports."""
     front = part.detach().movedim(dim, 0)
     most = max(rows.sizes)
     if len(front) < most:
@@ -145,14 +145,14 @@ def _gathered(part: torch.Tensor, rows: BatchShard, dim: int) -> torch.Tensor:
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """``value`` with its tensors changed: containers, named tuples and dataclasses are built anew, all else stays."""
+    """Apply ``change`` to the tensors in ``value``: rebuilds containers, named tuples and dataclasses only."""
     return map_parts(value, torch.Tensor, change)
 
 
 def map_parts(
     value: Any, kind: type, change: Callable[[Any], Any], others: Callable[[Any], Any] = lambda other: other
 ) -> Any:
-    """As ``map_tensors``, of parts of any ``kind``; ``others`` is given what is neither that nor a container."""
+    """As ``map_tensors``, for objects of ``kind``; ``others`` gets the objects that are neither that nor containers."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -169,7 +169,7 @@ def map_parts(
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """``value`` with its tensors on a GPU, where ``device`` is one and they were on the CPU."""
+    """Move CPU tensors in ``value`` to ``device``, if it is a GPU."""
     if device.type == "cpu":
         return value
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True) if not tensor.is_cuda else tensor)
@@ -185,12 +185,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def map_others(value: Any, change: Callable[[Any], Any]) -> Any:
-    """As ``map_tensors``, of what is neither a tensor nor a container."""
+    """As ``map_tensors``, for objects that are neither tensors nor containers."""
     return map_parts(value, torch.Tensor, lambda tensor: tensor, change)
 
 
 def others_in(value: Any) -> list[Any]:
-    """What ``map_others`` would change."""
+    """The objects that ``map_others`` would change."""
     found: list[Any] = []
     map_others(value, found.append)
     return found
@@ -214,7 +214,7 @@ def _collect(value: Any, found: list[torch.Tensor]) -> None:
 
 
 def _like(value: Any, items: dict[str, Any]) -> Any:
-    """A copy of a mapping or dataclass of any class with other items (Transformers' outputs are both at once)."""
+    """A copy of a mapping or dataclass with other items (the outputs of Transformers are both at once)."""
     other = copy.copy(value)
     for name, item in items.items():
         if isinstance(other, dict):

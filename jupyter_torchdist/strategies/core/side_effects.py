@@ -1,7 +1,7 @@
-"""What a trial of a forward must leave nothing in: lists, dicts and sets of the cell's, where hooks and models note.
+"""Finds and undoes the side effects of a trial forward: notes in lists, dicts and sets of the cell.
 
-They are those that names of the cell, attributes and hooks of the model lead to. What a forward notes is also looked
-at: a number that is of some samples alone is no other rank's, and nothing but its value shows that.
+The containers are those reachable from names of the cell and from attributes and hooks of the model. The notes of a
+forward are also compared: a number computed from some samples only differs between ranks, and only its value shows it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...usercode.frames import is_users
 from . import dtensors
 
 _MANY = 10_000
-"""First elements of a container, among which others are looked for."""
+"""How many elements of a container are searched for further containers."""
 _ROOM = 5_000_000
-"""Elements that are looked at in all; those of the model and its hooks come first, a data set's texts last."""
+"""How many elements are searched in total; model and hooks come first, names of the cell (data sets) last."""
 _CLOSE = 5e-3
-"""Of two numbers that are taken for one: kernels for other sizes add in another order."""
+"""Relative tolerance for equal numbers: kernels for other sizes add in another order."""
 
 
 class Belongings:
-    """Of the cell and of ``module``, as they are now."""
+    """A snapshot of the state of the cell and of ``module``."""
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = [(name, part, dict(part.__dict__)) for name, part in module.named_modules()]
@@ -76,10 +76,10 @@ class Belongings:
             waiting += [each for each in few if not isinstance(each, (Tensor, str, int, float, bool))]
 
     def noted(self) -> dict[str, Any]:
-        """What is new in the cell's, by where it is."""
+        """New values in the cell's containers and names, by location."""
         new: dict[str, Any] = {}
         for where, container, before in self._found:
-            if id(container) in self._registries:  # a hook that the forward registers (Hugging Face's do) is no note
+            if id(container) in self._registries:  # hooks registered by the forward (Hugging Face) are not notes
                 continue
             if isinstance(container, dict):
                 added: Any = {key: one for key, one in container.items() if before.get(key, self) is not one}
@@ -93,7 +93,7 @@ class Belongings:
         return new | {name: one for name, one in own if self._names.get(name, self) is not one}
 
     def changed(self) -> dict[str, Any]:
-        """Attributes and buffers of the model that are others now, by their names."""
+        """Attributes and buffers of the model that have changed, by name."""
         new: dict[str, Any] = {}
         for path, part, before in self._parts:
             for name, value in part.__dict__.items():
@@ -105,7 +105,7 @@ class Belongings:
         return new
 
     def restore(self) -> None:
-        """The cell's containers and names as they were; the model's are ``leavings.no_trace``'s."""
+        """Restore containers and names of the cell; ``leavings.no_trace`` restores the model."""
         for _, container, before in self._found:
             if isinstance(container, dict):
                 if len(container) != len(before) or any(
@@ -118,7 +118,7 @@ class Belongings:
                 container.update(before) if isinstance(container, set) else container.extend(before)
         new = [name for name in self._main if name not in self._names]
         for name in new:
-            if not name.startswith("__"):  # what torch.compile puts there, it will look for
+            if not name.startswith("__"):  # torch.compile needs the names that it adds
                 del self._main[name]
         for name, value in self._names.items():
             if self._main.get(name, self) is not value:
@@ -130,7 +130,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _inside(value: Any) -> Iterator[Any] | None:
-    """What a function or an object of the cell's leads to; None for others."""
+    """Objects that a function or an object of the cell refers to; None for other objects."""
     if isinstance(value, functools.partial):
         return iter((value.func, *value.args, *value.keywords.values()))
     if isinstance(value, MethodType):
@@ -151,7 +151,7 @@ def _content(cell: CellType) -> Any:
 
 
 def is_users_own(value: Any) -> bool:
-    """An object of a class of the cell's or of a local module; modules and optimizers are restored themselves."""
+    """Whether the class of ``value`` is from the cell or a local module. Modules and optimizers do not count."""
     if isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
         return False
     home = type(value).__module__
@@ -164,7 +164,7 @@ def _differ(some: list[Any], others: list[Any]) -> bool:
 
 
 def other_notes(some: dict[str, Any], others: dict[str, Any]) -> str | None:
-    """Where two forwards noted something else."""
+    """The first location where the notes of two forwards differ."""
     for where in sorted(some.keys() | others.keys()):
         if where not in some or where not in others or not _alike(some[where], others[where]):
             return where
@@ -173,7 +173,7 @@ def other_notes(some: dict[str, Any], others: dict[str, Any]) -> str | None:
 
 @torch.no_grad()
 def _alike(one: Any, other: Any) -> bool:
-    """Numbers, texts, tensors, NumPy's arrays and what holds them; of other things nothing is known."""
+    """Compare numbers, strings, tensors, NumPy arrays and containers of these; other objects count as equal."""
     one, other = _as_tensor(one), _as_tensor(other)
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         some, others = dtensors.whole(one.detach()), dtensors.whole(other.detach())
@@ -195,10 +195,10 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _as_tensor(value: Any) -> Any:
-    """NumPy's numbers and arrays of numbers."""
+    """Convert NumPy numbers and arrays to tensors."""
     if not hasattr(type(value), "__array_interface__"):
         return value
     try:
         return torch.as_tensor(value)
-    except (TypeError, ValueError):  # of words, of objects
+    except (TypeError, ValueError):  # arrays of strings or objects
         return value

@@ -1,4 +1,4 @@
-"""``td.stage``: which stage of a pipeline a module is of, said where it is built."""
+"""``td.stage``: assigns modules to pipeline stages where they are built."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from torch import nn
 
 MARK = "_stage_of_pipeline"
-"""Attribute of a module with its stage; it stays when the model comes back to the notebook."""
+"""Attribute of a module with its stage; kept when the model returns to the notebook."""
 
 
 @contextmanager
 def stage(number: int) -> Iterator[None]:
-    """Modules that are built within are of this stage, counted from 0, where ``-O balance=manual`` is given.
+    """Modules built within belong to stage ``number`` (from 0) under ``-O balance=manual``.
 
-    Without a pipeline nothing comes of it. Modules built outside of any ``stage`` go with the one called before them.
-    Within another ``stage`` the inner one holds. Raises ``ValueError`` for a negative number.
+    It has no effect without a pipeline. A module built outside any ``stage`` joins the stage of the module called
+    before it. The inner of two nested ``stage`` blocks counts. Raises ``ValueError`` for a negative number.
     """
     if number < 0:
         raise ValueError(f"stage {number}: stages are counted from 0")
@@ -27,7 +27,7 @@ def stage(number: int) -> Iterator[None]:
     @functools.wraps(original)
     def marked(module: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(module, *args, **kwargs)
-        vars(module)[MARK] = number  # an outer one has written before: the inner one holds
+        vars(module)[MARK] = number  # overwrites the number of an outer block
 
     nn.Module.__init__ = marked  # type: ignore[assignment, method-assign]
     try:

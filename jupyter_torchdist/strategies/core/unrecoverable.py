@@ -1,4 +1,4 @@
-"""What a rank has only a part of. It comes back whole when all ranks end together; else it stays behind, in words."""
+"""Objects of which a rank holds only a part: they are returned only if all ranks end together; else explained."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.distributed.tensor import DTensor
 
 
 class Apart:
-    """Called with an object, says why it cannot come back; None where it can.
+    """Called with an object, returns the reason why it cannot be returned; None if it can.
 
-    ``things`` are modules, parameters and optimizers that are in parts though it does not show: what a stage on another
-    rank trains, what shards have taken the place of. ``strategy`` as the user wrote it; ``saving``: what keeps a
-    training all the same.
+    ``things`` are incomplete modules, parameters and optimizers that do not look sharded: trained by a stage on another
+    rank, or replaced by shards. ``strategy``: as the user wrote it. ``saving``: how the user can still keep the
+    training result.
     """
 
     def __init__(self, strategy: str, saving: str, things: Iterable[object]) -> None:

@@ -1,1 +1,1 @@
-"""DeepSpeed's engine in place of the other strategies."""
+"""Training with DeepSpeed's engine."""

@@ -1,4 +1,4 @@
-"""What of the cell leads to DeepSpeed's engine: its optimizer's methods, its losses, its arguments."""
+"""Calls of the cell that go to DeepSpeed's engine: methods of its optimizer, its losses, its arguments."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ REFUSED: tuple[tuple[Any, str], ...] = (
     (torch.autograd, "grad"),
     (torch.func, "functional_call"),
 )
-"""Functions that an engine cannot serve: they read or change gradients and states that are in its buffers."""
+"""Functions that do not work with an engine: they read or change gradients and states that are in its buffers."""
 
 
 def imported(device: torch.device) -> Any:
-    """DeepSpeed, for this device, saying no more than warnings."""
+    """Import DeepSpeed for this device, with a log level of warnings."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     deepspeed = importlib.import_module("deepspeed")
     deepspeed.utils.logger.setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", r"`torch\.distributed\..* is deprecated", FutureWarning)
-    if device.type == "cpu":  # it would compile an operator, for a minute, for what Gloo does
+    if device.type == "cpu":  # else it compiles an operator for a minute; Gloo does the same
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 class EngineBehind(Protocol):
-    """What calls of the cell lead to."""
+    """The engine as the calls of the cell use it."""
 
     within: bool
-    """Whether the engine itself is at work."""
+    """Whether the engine itself is running."""
 
     @property
     def made(self) -> bool: ...
@@ -57,9 +57,9 @@ class EngineBehind(Protocol):
 
 
 def take_over(engine: EngineBehind, optimizer: torch.optim.Optimizer) -> None:
-    """The cell's ``step`` and ``zero_grad`` become the engine's; what the engine calls is as it was.
+    """The cell's ``step`` and ``zero_grad`` call the engine; for the engine itself they are unchanged.
 
-    Bound methods, as torch's schedulers expect: they wrap ``step`` too, before or after.
+    They are bound methods, as torch's schedulers expect, which also wrap ``step``, before or after this.
     """
     plain_step, plain_zero = optimizer.step, optimizer.zero_grad
 
@@ -81,7 +81,7 @@ def take_over(engine: EngineBehind, optimizer: torch.optim.Optimizer) -> None:
 
 
 def in_halves(root: nn.Module, dtype: torch.dtype) -> None:
-    """The model's inputs in the type of its weights, its outputs in fp32, as a loss expects them."""
+    """Cast the model's inputs to the dtype of its weights, and its outputs to fp32, as a loss expects them."""
 
     def inputs(_: nn.Module, args: Any, kwargs: Any) -> Any:
         return map_tensors((args, kwargs), lambda one: one.to(dtype) if one.dtype == torch.float32 else one)
@@ -94,7 +94,7 @@ def in_halves(root: nn.Module, dtype: torch.dtype) -> None:
 
 
 def total_of(tensors: Any, grads: Any) -> Tensor:
-    """One scalar whose gradient is that of all ``tensors``, each weighted by its own."""
+    """One scalar whose backward is the backward of all ``tensors``, each weighted by its gradient."""
     losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     given = [grads] * len(losses) if grads is None or isinstance(grads, Tensor) else list(grads)
     parts = [loss if grad is None else (loss * grad).sum() for loss, grad in zip(losses, given, strict=True)]
@@ -104,5 +104,5 @@ def total_of(tensors: Any, grads: Any) -> Tensor:
 def clipping(
     max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> tuple[float, float, bool]:
-    """What of ``clip_grad_norm_``'s arguments matters here."""
+    """The arguments of ``clip_grad_norm_`` that matter here."""
     return float(max_norm), float(norm_type), error_if_nonfinite

@@ -1,9 +1,9 @@
-"""DeepSpeed's engine around the model of an unmodified cell (Rajbhandari et al., ZeRO, https://arxiv.org/abs/1910.02054).
+"""DeepSpeed's engine for the model of an unmodified cell (ZeRO, Rajbhandari et al., https://arxiv.org/abs/1910.02054).
 
-The engine is made at the first training forward, as every strategy is. The forward goes through it, divided by rows as
-ever (``divided``): a gradient is that of the rank's rows times the ranks, and their mean, which the engine takes, is
-one device's. ``backward()`` becomes ``engine.backward``, the cell's ``optimizer.step()`` ``engine.step``, which calls
-that same optimizer on ZeRO's flat pieces. See https://deepspeed.readthedocs.io/en/latest/training.html.
+The engine is made at the first training forward. The forward goes through it, with the rows divided (``divided``): each
+rank has the gradient of its rows times the number of ranks, and the engine's mean is the single-device gradient.
+``backward()`` becomes ``engine.backward``, the cell's ``optimizer.step()`` becomes ``engine.step``, which calls the
+same optimizer on ZeRO's flat partitions. See https://deepspeed.readthedocs.io/en/latest/training.html.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from .values import ELEMENTWISE, Filled, filled, has_scheduler
 
 INSTALL = "pip install 'jupyter_torchdist[deepspeed]', or choose --strategy fsdp, which shards as ZeRO does"
 KNOWN = "0.19."
-"""Versions whose buffers of gradients are as ``_averaged`` and ``_norm`` take them."""
+"""The versions whose gradient buffers ``_averaged`` and ``_norm`` can read."""
 
 INSTEAD = "use --strategy fsdp or ddp"
 
 
 def check_installed() -> None:
-    """Raise ``StrategyError`` where DeepSpeed, in the versions that are known, is not installed for this Python."""
+    """Raise ``StrategyError`` if no known version of DeepSpeed is installed for this Python."""
     try:
         version = importlib.metadata.version("deepspeed")
     except importlib.metadata.PackageNotFoundError:
@@ -52,7 +52,7 @@ def check_installed() -> None:
 
 
 def of(context: ParallelContext, optimized: Optimized, loops: Loops) -> Engine | None:
-    """What ``--strategy deepspeed`` needs; None for any other. Raises ``StrategyError`` for what it cannot have."""
+    """The engine for ``--strategy deepspeed``; None for others. Raises ``StrategyError`` if it cannot be used."""
     if context.plan.name != "deepspeed":
         return None
     check_installed()
@@ -65,7 +65,7 @@ def of(context: ParallelContext, optimized: Optimized, loops: Loops) -> Engine |
 
 
 class Engine:
-    """The one model and the one optimizer of a cell, in DeepSpeed's hands once ``make`` was called."""
+    """The only model and optimizer of a cell, which DeepSpeed trains after ``make`` was called."""
 
     def __init__(self, context: ParallelContext, optimized: Optimized, loops: Loops) -> None:
         self._context, self._optimized, self._loops = context, optimized, loops
@@ -82,12 +82,12 @@ class Engine:
         self._norm_wanted: float | None = None
         self._hooked: list[weakref.ref[Tensor]] = []
         self.within = False
-        """Whether DeepSpeed is at work: what it calls of torch is not the cell's."""
+        """Whether DeepSpeed is running: then calls of torch do not come from the cell."""
 
     # ------------------------------------------------------------------------------------------------------- making
 
     def check(self, root: nn.Module) -> None:
-        """Raise ``StrategyError`` for what DeepSpeed cannot train as one device does; nothing is changed."""
+        """Raise ``StrategyError`` if DeepSpeed cannot train ``root`` as on one device. Nothing is changed."""
         if self.root is not None:
             what = "parameters that its optimizer was given later" if root is self.root else "a second model"
             raise StrategyError(f"DeepSpeed has its engine already, and this cell trains {what}", INSTEAD)
@@ -119,7 +119,7 @@ class Engine:
             raise StrategyError("--compile and DeepSpeed do not go together here", "leave one of them out")
 
     def make(self, root: nn.Module) -> None:
-        """``deepspeed.initialize`` for ``root``; all ranks call it, with the same weights."""
+        """``deepspeed.initialize`` for ``root``. All ranks must call it, with the same weights."""
         (optimizer,) = self._optimized
         self._filled = filled(self._context.plan, dist.get_world_size(), root, optimizer, self._loops.samples)
         if root.training is False:
@@ -151,11 +151,11 @@ class Engine:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients and weights to be stepped are in DeepSpeed's buffers; else the parameters have them."""
+        """Whether gradients and trained weights are in DeepSpeed's buffers, and not in the parameters."""
         return self._engine.optimizer is not self._optimizer
 
     def forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What computes the training forward of ``module``."""
+        """The function that computes the training forward of ``module``."""
         if not self.made or module is not self.root:
             return original
 
@@ -180,7 +180,7 @@ class Engine:
         grad_variables: Any = None,
         inputs: Any = None,
     ) -> None:
-        """``torch.autograd.backward``, by the engine; all ranks call it."""
+        """``torch.autograd.backward``, by the engine. All ranks must call it."""
         if not self.made:
             original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             return
@@ -206,13 +206,13 @@ class Engine:
                 sum_ += before
 
     def step(self, closure: Callable[[], Any] | None) -> Any:
-        """``optimizer.step``; all ranks call it."""
+        """``optimizer.step``, by the engine. All ranks must call it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._gradients == _NONE:
-            return loss  # as on one device, where no parameter has a gradient
+            return loss  # as on one device when no parameter has a gradient
         if self._gradients == _STEPPED:
             raise StrategyError("a second step with the same gradients: DeepSpeed cleared them in its step", INSTEAD)
         if self._filled.config.get("scheduler") is not None and has_scheduler(self._optimizer):
@@ -229,7 +229,7 @@ class Engine:
         return loss
 
     def zero_grad(self) -> None:
-        """``optimizer.zero_grad`` and ``model.zero_grad``: the engine's step has done it."""
+        """``optimizer.zero_grad`` and ``model.zero_grad``: the engine's step has cleared gradients already."""
         if self._gradients == _HELD:
             raise StrategyError(
                 "gradients are thrown away between backward() and step(); DeepSpeed keeps them in its own buffers",
@@ -238,7 +238,7 @@ class Engine:
         self._gradients = _NONE
 
     def clip(self, original: Callable[..., Any], parameters: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
-        """``clip_grad_norm_``: the norm now, the clipping within the engine's step, once."""
+        """``clip_grad_norm_``: compute the norm now; the engine's next step clips, once."""
         missing = {id(one) for one in self._trained} - {id(one) for one in parameters}
         if not self.made or not self.keeps_gradients or len(missing) == len(self._trained):
             return original(parameters, *args, **kwargs)
@@ -263,7 +263,7 @@ class Engine:
         return norm
 
     def refuse(self, what: str) -> Callable[..., Any]:
-        """In place of a function that DeepSpeed's engine cannot serve, once there is one."""
+        """In place of a function that does not work with DeepSpeed's engine, once the engine is made."""
 
         def wrapped(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self.made and self.keeps_gradients and not self.within:
@@ -273,7 +273,7 @@ class Engine:
         return wrapped
 
     def install(self, patches: Patches) -> None:
-        """What else of torch would mean something else with an engine."""
+        """Patch other functions of torch that would behave differently with an engine."""
         around = patches.around
         around(nn.Module, "state_dict", self._state_dict)
         around(nn.Module, "load_state_dict", self._load_state_dict)
@@ -283,7 +283,7 @@ class Engine:
             around(owner, name, self.refuse(name))
 
     def finish(self) -> None:
-        """The model and the optimizer are plain and whole again; all ranks call it."""
+        """Restore the model and the optimizer. All ranks must call it."""
         if self.made:
             with self._at_work():
                 self._states.restore(self._engine)
@@ -304,7 +304,7 @@ class Engine:
         return self.made and self.keeps_gradients and not self.within and module is self.root
 
     def _state_dict(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Whole, in the precision in which it is stepped; all ranks call it."""
+        """``Module.state_dict`` with full weights, in the precision of the optimizer step. All ranks must call it."""
         state = original(module, *args, **kwargs)
         if self._is_root(module):
             prefix = kwargs.get("prefix", "")
@@ -327,27 +327,27 @@ class Engine:
             original(module, *args, **kwargs)
 
     def _optimizer_state(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
-        """Whole on the first rank; all ranks call it."""
+        """``Optimizer.state_dict``, complete on rank 0. All ranks must call it."""
         if not self.made or self.within or not self.keeps_gradients or optimizer is not self._optimizer:
             return original(optimizer)
         return self._states.state_dict()
 
     def _release_outputs(self) -> None:
-        """DeepSpeed's hooks hold the outputs that hold them, and with those a step's activations till the next gc."""
+        """Break reference cycles of DeepSpeed's hooks and outputs, which keep activations until the next gc."""
         for known in self._hooked:
             for manager in vars(output).pop(_HOOK_MANAGERS, ()) if (output := known()) is not None else ():
                 manager.remove_hooks()
         self._hooked.clear()
 
     def _averaged(self) -> dict[int, list[Tensor]]:
-        """What ZeRO 1 and 2 have of earlier backwards and overwrite in the next, which they take for a step's last."""
+        """Gradients of earlier backwards, which ZeRO 1 and 2 would overwrite in the last backward of a step."""
         zero = self._engine.optimizer
         if self._filled.stage not in (1, 2) or zero.cpu_offload or not self._engine.is_gradient_accumulation_boundary():
             return {}
         return {group: [one.clone() for one in parts] for group, parts in zero.averaged_gradients.items() if parts}
 
     def _norm(self) -> Tensor:
-        """Of the gradients that the next step will take, over all ranks."""
+        """The norm of the gradients for the next step, over all ranks."""
         zero = self._engine.optimizer
         if hasattr(zero, "scaled_global_norm"):
             scaled = zero.scaled_global_norm()
@@ -360,7 +360,7 @@ class Engine:
         self._used.add(id(parameter))
 
     def _check_used(self) -> None:
-        """Raise ``StrategyError``, on all ranks, where one device leaves a parameter as it is and ZeRO does not."""
+        """Raise ``StrategyError``, on all ranks, if one device would not change a parameter but ZeRO would."""
         if not self.keeps_gradients or not self._engine.is_gradient_accumulation_boundary():
             return
         used = torch.tensor(
@@ -381,6 +381,6 @@ class Engine:
 
 
 _NONE, _HELD, _STEPPED = "none", "held", "stepped"
-"""What has become of the gradients of the last backward."""
+"""The state of the gradients of the last backward."""
 
 _HOOK_MANAGERS = "_backward_hook_managers"

@@ -1,7 +1,7 @@
-"""Parameters whose gradients, masters or values are in DeepSpeed's buffers, as the cell sees them.
+"""Guards parameters whose gradients, master weights or values are in DeepSpeed's buffers.
 
-Outside the engine such a parameter has no gradient, what is written into it is lost at the next step, and under ZeRO-3
-it is empty. On one device all of that would mean something, so it is refused in words instead of computing with it.
+Outside the engine such a parameter has no gradient, values written to it are lost at the next step, and with ZeRO-3 it
+is empty. The cell would get wrong results, so such operations raise an error.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...usercode.frames import is_users
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _MEANT = ("shape", "dtype", "device", "requires_grad", "is_leaf", "grad_fn", "layout", "is_meta", "ndim", "names")
-"""What may be asked of a parameter whose values are elsewhere."""
+"""Attributes that can be read from a parameter without its values."""
 _WRITES = ("__setitem__", "requires_grad_")
 _HINT = "write model.load_state_dict(…) instead, or use --strategy fsdp or ddp"
 
 
 def guard(parameters: Iterable[nn.Parameter], is_busy: Callable[[], bool]) -> None:
-    """From here on these refuse what DeepSpeed would not see, unless ``is_busy``; ``unguard`` ends it."""
+    """Make ``parameters`` refuse operations that DeepSpeed would not see, unless ``is_busy``, until ``unguard``."""
     _Guarded.is_busy = staticmethod(is_busy)
     for parameter in parameters:
         if type(parameter) is nn.Parameter:
@@ -37,14 +37,14 @@ def guard(parameters: Iterable[nn.Parameter], is_busy: Callable[[], bool]) -> No
 
 
 def unguard(parameters: Iterable[nn.Parameter]) -> None:
-    """Plain parameters again."""
+    """Make ``parameters`` plain again."""
     for parameter in parameters:
         if type(parameter) is _Guarded:
             parameter.__class__ = nn.Parameter  # type: ignore[assignment]
 
 
 class _Guarded(nn.Parameter):
-    """A parameter in DeepSpeed's hands, of the one engine of this process."""
+    """A parameter that the only DeepSpeed engine of this process trains."""
 
     is_busy: Callable[[], bool]
 
@@ -73,7 +73,7 @@ class _Guarded(nn.Parameter):
 
 
 class _Unwritten(torch.Tensor):
-    """The values of a parameter, or what was computed of them; read like any tensor."""
+    """The values of a parameter, or a view of them. They can be read like any tensor, but not written."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,7 +89,7 @@ class _Unwritten(torch.Tensor):
 
 
 def _asked(func: Any) -> tuple[str, bool]:
-    """The name of what is called, and whether it sets an attribute."""
+    """The name of the function or attribute, and whether an attribute is set."""
     name = str(getattr(func, "__name__", ""))
     if name in ("__get__", "__set__"):
         return str(getattr(func.__self__, "__name__", "")), name == "__set__"
@@ -97,12 +97,12 @@ def _asked(func: Any) -> tuple[str, bool]:
 
 
 def _is_elsewhere(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO-3 has its values in parts at the moment."""
+    """Whether ZeRO-3 has the parameter's values partitioned at the moment."""
     return parameter.numel() != getattr(parameter, "ds_numel", parameter.numel())
 
 
 def _of_elsewhere(parameter: nn.Parameter, what: str) -> Any:
-    """Sizes are those of the whole; raises ``StrategyError`` for values."""
+    """The sizes of the full parameter; raises ``StrategyError`` for values."""
     whole = torch.empty(parameter.ds_shape, dtype=parameter.dtype, device="meta")  # type: ignore[attr-defined]
     if what in ("numel", "size", "dim", "stride", "nelement", "element_size", "__len__", "is_floating_point"):
         return getattr(whole, what)()
@@ -118,7 +118,7 @@ def _of_elsewhere(parameter: nn.Parameter, what: str) -> Any:
 
 @cache
 def _knows(filename: str) -> bool:
-    """Whether code of this file knows that parameters are in parts."""
+    """Whether code of this file can handle partitioned parameters."""
     found = importlib.util.find_spec("deepspeed")
     rooms = tuple(f"{place}{os.sep}" for place in (found.submodule_search_locations or ())) if found else ()
     return filename.startswith((_OURS, *rooms))

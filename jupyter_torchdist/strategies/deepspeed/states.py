@@ -1,6 +1,6 @@
-"""What DeepSpeed's engine changes of a model and its optimizer, whole again: weights, state, and no trace left.
+"""Restores a model and its optimizer after DeepSpeed's engine: full weights and state, nothing of DeepSpeed left.
 
-The weights of ZeRO are flat pieces on the ranks; DeepSpeed's ``safe_get_full_…`` puts them together one at a time
+ZeRO's weights are flat partitions on the ranks; DeepSpeed's ``safe_get_full_…`` gathers them one at a time
 (https://deepspeed.readthedocs.io/en/latest/zero3.html#debugging).
 """
 
@@ -18,13 +18,13 @@ from ..parallel import restore
 from .guard import unguard
 
 _LATE = ("ds_", "_external_params", "applied_pre_backward_ref_cnt")
-"""Attributes, or beginnings of them, that DeepSpeed gives modules while it trains."""
+"""Names, or prefixes of names, of attributes that DeepSpeed sets on modules while it trains."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_state_dict_hooks")
 
 
 class States:
-    """A model and its optimizer as they were before ``deepspeed.initialize``, to be made so again."""
+    """The state of a model and its optimizer before ``deepspeed.initialize``, to restore it."""
 
     def __init__(self, root: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._root, self._optimizer = root, optimizer
@@ -34,11 +34,11 @@ class States:
         self._added: list[set[str]] = []
 
     def made(self) -> None:
-        """The engine is there: what modules have now and had not is its own."""
+        """The engine was made: new attributes of modules are DeepSpeed's."""
         self._added = [set(vars(module)) - set(before) for module, before, _ in self._modules]
 
     def weights(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each parameter with its whole value, in the precision in which it is stepped; all ranks iterate."""
+        """Each parameter with its full value, in the precision of the optimizer step. All ranks must iterate."""
         deepspeed = import_module("deepspeed")
         for parameter, _, dtype, _ in self._parameters:
             value = deepspeed.utils.safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
@@ -48,7 +48,7 @@ class States:
             yield parameter, value.view(_shape(parameter)).to(dtype)
 
     def optimizer_state(self) -> dict[nn.Parameter, dict[str, Any]]:
-        """The state of each trained parameter, whole, on the CPU of the first rank, without values elsewhere."""
+        """The full state of each trained parameter, on the CPU of rank 0; on the meta device elsewhere."""
         get = import_module("deepspeed").utils.safe_get_full_optimizer_state
         pieces: dict[str, Any] = next((values for values in self._optimizer.state.values() if values), {})
         first, found = dist.get_rank() == 0, {}
@@ -64,7 +64,7 @@ class States:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """``Optimizer.state_dict`` as on one device; its state has values on the first rank. All ranks call it."""
+        """``Optimizer.state_dict`` as on one device, with values only on rank 0. All ranks must call it."""
         state = self.optimizer_state()
         order = {one: number for number, one in enumerate(one for _, own in self._groups for one in own)}
         numbers = iter(range(len(order)))
@@ -72,7 +72,7 @@ class States:
         return {"state": {order[one]: values for one, values in state.items()}, "param_groups": groups}
 
     def restore(self, engine: Any) -> None:
-        """Everything plain: whole on rank 0, on the meta device elsewhere. All ranks call it."""
+        """Restore everything: full values on rank 0, on the meta device elsewhere. All ranks must call it."""
         first = dist.get_rank() == 0
         flat = engine.optimizer is not self._optimizer
         weights = {one: value.cpu() if first else _outline(value) for one, value in self.weights()} if flat else {}
@@ -93,7 +93,7 @@ class States:
             restore.restore_optimizer(self._optimizer)
 
     def _forget(self) -> None:
-        """No hook, attribute or container of DeepSpeed's is left; those that the cell made since are."""
+        """Remove DeepSpeed's hooks, attributes and containers, and keep the ones that the cell has added."""
         unguard(one for one, *_ in self._parameters)
         for (module, before, hooks), added in zip(self._modules, self._added, strict=True):
             for name in [name for name in vars(module) if name in added or name.startswith(_LATE)]:
@@ -120,12 +120,12 @@ def _shape(parameter: nn.Parameter) -> torch.Size:
 
 
 def _outline(tensor: Tensor) -> Tensor:
-    """Of its shape and type, without values to keep."""
+    """A tensor of the same shape and dtype that takes no memory for values."""
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def _hooks(module: nn.Module) -> dict[str, set[int]]:
-    """The numbers of the hooks that there are, by table."""
+    """The ids of the module's hooks, by table."""
     return {table: set(vars(module)[table]) for table in _HOOKS}
 
 

@@ -1,8 +1,8 @@
-"""DeepSpeed's configuration made whole: its ``auto`` values, from the cell's own model, optimizer and batch.
+"""Fills the ``auto`` values of DeepSpeed's configuration from the cell's model, optimizer and batch.
 
-What each is filled with is what Transformers' Trainer takes from its arguments
-(https://huggingface.co/docs/transformers/deepspeed): where that has an argument, the cell has an optimizer, a loader
-and its own call of ``clip_grad_norm_``.
+Transformers' Trainer fills the same values from its arguments
+(https://huggingface.co/docs/transformers/deepspeed). Here they come from the cell's optimizer, its loader and its own
+call of ``clip_grad_norm_``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ ELEMENTWISE = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
-"""What they do to one element knows no other: on ZeRO's flat pieces of parameters they do the same."""
+"""Elementwise optimizers: they give the same result on ZeRO's flat partitions of parameters."""
 
 _WARMUP_STEPS = 1
-"""Transformers' default is no warm-up; DeepSpeed takes no zero."""
+"""Transformers' default is no warm-up, but DeepSpeed does not accept 0."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """A configuration for ``deepspeed.initialize``, and what has to be said of it."""
+    """A configuration for ``deepspeed.initialize``, and messages about it for the user."""
 
     config: dict[str, Any]
     remarks: tuple[str, ...]
@@ -49,16 +49,16 @@ class Filled:
 
     @property
     def clipping(self) -> float:
-        """The norm to which DeepSpeed clips; 0 leaves it to the cell."""
+        """The norm to which DeepSpeed clips; 0: the cell clips."""
         return float(self.config.get("gradient_clipping", 0.0))
 
 
 def filled(
     plan: StrategyPlan, world_size: int, model: nn.Module, optimizer: torch.optim.Optimizer, samples: int | None
 ) -> Filled:
-    """The configuration of ``plan``, without ``auto``. ``samples`` are those of a whole batch, where it is known.
+    """The configuration of ``plan``, without ``auto``. ``samples``: the size of a global batch, if known.
 
-    Raises ``StrategyError`` for what contradicts the cell, and for an ``auto`` that nothing here can fill.
+    Raises ``StrategyError`` for values that contradict the cell, and for an ``auto`` that cannot be filled.
     """
     config: dict[str, Any] = copy.deepcopy(dict(plan.options["config"]))
     zero = config.setdefault("zero_optimization", {})
@@ -79,7 +79,7 @@ def filled(
 
 
 def _batch(config: dict[str, Any], accumulation: int, ranks: int, samples: int | None) -> None:
-    """DeepSpeed's three sizes; the cell's loader gives the batch of all ranks."""
+    """Set DeepSpeed's three batch sizes. The cell's loader gives the global batch."""
     part = config.get("train_micro_batch_size_per_gpu", "auto")
     whole = config.get("train_batch_size", "auto")
     if part == "auto" and whole != "auto":
@@ -105,7 +105,7 @@ _SAME: dict[str, tuple[type[torch.optim.Optimizer], ...]] = {
 
 
 def _optimizer(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """The cell's optimizer takes the steps; what the configuration says of one must be the same."""
+    """Check the configuration's optimizer: it must be equal to the cell's optimizer, which is used."""
     section = config.pop("optimizer", None)
     if section is None:
         return
@@ -154,12 +154,12 @@ def _scheduler(config: dict[str, Any], optimizer: torch.optim.Optimizer) -> None
 
 
 def has_scheduler(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a scheduler of torch's follows the optimizer: it marks its ``step``."""
+    """Whether the optimizer has a torch scheduler, which marks its ``step``."""
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
 def _hidden(zero: dict[str, Any], model: nn.Module) -> None:
-    """Sizes of buckets that Transformers takes from the width of the model."""
+    """Fill the bucket sizes from the model's hidden size, as Transformers does."""
     width = _width(getattr(model, "config", None))
     if width is None:
         return  # DeepSpeed's own defaults
@@ -183,7 +183,7 @@ def _width(config: Any) -> int | None:
 
 
 def _defaults(config: dict[str, Any]) -> tuple[str, ...]:
-    """What is still ``auto`` is left to DeepSpeed's own defaults, and said."""
+    """Remove values that are still ``auto``, so that DeepSpeed's defaults apply; returns a message about them."""
     left: list[str] = []
 
     def drop(table: dict[str, Any], path: str) -> None:

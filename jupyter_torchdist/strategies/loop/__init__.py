@@ -1,1 +1,1 @@
-"""Training loops: data loaders, watched steps, the ends of steps."""
+"""Training loops: data loaders, analysis of the first steps, and where steps end."""

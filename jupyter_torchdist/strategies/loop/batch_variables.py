@@ -1,7 +1,7 @@
-"""Which variables hold a batch, or what was made of it.
+"""Which variables hold a batch, or a value that was computed from it.
 
-They are followed by name, in their scopes, and attributes by name alone (``self.out`` and ``state.out`` are one): a
-name that is wrongly held to be the batch's costs speed, and no number.
+Variables are followed by name in their scopes, attributes by name only (``self.out`` and ``state.out`` are the same).
+A name that is wrongly taken for the batch costs speed, but never a wrong result.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _STORES = frozenset({
     "add", "append", "appendleft", "extend", "extendleft", "feed", "insert", "log", "push", "put", "put_nowait",
     "record", "send", "set", "setdefault", "store", "update", "write", "__setitem__",
 })  # fmt: skip
-"""Methods that keep what they are given in what they are called on."""
+"""Methods that store their arguments in the object that they are called on."""
 _COUNTS = frozenset({"range", "trange", "count"})
 
 
 def _without_number(loop: ast.For | ast.AsyncFor | ast.comprehension) -> ast.expr:
-    """The target of a loop; of ``for number, (x, y) in tqdm(enumerate(loader))`` what the loader gives."""
+    """The target of a loop. For ``for number, (x, y) in tqdm(enumerate(loader))`` it is ``(x, y)``."""
     called = loop.iter
     while isinstance(called, ast.Call) and called_name(called) == "tqdm" and called.args:
         called = called.args[0]
@@ -35,7 +35,7 @@ def _without_number(loop: ast.For | ast.AsyncFor | ast.comprehension) -> ast.exp
 
 
 class Holding:
-    """Which variables of a loop, and of what it calls, hold the batch."""
+    """Which variables of a loop, and of the functions that it calls, hold the batch."""
 
     def __init__(self, scopes: Scopes, loop: ast.For | ast.While, run: LinesRun, own: CodeType) -> None:
         self._scopes, self._loop, self._own = scopes, loop, scopes.around[loop]
@@ -44,11 +44,11 @@ class Holding:
         self._watched: set[Function] = set()
         self._held: set[Key] = set()
         self._parts: set[Key] = set()
-        """Objects with attributes that hold it: those are looked for by name."""
+        """Objects with attributes that hold the batch; the attributes are found by name."""
         self._kept: dict[Key, int] = {}
-        """What is held in a container, and the line that put it there."""
+        """Containers that hold the batch, and the line that stored it there."""
         self._events: dict[Key, dict[tuple[int, int, int], bool]] = {}
-        """Where a variable gets another value of a batch, and (True) where ``backward`` makes it the whole one's."""
+        """Where a variable gets another value of a batch, and (True) where ``backward`` makes it the global value."""
         self._giving: set[Function] = set()
         for code in (*run.lines, *run.aside):
             for tree in scopes.trees if code is not own else []:
@@ -65,11 +65,11 @@ class Holding:
             for one in ast.walk(body)
             for name in (() if isinstance(one, Block) else names_bound_at(one))
         }
-        """Variables that may stand for another function in each step."""
+        """Variables that may refer to another function in each step."""
         self._grow()
 
     def _grow(self) -> None:
-        """Variables that are bound to the batch, or to what is made of such."""
+        """Find all variables that are bound to the batch, or to values computed from such variables."""
         bodies = [self._loop, *self._watched]
         for node in (one for body in bodies for one in ast.walk(body)):
             if isinstance(node, ast.Call) and called_name(node) == "backward":
@@ -128,7 +128,7 @@ class Holding:
                     yield one, key
 
     def _is_shown_beside(self, key: Key, call: ast.Call) -> bool:
-        """``scaler.scale(loss).backward() if scaler else loss.backward()``: the one that ran speaks for both."""
+        """``scaler.scale(loss).backward() if scaler else loss.backward()``: the call that ran counts for both."""
         events = self._events.get(key, {})
         return any(shown and place != self._place(call) for place, shown in events.items())
 
@@ -147,7 +147,7 @@ class Holding:
                 self._bind(one, at)
 
     def _keep(self, container: ast.expr, at: ast.expr | ast.stmt) -> None:
-        """In ``last``, ``state["a"]`` or ``self.last``."""
+        """The batch is stored in ``last``, ``state["a"]`` or ``self.last``."""
         while isinstance(container, ast.Subscript):
             container = container.value
         if isinstance(container, ast.Attribute) and isinstance(container.value, ast.Name):
@@ -165,13 +165,13 @@ class Holding:
         return id(self._scopes.around[node]), node.end_lineno or node.lineno, node.end_col_offset or 0
 
     def _holds(self, node: ast.expr) -> bool:
-        """``next(batches)`` gives the batch; a function that was watched gives what it returns."""
+        """Whether the value of ``node`` may hold the batch: also for ``next(batches)`` and for watched functions."""
         return any(True for _ in self._uses(node, value=True))
 
     def _uses(
         self, node: ast.AST, among: Collection[Key] | None = None, *, value: bool = False
     ) -> Iterator[tuple[int, str]]:
-        """Lines and names. ``value``: only what the value of the expression may be made of."""
+        """Lines and names of uses. ``value``: only uses that the value of the expression may depend on."""
         below: list[ast.AST] = [node]
         losses: set[ast.expr] = set()
         while below:
@@ -187,7 +187,7 @@ class Holding:
                     yield one.lineno, key[1].lstrip(".")
                 base = self._key(one.value) if isinstance(one, ast.Attribute) else None
                 if isinstance(base, tuple) and base in self._parts and base not in self._held:
-                    continue  # another attribute of such an object
+                    continue  # another attribute of an object in _parts
             if value and isinstance(one, ast.Call):
                 if isinstance(one.func, ast.Name) and one.func.id == "next":
                     yield one.lineno, "next"
@@ -200,7 +200,7 @@ class Holding:
             below += ast.iter_child_nodes(one)
 
     def _judged_later(self, node: ast.AST) -> list[ast.AST]:
-        """``loss = loss / steps``, ``loss += penalty()``: how it is joined is judged at ``backward``."""
+        """In ``loss = loss / steps`` and ``loss += penalty()`` the loss itself is judged at ``backward``."""
         if isinstance(node, ast.AugAssign):
             target, below = cast(ast.expr, node.target), [node.value]
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.value, ast.BinOp):
@@ -222,12 +222,12 @@ class Holding:
         return min(self._uses(node, among), default=None)
 
     def _shown(self, node: ast.Name | ast.Attribute, key: Key) -> bool:
-        """Whether what the variable has here is the whole batch's on every rank: ``backward`` was called on it last."""
+        """Whether the variable has the global batch's value here: the last event was a ``backward`` on it."""
         function = id(self._scopes.around[node])
         events = sorted(
             (place[1:], shown) for place, shown in self._events.get(key, {}).items() if place[0] == function
         )
         before = [shown for place, shown in events if place <= (node.lineno, node.col_offset)]
-        if not before and function == id(self._own):  # of the step before
+        if not before and function == id(self._own):  # the value of the previous step
             before = [shown for _, shown in events]
         return bool(before) and before[-1]

@@ -1,4 +1,4 @@
-"""What of a source has not run: statements, and arms of expressions."""
+"""Which parts of the source have not run: statements, and arms of expressions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ...usercode.source import Block, Comprehension, Function, bound_by
 
 _MOVES = frozenset({"to", "cuda", "cpu", "float", "half", "double", "bfloat16", "long", "detach", "contiguous"})
-"""Methods whose result stands for the same samples."""
+"""Methods whose result holds the same samples."""
 _NOTHING = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass, ast.Global, ast.Nonlocal, ast.Break, ast.Continue,
     ast.Raise, ast.Import, ast.ImportFrom,
@@ -24,9 +24,9 @@ def not_run_of(function: Function, ran: Mapping[Function, Collection[int]]) -> I
 def not_run(
     body: Iterable[ast.stmt], lines: Collection[int], head: int = 0, ran: Collection[Function] = ()
 ) -> Iterator[ast.AST]:
-    """The outermost statements of which nothing has run, and arms of expressions.
+    """The outermost statements that have not run at all, and arms of expressions that may not have run.
 
-    ``head`` is the last line of the test before them: what shares it counts as not run, since only lines are known.
+    ``head`` is the last line of the test before them. A statement on that line counts as not run: only lines are known.
     """
     for statement in body:
         if isinstance(statement, _NOTHING) or _is_text(statement) or deletes_names(statement):
@@ -50,13 +50,13 @@ def deletes_names(statement: ast.stmt) -> bool:
 
 
 def _takes_next(statement: ast.stmt) -> bool:
-    """``batch = next(batches)``, after a loader has come to its end: a batch as those before."""
+    """``batch = next(batches)``, after the loader was exhausted: the batch is like the previous ones."""
     value = statement.value if isinstance(statement, ast.Assign) else None
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "next"
 
 
 def _bodies(statement: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Statements within one, and the last line of what decides whether they run."""
+    """The statement lists in a statement, each with the last line of the test that decides whether it runs."""
     head = getattr(statement, "test", None) or getattr(statement, "iter", None)
     yield getattr(statement, "body", []), (head.end_lineno or 0) if head is not None else 0
     for part in ("orelse", "finalbody"):
@@ -68,7 +68,7 @@ def _bodies(statement: ast.stmt) -> Iterator[tuple[list[ast.stmt], int]]:
 
 
 def arms(node: ast.AST, ran: Collection[Function] = ()) -> Iterator[ast.expr]:
-    """Parts of a statement's expressions that may not have run though it did, whichever of them it was."""
+    """Parts of a statement's expressions that may not have run although the statement has."""
     below: list[ast.AST] = [node]
     while below:
         one = below.pop()
@@ -107,7 +107,7 @@ def _always(each: ast.comprehension) -> bool:
 
 
 def _moved(value: ast.AST) -> str | None:
-    """The variable of which it is all samples, whichever arms run: ``x.cuda() if cuda else x``."""
+    """The variable whose samples are all in ``value``, whichever arm runs: ``x.cuda() if cuda else x``."""
     if isinstance(value, ast.Name):
         return value.id
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES:

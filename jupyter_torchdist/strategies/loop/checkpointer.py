@@ -1,4 +1,4 @@
-"""``--checkpoint DIR --resume`` without a line in the cell: what the automatic way calls while it trains."""
+"""``--checkpoint DIR --resume`` without changes in the cell: the automatic way calls this while it trains."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TENSORS = "tensors"
 
 
 class Checkpointer:
-    """Saves while a cell trains, and brings a later run of it to where it was. Every rank has one and calls it alike.
+    """Saves while a cell trains, and resumes the training in a later run. Every rank makes the same calls.
 
-    In order: make it; ``register`` every object before the loop that trains it begins; ``arrive`` where the first step
-    begins that was not done, unless a registered loader does it; ``go_on`` then; ``after_step`` when a step is over.
+    The order of calls: ``register`` every object before its training loop begins; ``arrive`` before the first step that
+    was not done, unless a registered loader calls it; then ``go_on``; ``after_step`` when a step is over.
 
     Options of the plan: ``checkpoint_steps``, ``checkpoint_minutes`` (10 without steps), ``checkpoint_keep`` (2).
 
-    How an unmodified loop comes back: ``for epoch in range(…): for batch in loader: …`` runs from its beginning, and a
-    registered loader gives nothing in the iterations that were over and only the batches that were not seen in the one
-    that was under way. So the bodies of loops over loaders do not run twice; what stands around them does: once an
-    epoch, with no batch seen (an average over no batches divides by zero; a line is printed again). ``enumerate``
-    begins at 0 again in the epoch that is resumed. What the cell reads outside of loaders (tensors cut by hand,
-    ``while`` over an iterator made before) cannot be led anywhere; its models are restored all the same.
+    How an unmodified loop is resumed: ``for epoch in range(…): for batch in loader: …`` runs from its beginning. A
+    registered loader gives no batch in the epochs that were over. In the interrupted epoch it gives only the batches
+    that were not seen. So the bodies of loops over loaders do not run twice. The code around them does, without any
+    batch: an average over batches divides by zero, a line is printed again. ``enumerate`` begins at 0 in the resumed
+    epoch. Data that the cell reads without loaders (tensors sliced by hand, ``while`` over an existing iterator)
+    cannot be skipped; the models are still restored.
     """
 
     def __init__(self, context: ParallelContext) -> None:
@@ -50,11 +50,11 @@ class Checkpointer:
         self._objects: dict[str, Any] = {}
         self._variables: Variables | None = None
         self.seed: int | None = None
-        """What the run's random numbers began with; one that is resumed begins with the same."""
+        """The initial random seed of the run; a resumed run begins with the same seed."""
         self.arrived = self.went_on = False
         """Whether the state was restored, and whether the training has changed it since."""
         self.last: int | None = None
-        """The step of the newest checkpoint, that this run saved or began with."""
+        """The step of the newest checkpoint that this run saved or started from."""
         self._opened = self._open() if context.plan.resume else None
 
     def _open(self) -> Opened | None:
@@ -77,7 +77,7 @@ class Checkpointer:
 
     @property
     def led(self) -> bool:
-        """Whether a loader leads to where the checkpoint was saved."""
+        """Whether a loader in the checkpoint skips to the position where it was saved."""
         return self._opened is not None and "loader" in self._opened.content.kinds.values()
 
     def knows(self, name: str) -> bool:
@@ -85,10 +85,10 @@ class Checkpointer:
         return self._opened is not None and name in self._opened.content.kinds
 
     def register(self, name: str, value: Any) -> None:
-        """Save ``value`` under ``name`` from now on: whatever ``td.save`` takes, and ``Variables`` of a cell.
+        """Save ``value`` under ``name`` from now on: everything that ``td.save`` takes, and ``Variables`` of a cell.
 
-        A loader that is in the checkpoint is led to where it was. A name that is registered again means the new object:
-        a loader that is made anew in each epoch goes on counting.
+        A loader that is in the checkpoint skips to its saved position. A name that is registered again means the new
+        object: a loader that is built again in each epoch continues the count.
         """
         if isinstance(value, Variables):
             self._variables = value
@@ -105,10 +105,10 @@ class Checkpointer:
             where.go_to(self._opened.own[name], self.arrive)
 
     def arrive(self) -> None:
-        """Everything registered is as it was when the checkpoint was saved; nothing happens without one.
+        """Restore everything that is registered from the checkpoint, if there is one.
 
-        Again, as long as the training has not gone on: code around loops that are over has run in between.
-        Raises ``CheckpointError`` as ``td.load`` does; nothing is changed then.
+        A later call restores again, until ``go_on``: code around finished loops has run in between.
+        Raises ``CheckpointError`` as ``td.load`` does, before anything is changed.
         """
         opened = self._opened
         if opened is None or self.went_on:
@@ -130,7 +130,7 @@ class Checkpointer:
         self._say(f"resumed at step {self.step} from {opened.path}")
 
     def go_on(self) -> None:
-        """The training goes on from what was restored. Raises ``CheckpointError`` when that was not all of it."""
+        """The training continues from the restored state. Raises ``CheckpointError`` when the optimizers differ."""
         if self._opened is None or self.went_on:
             return
         self.went_on = True
@@ -150,12 +150,12 @@ class Checkpointer:
             )
 
     def after_step(self, step: int) -> None:
-        """``step`` steps are done. Saves when it is time to. Raises ``CheckpointError`` when an earlier save failed."""
+        """``step`` steps are done. Saves when it is due. Raises ``CheckpointError`` when an earlier save failed."""
         if self._cadence.due(step):
             self.save(step)
 
     def save(self, step: int, *, complete: bool = False) -> None:
-        """Save what is registered; ``complete``: return when it is on disk."""
+        """Save everything that is registered; ``complete``: return when it is on disk."""
         if step != self.last:
             own: dict[str, Any] = {"seed": self.seed}
             objects = self._objects
@@ -170,7 +170,7 @@ class Checkpointer:
 
 
 class Cadence:
-    """When to save: every so many steps, every so many minutes, or both. The same answer on every rank."""
+    """When to save: after a number of steps, of minutes, or both. The answer is the same on every rank."""
 
     def __init__(self, ranks: Ranks, steps: int | None, minutes: float | None) -> None:
         self._steps = steps
@@ -187,7 +187,7 @@ class Cadence:
         return self._by_minutes(step) or by_steps
 
     def _by_minutes(self, step: int) -> bool:
-        """Clocks differ, so rank 0's counts; it is asked at few steps, at half the time that is left each."""
+        """Rank 0 decides by its clock, because clocks differ. It decides again after half of the time left."""
         if self._seconds is None:
             return False
         if self._begun is None:

@@ -1,7 +1,7 @@
-"""Whether a loader makes of a sample what it makes of it beside others: what pads to the longest of a batch does not.
+"""Whether a loader collates a sample to the same values alone and with others. Padding to the longest does not.
 
-Each rank that has its part of a batch collates that part alone. So the batches of a loop that is watched are collated
-in other ways, too, and compared.
+A rank that has its part of a batch collates only this part. So the first batch of a watched loop is also collated in
+parts, and the results are compared.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PADS = "its batches are padded to the longest of their samples"
 _OTHER = "its collate_fn makes other values of samples beside others"
 _LOADED = "its dataset loads whole batches (__getitems__), and may pad them"
 _MOST = 64
-"""Samples that are collated by themselves at the most."""
+"""The maximum number of samples that are collated one by one."""
 
 
 def loads_batches(dataset: Dataset[Any]) -> str | None:
-    """Why a dataset that is asked for all samples of a batch at once may make others of a part; None where not."""
-    if isinstance(dataset, Subset):  # it asks another one for what it loads
+    """Why a dataset that loads all samples of a batch at once may give other values for a part; None if it does not."""
+    if isinstance(dataset, Subset):  # it loads samples from another dataset
         return loads_batches(dataset.dataset)
     if isinstance(dataset, StackDataset):
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
@@ -33,19 +33,19 @@ def loads_batches(dataset: Dataset[Any]) -> str | None:
     if not hasattr(dataset, "__getitems__"):
         return None
     given = getattr(dataset, "format", None)
-    if isinstance(given, Mapping) and "type" in given:  # of Hugging Face's: each sample by itself, but for transforms
+    if isinstance(given, Mapping) and "type" in given:  # Hugging Face: one sample at a time, except transforms
         return _LOADED if given["type"] == "custom" else None
     return _LOADED
 
 
 class Collate:
-    """In place of a loader's ``collate_fn``: what it makes, and why parts would be others; None where they are not."""
+    """In place of a loader's ``collate_fn``: gives its batch, and why parts would differ (None if they do not)."""
 
     def __init__(self, own: Callable[[list[Any]], Any], rank: int, ranks: int) -> None:
         self.own, self._rank, self._ranks = own, rank, ranks
         self._tested = False
         self._objection: str | None = None
-        """Of the first batch, in this process."""
+        """What was found for the first batch in this process."""
 
     def __call__(self, samples: list[Any]) -> tuple[Any, str | None]:
         if self._tested:
@@ -70,21 +70,21 @@ class Collate:
         alone = [made for sample in samples[:_MOST] if (made := self._made([sample])) is not None]
         if any(_shapes(made) != _shapes(whole) for made in alone):
             return _PADS
-        # All may have the same length by chance, as in the first of batches that are sorted by it.
+        # All may have the same length by chance, for example when batches are sorted by length.
         cut = _shorter(samples[-1])
         beside, by_itself = self._made([samples[0], cut]), self._made([cut])
         return _PADS if beside and by_itself and _shapes(beside) != _shapes(by_itself) else None
 
     def _made(self, samples: list[Any]) -> list[torch.Tensor] | None:
-        """Tensors of fewer samples; None where they are not to be collated."""
+        """The tensors collated from ``samples``; None if they cannot be collated."""
         try:
             return tensors_in(self.own(samples))
-        except Exception:  # noqa: BLE001  # whatever the user's function raises on samples that it was not made for
+        except Exception:  # noqa: BLE001  # the user's function may raise anything on unusual samples
             return None
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> list[torch.Size]:
-    """But for the number of samples."""
+    """The shapes without the dimension of the samples."""
     return [tensor.shape[1:] for tensor in tensors]
 
 
@@ -99,7 +99,7 @@ def _are_rows(part: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], mine:
 
 
 def _shorter(sample: Any) -> Any:
-    """A sample of which everything that has a length has half of it."""
+    """The sample with half the length in all its parts that have a length."""
     if isinstance(sample, Mapping):
         return {name: _shorter(part) for name, part in sample.items()}
     if isinstance(sample, tuple):

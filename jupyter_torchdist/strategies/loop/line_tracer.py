@@ -24,19 +24,19 @@ _HOLD_NOTHING = (
 
 
 class LinesRun:
-    """Notes which lines of user code run, in the frame of a loop and in what it calls."""
+    """Records which lines of user code run, in the frame of a loop and in the functions that it calls."""
 
     def __init__(self, frame: FrameType) -> None:
         self._frame = frame
         self.lines: dict[CodeType, set[int]] = {frame.f_code: set()}
         self.aside: dict[CodeType, set[int]] = {}
-        """Of what runs within a model's forward or a backward: that is divided the same way with whole batches."""
+        """Lines run in a model's forward or in a backward, which are divided in the same way with whole batches."""
         self.given: dict[CodeType, set[str]] = {}
-        """The parameters that were given something with a tensor in it."""
+        """The function parameters whose values had a tensor in them."""
         self._on = self._watching = False
 
     def start(self) -> bool:
-        """False where a debugger or a coverage tool has the interpreter's ear."""
+        """False if a debugger or a coverage tool uses ``sys.settrace`` already."""
         if sys.gettrace() is not None:
             return False
         self._watching = is_watched()
@@ -50,7 +50,7 @@ class LinesRun:
             sys.settrace(None)
             self._frame.f_trace = None
             self._on = False
-            # Before Python 3.13 tracing leaves a copy of a function's variables, which would keep the batch alive.
+            # Before Python 3.13 tracing keeps a copy of a function's variables, and so keeps the batch alive.
             _ = self._frame.f_locals
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -82,7 +82,7 @@ def is_watched() -> bool:
 
 
 def _parameters_of(code: CodeType) -> tuple[str, ...]:
-    """But for ``self``: what is held in an object is followed by its attributes' names."""
+    """The parameters without ``self``: values in an object are followed by the names of its attributes."""
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     names = code.co_varnames[:count]
@@ -90,7 +90,7 @@ def _parameters_of(code: CodeType) -> tuple[str, ...]:
 
 
 def _may_hold(value: Any, depth: int = 4) -> bool:
-    """Whether there is a tensor in it that is no parameter. Numbers are none of a batch's: reading those is seen."""
+    """Whether ``value`` has a tensor that is no parameter. Plain numbers do not count: reading them is noticed."""
     if isinstance(value, _HOLD_NOTHING):
         return False
     if isinstance(value, torch.Tensor) or hasattr(value, "__array__") or not depth:

@@ -1,7 +1,7 @@
-"""Training loops over a DataLoader: whole batches at first, then, once that is proved to be the same, a part a rank.
+"""Training loops over a DataLoader: whole batches at first; a part a rank when this is proved to give the same result.
 
-Several loops may be under way at once, within each other or side by side (``zip(labelled, unlabelled)``): the batch
-that was given last is the one that counts, until its loop is asked for the next. Batches of loops around it are whole.
+Several loops may run at once, nested or side by side (``zip(labelled, unlabelled)``). The batch that was given last is
+the current one, until its loop is asked for the next batch. Batches of the loops around it are whole.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from .watching import LoopWatch
 
 @dataclass
 class Drawing:
-    """The batches of one iteration: whether the next one is to be a share, and those that were drawn.
+    """The batches of one iteration. ``sliced``: whether the next one is divided over the ranks.
 
-    Of each of these, in order: how many samples it has in all, and whether it is a share.
+    ``batches``: for each batch that was drawn, in order, its total number of samples and whether it is divided.
     """
 
     sliced: bool = False
     batches: deque[tuple[int, bool]] = field(default_factory=deque)
 
     def forget(self, count: int) -> None:
-        """The first ``count`` batches that were drawn are given to nobody."""
+        """Drop the first ``count`` batches that were drawn: no loop gets them."""
         for _ in range(count):
             self.batches.popleft()
 
@@ -58,9 +58,9 @@ class Drawing:
 class LoopPart:
     """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
 
-    Each iteration has its ``Drawing``, which is the one that was put to ``drawing`` before it began. The samples of a
-    share are loaded with numbers of the rank's own, until ``loaded``: a rank with a row more draws more of them, and
-    the next epoch would be shuffled otherwise.
+    Each iteration uses the ``Drawing`` that ``drawing`` held when it began. The samples of a share are loaded with
+    random numbers of the rank's own, until ``loaded``. With common ones a rank with one row more would draw more
+    numbers, and the ranks would shuffle the next epoch differently.
     """
 
     def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers | None) -> None:
@@ -81,7 +81,7 @@ class LoopPart:
             self.loaded()
 
     def loaded(self) -> None:
-        """The samples are there: the common numbers again."""
+        """The samples are loaded: use the common random numbers again."""
         if self._own is not None:
             self._own.end()
 
@@ -91,7 +91,7 @@ class LoopPart:
 
 @dataclass(frozen=True)
 class Joint:
-    """How the losses of a loop are joined; ``forms`` are those that were judged, None for any."""
+    """How the losses of a loop are joined. ``forms``: the forms of loss that were judged; None: any form."""
 
     losses: AddedParts
     forms: set[tuple[str, ...]] | None
@@ -108,7 +108,7 @@ class Flight:
     run: LinesRun | None = None
 
     def pause(self) -> None:
-        """Another batch is the one that counts."""
+        """Another batch becomes the current one."""
         if self.watch is not None and self.run is not None:
             self.run.stop()
             self.watch.pause()
@@ -121,7 +121,7 @@ class Flight:
 
 
 class Loops:
-    """What is known of a job's training loops. ``sliced`` is the batch that counts, when it is a part."""
+    """What is known of a job's training loops. ``sliced`` is this rank's share of the current batch, if divided."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Loops:
         batch: str = "auto",
         loss: str = "auto",
     ) -> None:
-        """``loss``: auto, or how the user says that it joins the samples, mean or sum: then it is not judged."""
+        """``loss``: auto, or how the user says that it joins the samples (mean or sum); then it is not judged."""
         self._group, self._say, self._device, self._batch = group, say, device, batch
         self._steps = steps
         self._shadows: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
@@ -146,13 +146,13 @@ class Loops:
         self.watch: LoopWatch | None = None
         self.sliced: Share | None = None
         self.samples: int | None = None
-        """Of the batch that counts, where that is known."""
+        """Number of samples of the current batch, if known."""
         self.joint: Joint | None = None
 
     def backward(self, losses: Sequence[torch.Tensor]) -> None:
-        """User code calls ``backward`` on these: may each rank have its part of the batches in flight?
+        """User code calls ``backward`` on ``losses``: judge whether each rank may have its part of the batches.
 
-        Raises ``StrategyError`` where it has, of a batch that is not the one that counts.
+        Raises ``StrategyError`` if a batch other than the current one is divided already.
         """
         for around in self._flights[:-1]:
             if around.share is not None:
@@ -167,9 +167,9 @@ class Loops:
             self.watch.backward(losses, [value for loss in losses for value in values_of(loss)])
 
     def joint_of(self, loss: torch.Tensor) -> tuple[AddedParts, Share]:
-        """How the ranks' losses are joined while parts are in flight, and this rank's part.
+        """How the ranks' losses are joined while the current batch is divided, and this rank's part.
 
-        Raises ``StrategyError`` for another kind of loss than those that were judged.
+        Raises ``StrategyError`` for a form of loss that was not judged.
         """
         assert self.sliced is not None and self.joint is not None
         forms = self.joint.forms
@@ -181,7 +181,7 @@ class Loops:
         return self.joint.losses, self.sliced
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """What is done within is not the loop's own."""
+        """A context whose operations do not count as operations of the loop."""
         return _NOTHING if self.watch is None else self._unwatched(self.watch)
 
     @contextlib.contextmanager
@@ -196,14 +196,14 @@ class Loops:
     def iterate(self, original: Callable[..., Any], loader: DataLoader[Any]) -> Any:
         """``iter(loader)`` of user code."""
         frame = self._users_frame()
-        # Batches that no sampler draws in order are cut in the forward.
+        # If no sampler draws the batches in order, they are divided in the forward.
         drawn = loader.batch_sampler is not None and getattr(loader, "in_order", True)
-        # A thread that fetches ahead is in no step of the cell's.
+        # A thread that prefetches is not in a step of the cell.
         in_order = threading.current_thread() is threading.main_thread()
         if frame is not None and in_order and torch.is_grad_enabled():
             divided = self._group.size() > 1 and drawn
             batches = self._batches(original, loader, frame) if divided else self._whole(original, loader, frame)
-            next(batches)  # as on one device: numbers are drawn, and workers begin, before the first batch is asked for
+            next(batches)  # as on one device: iter() draws numbers and starts workers before the first batch
             return batches
         return original(loader) if self._device.type == "cpu" else self._moved(iter(original(loader)))
 
@@ -271,13 +271,13 @@ class Loops:
             self._over(flight)
 
     def _given(self, flight: Flight) -> Flight:
-        """A loop gives a batch: it is the one that counts."""
+        """A loop gives a batch, which becomes the current one."""
         self._flights.append(flight)
         self._show()
         return flight
 
     def _over(self, flight: Flight | None) -> None:
-        """The loop asks for its next batch, or ends: the batch of the loop around it counts again."""
+        """The loop asks for its next batch, or ends: the batch of the loop around it is the current one again."""
         if flight in self._flights:
             self._flights.remove(flight)
             self._show()
@@ -298,7 +298,7 @@ class Loops:
         flight.resume()
 
     def _decide(self, site: Any, watch: LoopWatch, run: LinesRun, frame: FrameType) -> None:
-        """What all ranks find; they have seen the same."""
+        """Decide with all ranks, after checking that they have seen the same data."""
         reason = watch.reason or unseen_use(run, frame)
         found = of_every_rank((reason, watch.seen), self._group)
         check_alike([seen for _, seen in found], "data in the first batch of a loop")
@@ -314,13 +314,13 @@ class Loops:
             self._tell("each rank loads its part of every batch")
 
     def _tell(self, line: str) -> None:
-        """Once: a loader that is made anew in every epoch is a loop of its own each time."""
+        """Say a line once: a loader that is built again in every epoch is a new loop each time."""
         if line not in self._told:
             self._told.add(line)
             self._say(line)
 
     def _shadow(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        """A loader that shares everything with the user's but its batch sampler (and persistent workers)."""
+        """A copy of the user's loader with another batch sampler and ``collate_fn``, and its own persistent workers."""
         shadow = self._shadows.get(loader)
         if shadow is None:
             shadow = self._shadows[loader] = copy.copy(loader)
@@ -338,8 +338,8 @@ class Loops:
         return shadow
 
     def _collate(self, own: Callable[[list[Any]], Any], before: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-        """What collates in place of the user's ``own``; ``before`` did so in the last iteration."""
-        if own is default_collate:  # it stacks: all samples have one shape then
+        """The replacement for the user's ``own`` collate function; ``before``: the one of the last iteration."""
+        if own is default_collate:  # it stacks, so all samples have the same shape
             return own
         if isinstance(before, Collate) and before.own is own:
             return before
@@ -368,11 +368,11 @@ class Loops:
 
 
 _NOTHING = contextlib.nullcontext()
-"""Most steps are not watched, and ask three times."""
+"""One object for all: most steps are not watched, and each needs three such contexts."""
 
 
 def _watched(watch: LoopWatch, batch: Any, total: int) -> None:
-    """A step that is watched is about to begin."""
+    """A watched step is about to begin."""
     if not all(tensor.dim() and tensor.size(0) == total for tensor in tensors_in(batch)):
         watch.object("not everything in a batch has its samples in the first dimension")
     if any(other is not None for other in others_in(batch)):
@@ -382,6 +382,6 @@ def _watched(watch: LoopWatch, batch: Any, total: int) -> None:
 
 
 def _samples_of(batch: Any) -> int | None:
-    """Where all tensors agree in it."""
+    """The number of samples, if all tensors have the same."""
     sizes = {tensor.size(0) for tensor in tensors_in(batch) if tensor.dim()}
     return sizes.pop() if len(sizes) == 1 else None

@@ -1,4 +1,4 @@
-"""Losses of loops that have their part of each batch: what a rank's counts with, and the whole batch's in its place."""
+"""Losses of loops with divided batches: the weight of each rank's loss, and the global loss that replaces it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..step.divided import targets_of
 from ..step.ways import AddedParts
 
 Weight = float | torch.Tensor
-"""What a rank's loss counts with in the whole batch's."""
+"""The weight of a rank's loss in the loss of the global batch."""
 
 
 @dataclass(frozen=True)
 class BatchLoss:
-    """A loss on its way to all ranks. ``guess``: see ``Joining``; ``sent`` None: its numbers travel with gradients."""
+    """A loss being joined over the ranks. ``guess``: see ``Joining``; ``sent`` None: sent with the gradients."""
 
     weight: Weight
     values: list[torch.Tensor]
@@ -35,14 +35,14 @@ class BatchLoss:
 class Joining:
     """Joins the ranks' losses: added up with the gradients, or by an all-reduce each, sent before the backward.
 
-    So no ``item()`` waits, and no backward does, but for a cross entropy, whose targets have to be counted (some may
-    be ignored): the number of the batch before is taken in its place, where gradients may be multiplied afterwards by
-    what was wrong with it, which is the same on all ranks. On GPUs waiting stops no processor, and nothing is guessed.
+    So neither ``item()`` nor the backward waits. The exception is a cross entropy, whose targets must be counted,
+    because some may be ignored. It uses the count of the previous batch as a guess, if the gradients can be multiplied
+    afterwards by the correction, the same on all ranks. On GPUs waiting does not block the CPU: nothing is guessed.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._targets: float | None = None  # of the batch before
+        self._targets: float | None = None  # count of the previous batch
 
     def send(
         self,
@@ -55,7 +55,7 @@ class Joining:
     ) -> BatchLoss:
         """Begin to join ``loss``. ``may_guess``: the gradients of its backward can be multiplied afterwards.
 
-        ``carry`` adds up numbers over the ranks; what they are then, ``finish`` is given.
+        ``carry`` adds up numbers over the ranks; ``finish`` is given the sums.
         """
         values = values_of(loss)
         if not way.counted:
@@ -82,7 +82,7 @@ class Joining:
         return dist.all_reduce(numbers, group=self._group, async_op=True)
 
     def finish(self, joined: BatchLoss, carried: Sequence[float] = ()) -> float:
-        """The whole batch's loss in the user's tensors; by what the gradients are to be multiplied.
+        """Write the global loss into the user's tensors. Returns the factor for the gradients.
 
         Raises ``StrategyError`` when some ranks guessed and others waited.
         """
@@ -102,7 +102,7 @@ class Joining:
             targets, guesses, *totals = numbers
             factor = self._factor(joined, targets, guesses)
             numbers = [total / targets if targets else math.nan for total in totals]
-        for value, one in zip(joined.values, numbers, strict=False):  # the cargo's rest is not ours
+        for value, one in zip(joined.values, numbers, strict=False):  # other numbers may follow
             value.data.fill_(one)
         return factor
 
@@ -119,6 +119,6 @@ class Joining:
 
 
 def values_of(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Tensors that show a loss: it, and what a GradScaler scaled."""
+    """The tensors that show a loss: the loss itself, and the unscaled loss if a GradScaler scaled it."""
     source = getattr(loss, UNSCALED, None)
     return [loss] if source is None else [loss, source]

@@ -1,7 +1,7 @@
-"""Which loop runs: a place in the code, a loader, and what the place works with.
+"""Which loop runs: a place in the code, a loader, and the objects that the place works with.
 
-Never by ``id``: a loader that is gone leaves its own to the next, on one rank and not on another, and ranks that take
-different loops for the same one wait for each other for ever.
+Never by ``id``: a new loader may get the ``id`` of a deleted one, on one rank but not on another. Ranks that confuse
+different loops deadlock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoopSite:
-    """``instruction`` of ``code``, with the callables, modules, optimizers and switches that its names stand for.
+    """``instruction`` of ``code``, with the callables, modules, optimizers and flags that its names refer to.
 
-    ``fit(model, loader, contrastive)`` is another loop than ``fit(model, loader, cross_entropy)``.
+    ``fit(model, loader, contrastive)`` and ``fit(model, loader, cross_entropy)`` are different loops.
     """
 
     code: CodeType
@@ -30,7 +30,7 @@ class LoopSite:
 
     @staticmethod
     def of(frame: FrameType) -> LoopSite:
-        """Where a frame of user code is. At a module's top level the names are everybody's: the place says enough."""
+        """Where a frame of user code is. At a module's top level only the place counts: the names are global."""
         names = {} if frame.f_locals is frame.f_globals else dict(frame.f_locals)
         trainer = names.get("self")
         if trainer is not None and not isinstance(trainer, torch.nn.Module):
@@ -46,7 +46,7 @@ class LoopSite:
 
 
 class ByLoop(Generic[T]):
-    """What was found of loops; forgotten with their loaders."""
+    """Results by loop. They are dropped when their loaders are deleted."""
 
     def __init__(self) -> None:
         self._found: weakref.WeakKeyDictionary[DataLoader[Any], list[tuple[LoopSite, T]]] = weakref.WeakKeyDictionary()
@@ -55,7 +55,7 @@ class ByLoop(Generic[T]):
         return self._entry(*loop) is not None
 
     def get(self, loop: tuple[DataLoader[Any], LoopSite]) -> T | None:
-        """None too where nothing was found."""
+        """The result of a loop; None also if there is none."""
         entry = self._entry(*loop)
         return None if entry is None else entry[1]
 
@@ -69,7 +69,7 @@ class ByLoop(Generic[T]):
 
 
 _OTHER = object()
-"""What the course of a loop does not hang on: numbers that count, tensors, lists."""
+"""Stands for values that do not identify a loop: counters, tensors, lists."""
 
 
 def _known(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Loaders that were prepared: each rank loads its rows of every batch of the whole job's.
+"""Prepared loaders: each rank loads its rows of every global batch.
 
-The batches are those of one device: the same sampler draws the same indices on all ranks, and each rank loads its
-share of them. A batch of fewer samples than ranks is loaded whole by all. What draws the indices uses numbers that are
-common to all ranks; what loads samples (noise, augmentation) uses the rank's own.
+The batches are the same as on one device: the same sampler draws the same indices on all ranks, and each rank loads its
+share of them. A batch with fewer samples than ranks is loaded completely by all. The indices are drawn with random
+numbers common to all ranks; samples are loaded (noise, augmentation) with numbers of the rank's own.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Loader = DataLoader[Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """One in flight: samples in all, and this rank's rows of them; None where every rank has all."""
+    """The batch of a step: its total number of samples, and this rank's rows; None if every rank has all rows."""
 
     total: int
     rows: BatchShard | None
 
     @property
     def weight(self) -> float | None:
-        """What a mean over this rank's samples counts with in the whole batch's; None: as the others'."""
+        """The weight of this rank's mean in the mean of the batch; None: the same as on other ranks."""
         return None if self.rows is None else self.rows.weight
 
 
@@ -57,24 +57,24 @@ class Loaders:
         return loader in self._known
 
     def add(self, loader: Loader) -> None:
-        """From now on its batches are this rank's rows."""
+        """From now on the batches of ``loader`` are this rank's rows."""
         self._known[loader] = self._indices(loader)
-        vars(loader)["_iterator"] = None  # persistent workers were told nothing of it
+        vars(loader)["_iterator"] = None  # existing persistent workers do not know the change
 
     def _indices(self, loader: Loader) -> Indices:
         return Indices(self._group, None if loader.num_workers else self._own)
 
     def in_flight(self) -> list[Batch]:
-        """The batches that user code works on, one of each loop."""
+        """The batches that user code works on now, one for each loop."""
         return list(self._in_flight.values())
 
     def iterate(self, original: Callable[..., Any], loader: Loader) -> Iterator[Any]:
-        """In place of ``DataLoader.__iter__``; all ranks call it for a prepared loader. Raises ``StrategyError``."""
+        """In place of ``DataLoader.__iter__``; collective for a prepared loader. Raises ``StrategyError``."""
         indices = self._known.get(loader)
         if indices is None or self._group.size() == 1:
             return original(loader) if self._device.type == "cpu" else self._moved(original(loader))
         if _draws_indices(loader):
-            if not loader.persistent_workers:  # these ask the one that they were given, in every epoch
+            if not loader.persistent_workers:  # these use their first batch sampler in every epoch
                 indices = self._indices(loader)
             return self._noted(self._shares(original, loader, indices))
         return self._noted(self._streamed(original, loader))
@@ -84,7 +84,7 @@ class Loaders:
             yield to_device(batch, self._device)
 
     def _noted(self, batches: Iterator[tuple[Batch, Any]]) -> Iterator[Any]:
-        """Note what is in flight while user code works on it."""
+        """Record the current batch while user code works on it."""
         key = id(batches)
         try:
             for batch, values in batches:
@@ -94,7 +94,7 @@ class Loaders:
             self._in_flight.pop(key, None)
 
     def _shares(self, original: Callable[..., Any], loader: Loader, indices: Indices) -> Iterator[tuple[Batch, Any]]:
-        """Batches of which each rank loads its samples alone."""
+        """Batches of which each rank loads only its own samples."""
         indices.begin(loader)
         rank = int(self._group.rank())
         changes: dict[str, Any] = {"batch_sampler": indices}
@@ -115,7 +115,7 @@ class Loaders:
         return batches()
 
     def _streamed(self, original: Callable[..., Any], loader: Loader) -> Iterator[tuple[Batch, Any]]:
-        """Batches that nobody can draw by an index: every rank reads all samples, and keeps its own."""
+        """Batches that cannot be drawn by index: every rank reads all samples and keeps its own."""
         rank, ranks = int(self._group.rank()), int(self._group.size())
         collated = loader.batch_sampler is not None
         changes = {"collate_fn": CollateShare(loader.collate_fn, rank, ranks)} if collated else {}
@@ -144,7 +144,7 @@ class Loaders:
 
 
 def check(loader: Loader) -> None:
-    """Raise ``StrategyError`` for a loader whose batches are divided already."""
+    """Raise ``StrategyError`` for a loader that already divides its batches."""
     samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
     if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
         raise StrategyError(
@@ -159,7 +159,7 @@ def _draws_indices(loader: Loader) -> bool:
 
 @contextmanager
 def _changed(loader: Loader, attributes: dict[str, Any]) -> Iterator[None]:
-    """The loader with other attributes, while an iterator is made: it refuses that some of them are set."""
+    """Change attributes of the loader while an iterator is made. ``vars``, because it forbids setting some of them."""
     before = {name: vars(loader)[name] for name in attributes}
     vars(loader).update(attributes)
     try:
@@ -182,7 +182,7 @@ class Indices:
         return len(self._sampler)
 
     def begin(self, loader: Loader) -> None:
-        """An iteration begins on all ranks. Raises ``StrategyError`` where they have other numbers of batches."""
+        """An iteration begins on all ranks. Raises ``StrategyError`` if their numbers of batches differ."""
         if loader.batch_sampler is not self:
             self._sampler = loader.batch_sampler
         self.drawn.clear()
@@ -213,7 +213,7 @@ class Indices:
             self.loaded()
 
     def compare(self) -> None:
-        """At the end of an iteration: whether all ranks drew the same. Raises ``StrategyError``."""
+        """At the end of an iteration: raise ``StrategyError`` if the ranks drew different batches."""
         if len(set(of_every_rank(self._digest))) > 1:
             raise StrategyError(
                 "the ranks' samplers drew different batches: samples were left out, and others were taken twice",
@@ -221,7 +221,7 @@ class Indices:
             )
 
     def loaded(self) -> None:
-        """The samples are there: the common numbers again."""
+        """The samples are loaded: use the common random numbers again."""
         if self._own is not None:
             self._own.end()
 
@@ -234,7 +234,7 @@ def _length(sampler: Any) -> int:
 
 
 def _digest_of(indices: list[Any], before: int) -> int:
-    """Of what was drawn; of keys that are no numbers, how many."""
+    """A digest of the indices that were drawn. Of keys that are not numbers, only the count is used."""
     try:
         return zlib.crc32(array("q", indices).tobytes(), before)
     except TypeError:
@@ -242,7 +242,7 @@ def _digest_of(indices: list[Any], before: int) -> int:
 
 
 class CollateShare:
-    """A ``collate_fn``: how many samples there are, what the first one is, and this rank's of them, collated."""
+    """A ``collate_fn``: gives the number of samples, a digest of the first one, and this rank's samples, collated."""
 
     def __init__(self, own: Callable[[list[Any]], Any], rank: int, ranks: int) -> None:
         self._own, self._rank, self._ranks = own, rank, ranks
@@ -267,9 +267,9 @@ def _digest_of_values(values: Any, before: int = 0) -> int:
 
 
 def _cut(values: Any, group: dist.ProcessGroup) -> tuple[int, int, Any]:
-    """Samples, a digest and this rank's rows of a batch that the dataset gave whole.
+    """The number of samples, a digest and this rank's rows of a complete batch from the dataset.
 
-    Raises ``StrategyError`` where its rows are not to be seen.
+    Raises ``StrategyError`` if the batch has no clear number of rows.
     """
     sizes: set[int | None] = set()
 

@@ -1,6 +1,6 @@
-"""A training that is saved at the ends of its steps (``--checkpoint``), and goes on from there (``--resume``).
+"""A training that is saved when a step ends (``--checkpoint``), and continues from there (``--resume``).
 
-What is saved is the state of all that the cell has ``made``; a later run is led to that step (``checkpoint``).
+It saves the state of all objects that the cell has built; a later run skips to that step (``checkpoint``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .training_objects import TrainingObjects
 
 
 class Resuming(Steps):
-    """The steps of a job that saves them, those of the run that is resumed among them."""
+    """The steps of a job that saves checkpoints; they include the steps of the run that is resumed."""
 
     _signals = (signal.SIGINT, signal.SIGTERM)
 
@@ -45,10 +45,10 @@ class Resuming(Steps):
         self._checkpointer.seed = seed
 
     def finish(self) -> None:
-        """Save what the cell has come to. Raises ``CheckpointError`` as a save does."""
+        """Save the final state. Raises ``CheckpointError`` as a save does."""
         checkpointer = self._checkpointer
         self._register()
-        checkpointer.arrive()  # a training that had ended: nothing has led there
+        checkpointer.arrive()  # if the training had ended before, no loader has called it
         if not checkpointer.on_the_way:
             self.step += self._stepped
         if checkpointer.last is None and not self.step:
@@ -64,7 +64,7 @@ class Resuming(Steps):
         with super().loop(loader, followed, frame):
             checkpointer, name = self._checkpointer, self._made.name_of_loader(loader, frame)
             if checkpointer.on_the_way and checkpointer.led and not checkpointer.knows(name):
-                checkpointer.arrive()  # it had not begun when the others had ended
+                checkpointer.arrive()  # this loop had not begun when the checkpoint was saved
             checkpointer.register(name, followed)
             yield
 
@@ -92,7 +92,7 @@ class Resuming(Steps):
         for name, thing in self._made.objects().items():
             self._checkpointer.register(name, thing)
             if self._checkpointer.on_the_way and isinstance(thing, torch.optim.Optimizer):
-                # Schedulers warn that no step came before theirs; the steps were made in the run before.
+                # Else schedulers warn that no optimizer step came before; the steps were in the previous run.
                 thing._opt_called = True  # type: ignore[attr-defined]
 
     def _keep(self, last: bool) -> str:

@@ -1,4 +1,4 @@
-"""Random numbers of a divided loader: common ones draw its batches, each rank's own ones load its samples."""
+"""Random numbers of a divided loader: batches are drawn with common ones, samples loaded with each rank's own."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NONE = object()
 
 
 class Common:
-    """Within it, numbers are drawn that are the same on all ranks; it may be entered again within.
+    """A context in which all ranks draw the same random numbers. It is reentrant.
 
-    Nothing is done with a generator while the ranks have the same of it; where they differ (seeded by their numbers),
-    those of rank 0 go on beside this rank's.
+    A generator with the same state on all ranks is not changed. If states differ (ranks seeded with their numbers),
+    rank 0's state is used in the context, and kept separate from this rank's state.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Common:
         self._depth = 0
 
     def begin(self, loader: DataLoader[Any]) -> None:
-        """Compare the ranks' numbers, at the same moment on all; generators of the loader become rank 0's."""
+        """Compare the ranks' generators, at the same point on all. Generators of the loader get rank 0's state."""
         holders = (loader, loader.sampler, loader.batch_sampler)
         found = [getattr(holder, "generator", None) for holder in holders]
         generators = [one for one in found if isinstance(one, torch.Generator)]
@@ -49,7 +49,7 @@ class Common:
             dist.broadcast_object_list(theirs, src=0)
             for generator, state in zip(generators, theirs[0].pop("loader", ()), strict=False):
                 generator.set_state(state)
-            if dist.get_rank():  # rank 0's own go on, and its next iteration draws others
+            if dist.get_rank():  # rank 0 uses its own, so its next iteration draws others
                 self._theirs = theirs[0]
 
     def __enter__(self) -> None:
@@ -66,9 +66,9 @@ class Common:
 
 
 class OwnNumbers:
-    """From ``begin`` to ``end`` all generators give numbers of this rank alone; what was before goes on after that.
+    """From ``begin`` to ``end`` all generators give numbers of this rank only. After that they continue as before.
 
-    Not a number further: ranks of which one drew and another did not would have other common numbers.
+    The common state does not advance in between: else it would differ between ranks that drew and ranks that did not.
     """
 
     def __init__(self, rank: int) -> None:
@@ -76,20 +76,20 @@ class OwnNumbers:
         self._before: randomness.State | None = None
 
     def begin(self) -> None:
-        self._before = randomness.capture(randomness.ON_CPU)  # where samples are
+        self._before = randomness.capture(randomness.ON_CPU)  # samples are loaded on the CPU
         self._times += 1
         number = _crc(self._before["torch"]) + self._times * _ODD + (self._rank + 1) * GOLDEN
         randomness.seed(number % 2**63)
 
     def end(self) -> None:
-        """Nothing where nothing was begun."""
+        """Restore the state of ``begin``, if it was called."""
         before, self._before = self._before, None
         if before is not None:
             randomness.restore(before)
 
 
 def draws(loader: DataLoader[Any]) -> bool:
-    """Whether loading samples may take random numbers: not where tensors are indexed and stacked, and nothing else."""
+    """Whether loading samples may draw random numbers. It does not if tensors are only indexed and stacked."""
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
@@ -97,7 +97,7 @@ def draws(loader: DataLoader[Any]) -> bool:
 
 
 def loads(batches: Iterator[T], loaded: Callable[[], None]) -> Iterator[T]:
-    """``batches``; ``loaded`` is called whenever one of them was, or could not be: user code works on it next."""
+    """``batches``; ``loaded`` is called after each of them was loaded or failed to load, before user code goes on."""
     while True:
         try:
             batch: Any = next(batches, _NONE)
@@ -109,7 +109,7 @@ def loads(batches: Iterator[T], loaded: Callable[[], None]) -> Iterator[T]:
 
 
 class WorkerSeeds:
-    """A ``worker_init_fn``: the workers of a rank draw other numbers than those of the next."""
+    """A ``worker_init_fn``: the workers of each rank draw different random numbers."""
 
     def __init__(self, own: Callable[[int], None] | None, rank: int) -> None:
         self._own, self._rank = own, rank
@@ -130,7 +130,7 @@ def drew(before: randomness.State, after: randomness.State) -> bool:
 
 
 def _digest(state: Any) -> int:
-    """Of one generator's state, or of a list of torch's."""
+    """A digest of one generator's state, or of a list of torch's states."""
     if isinstance(state, torch.Tensor):
         return _crc(state)
     if isinstance(state, list):

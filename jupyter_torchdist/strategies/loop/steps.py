@@ -1,8 +1,7 @@
-"""Where the steps of a cell's training end, and an interrupt that ends all ranks at the same one.
+"""Where the steps of a cell's training end, and an interrupt that ends all ranks after the same step.
 
 A step is over when a loop over a ``DataLoader`` asks for its next batch and an optimizer has stepped since the last
-one: everything in the loop's body is done then, whatever it does. Outside of such loops each step of an optimizer is
-one.
+one: then all code in the loop's body has run. Outside of such loops each optimizer step is one step.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class Steps:
     """
 
     seed: int | None = None
-    """With which the run began that is resumed."""
+    """The initial random seed of the run that is resumed."""
 
     _signals: tuple[signal.Signals, ...] = (signal.SIGINT,)
-    """Those that end a training at a step."""
+    """The signals that end a training after a step."""
 
     def __init__(self, say: Callable[[str], None], patience: float) -> None:
         self._say, self._patience = say, patience
@@ -44,19 +43,19 @@ class Steps:
         self._stepped = False
         self._loops = 0
         self._ended_together = False
-        """Whether an interrupt ended all ranks after this step, and none went on."""
+        """Whether an interrupt ended all ranks after this step."""
         self.step = 0
-        """Steps that are over."""
+        """The number of steps that are over."""
 
     # ------------------------------------------------------------------------------------------- around the user's code
 
     def install(self, patches: Patches) -> None:
-        """Before anyone else wraps the iteration of loaders."""
+        """Call this before anything else patches the iteration of loaders."""
         patches.hook(register_optimizer_step_post_hook(self._optimizer_stepped))
         position.watch_iterations()
 
     def began_with(self, seed: int) -> None:
-        """The random numbers of this run."""
+        """The random numbers of this run began with ``seed``."""
 
     def finish(self) -> None:
         """The cell has ended well on every rank. Raises ``KeyboardInterrupt`` after an interrupt that found no step."""
@@ -67,21 +66,21 @@ class Steps:
         self.abandon()
 
     def if_ended_together(self, error: BaseException, come_back: Callable[[], None]) -> None:
-        """Do what all ranks do together at the end, where an interrupt, ``error``, ended them after the same step."""
+        """Call ``come_back`` if ``error`` is an interrupt that ended all ranks after the same step."""
         if self._ended_together and isinstance(error, KeyboardInterrupt):
-            with contextlib.suppress(Exception):  # a rank is gone after all: then all stays apart, and says so
+            with contextlib.suppress(Exception):  # a rank has ended after all: then all stays sharded
                 come_back()
                 dist.barrier()
 
     def abandon(self) -> None:
-        """The signals are as they were. Talks to nobody: other ranks may be gone."""
+        """Restore the signal handlers. Does not communicate, because other ranks may have ended."""
         if self._stop is not None:
             self._stop.close()
 
     # ----------------------------------------------------------------------------------------------------------- steps
 
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loop; a step may be over where it asks for the next one."""
+        """The batches of a loop; a step may be over when the loop asks for the next one."""
         with self._within_loop():
             for batch in batches:
                 yield batch
@@ -89,14 +88,14 @@ class Steps:
 
     @contextlib.contextmanager
     def loop(self, loader: Loader, followed: Loader, frame: FrameType) -> Iterator[None]:
-        """A loop of the cell over ``loader`` begins in ``frame``, whose batches ``followed`` will give."""
+        """A loop of the cell over ``loader`` begins in ``frame``; ``followed`` will give its batches."""
         with self._within_loop():
             position.share(loader, followed)  # the cell itself may call td.follow, td.save and td.load
             yield
 
     @contextlib.contextmanager
     def _within_loop(self) -> Iterator[None]:
-        self.ends_step()  # of a loop that was left by ``break``
+        self.ends_step()  # the step of a loop that was left by ``break``
         self.begin()
         self._loops += 1
         try:
@@ -105,15 +104,15 @@ class Steps:
             self._loops -= 1
 
     def passed(self, followed: Loader) -> int:
-        """Batches that an iteration which has just begun passes over."""
+        """How many batches the iteration that has just begun skips."""
         where = position.position_of(followed)
         return 0 if where is None else where.batches if where.live else 0
 
     def begins_step(self) -> None:
-        """A loop over a loader gives a batch, or a model is called to be trained outside of one."""
+        """A loop over a loader gives a batch, or a model is called for training outside of such a loop."""
 
     def ends_step(self) -> None:
-        """A step is over, if an optimizer has stepped. Raises ``KeyboardInterrupt`` where all ranks agreed to end."""
+        """A step is over, if an optimizer has stepped. Raises ``KeyboardInterrupt`` if all ranks agreed to end."""
         if not self._stepped:
             return
         self._stepped = False
@@ -131,7 +130,7 @@ class Steps:
         self.begin()
 
     def begin(self) -> None:
-        """All ranks are about to train: from now on the end of a step is where an interrupt acts."""
+        """All ranks are about to train: from now on an interrupt acts at the end of a step."""
         if self._stop is None:
             self._stop = Stop(_everyone(), self._signals, self._patience)
 
@@ -141,7 +140,7 @@ class Steps:
             self.ends_step()
 
     def _keep(self, last: bool) -> str:
-        """Save where a step has ended; ``last`` before all ranks end. Words on where it is, if it is."""
+        """Save at the end of a step; ``last``: all ranks end after it. Returns text on where it is saved, or ""."""
         return ""
 
 

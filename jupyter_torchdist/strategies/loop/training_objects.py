@@ -1,7 +1,7 @@
-"""What a cell has made that belongs to the state of its training, each under a name.
+"""The objects of a cell that belong to the state of its training, each under a name.
 
-The same on every rank, and in a later run of the cell: objects are found in the order in which they were built, and
-looked for at the same points of the program.
+The names are the same on every rank and in a later run of the cell: objects are found in the order in which they were
+built, and the search is at the same points of the program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHEDULERS = (
     lr_scheduler.SequentialLR,
     lr_scheduler.ChainedScheduler,
 )
-"""Those that do not call another's ``__init__``."""
+"""Classes of schedulers that do not call the ``__init__`` of one another."""
 
 _ROOM = 1000
 _LABELS = {torch.amp.GradScaler: "scaler"}
@@ -35,8 +35,8 @@ _KEPT = ("model", "optimizer", "scheduler", "generator", "stateful")
 class TrainingObjects:
     """Models, optimizers, schedulers, scalers, generators and loaders of a cell.
 
-    They are called as the cell calls them at its top level; what has no name there (it lives in a function) is numbered
-    in the order in which it was built: ``model``, ``model_1``.
+    They have the names that the cell gives them at its top level. Objects without such a name (local variables of a
+    function) are numbered in the order in which they were built: ``model``, ``model_1``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TrainingObjects:
         optimizers: Iterable[torch.optim.Optimizer],
         copies: Callable[[], Iterable[nn.Module]],
     ) -> None:
-        """``copies``: modules that came about by ``copy.deepcopy``, which builds nothing."""
+        """``copies``: modules made by ``copy.deepcopy``, which does not call ``__init__``."""
         self._namespace, self._optimizers, self._copies = namespace, optimizers, copies
         self._modules: list[weakref.ref[nn.Module]] = []
         self._room = _ROOM
@@ -55,14 +55,14 @@ class TrainingObjects:
         self._places: dict[tuple[CodeType, int], str] = {}
 
     def watch(self, patches: Patches) -> None:
-        """Note what is built from now on."""
+        """Record the objects that are built from now on."""
         for kind in (*_SCHEDULERS, torch.amp.GradScaler):
             patches.around(kind, "__init__", self._build_other)
         patches.around(nn.Module, "__init__", self._build_module)
 
     def _build_module(self, original: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
         original(module, *args, **kwargs)
-        if len(self._modules) >= self._room:  # a loss is built in each step, and gone after it
+        if len(self._modules) >= self._room:  # for example losses that are built in each step
             self._modules = [known for known in self._modules if known() is not None]
             self._room = 2 * len(self._modules) + _ROOM
         self._modules.append(weakref.ref(module))
@@ -72,7 +72,7 @@ class TrainingObjects:
         self._others.append(weakref.ref(thing))
 
     def objects(self) -> dict[str, Any]:
-        """All that has a state, by name, but loaders; a name once given stays."""
+        """All objects with a state, except loaders, by name. An object keeps its name."""
         found = [*self._top_modules(), *self._optimizers, *_living(self._others), *self._in_namespace(_KEPT[2:])]
         for thing in found:
             if not any(known() is thing for known in self._names.values()):
@@ -81,7 +81,7 @@ class TrainingObjects:
         return {name: known() for name, known in self._names.items()}
 
     def name_of_loader(self, loader: DataLoader[Any], frame: FrameType) -> str:
-        """One that is built anew for each epoch, in the loop's own line, has one name all along."""
+        """The name of a loader. One that is built in the loop's own line for each epoch keeps the same name."""
         if loader not in self._loaders:
             place = (frame.f_code, frame.f_lasti)
             name = self._called(loader) or self._places.get(place) or _numbered("loader", self._taken())
@@ -91,7 +91,7 @@ class TrainingObjects:
         return self._loaders[loader]
 
     def _top_modules(self) -> list[nn.Module]:
-        """Modules with a state that are no part of another one."""
+        """Modules with a state that are not a part of another module."""
         top: dict[int, nn.Module] = {}
         within: set[int] = set()
         for module in (*self._in_namespace(("model",)), *_living(self._modules), *self._copies()):
@@ -122,7 +122,7 @@ class TrainingObjects:
 
 
 _RESERVED = ("random", "variables", "seed", "tensors")
-"""What a checkpoint keeps beside objects."""
+"""Names of other data in a checkpoint."""
 
 
 def _living(known: Iterable[weakref.ref[Any]]) -> list[Any]:

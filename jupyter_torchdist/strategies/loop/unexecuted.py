@@ -1,8 +1,8 @@
-"""What a loop may still do with a batch that it has not done in the steps that were watched.
+"""What a loop may still do with a batch that it has not done in the watched steps.
 
 A branch that was not taken (``if step % 100 == 0: print(accuracy(out, y))``) may read the batch later. So the lines
-that run are noted, and what did not run is searched for variables that hold the batch: statements, arms of expressions
-(``a if test else b``, ``test and a``), functions that only those call. What did run was watched, whatever it is.
+that run are recorded. Code that did not run is searched for variables that hold the batch: statements, arms of
+expressions (``a if test else b``, ``test and a``), functions that only such code calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READS = frozenset({"item", "tolist", "numpy", "size", "shape", "float", "int", 
 
 
 def unseen_use(run: LinesRun, frame: FrameType) -> str | None:
-    """The first place that may yet use a batch, in words; None where there is none."""
+    """A message on the first place that may still use a batch; None if there is none."""
     tree = tree_of(frame.f_code.co_filename)
     if tree is None:
         return "the source code of the loop cannot be read"
@@ -48,7 +48,7 @@ def unseen_use(run: LinesRun, frame: FrameType) -> str | None:
 
 
 def _files_of(names: Mapping[str, Any]) -> set[str]:
-    """Where functions and classes come from that user code knows by these names."""
+    """The source files of the functions and classes that user code knows by these names."""
     found = set()
     for value in list(names.values()):
         owner = value if isinstance(value, (type, FunctionType)) else type(value)
@@ -60,7 +60,7 @@ def _files_of(names: Mapping[str, Any]) -> set[str]:
 
 
 def _read_below(run: LinesRun, own: CodeType) -> str | None:
-    """Functions that the loop calls, its models' among them: what they have not done may read no numbers."""
+    """A message if code that has not run, in functions that the loop or its models call, may read numbers."""
     for code, lines in [*run.lines.items(), *run.aside.items()]:
         if code is own or (tree := tree_of(code.co_filename)) is None:
             continue
@@ -74,7 +74,7 @@ def _read_below(run: LinesRun, own: CodeType) -> str | None:
 
 
 class _Search(Holding):
-    """For what of a loop, or of what it calls, has not run and uses the batch."""
+    """Searches a loop, and what it calls, for code that has not run and uses the batch."""
 
     def found(self) -> str | None:
         for node in ast.walk(self._loop):
@@ -93,7 +93,7 @@ class _Search(Holding):
     # ------------------------------------------------------------------------------------- who else may come to use it
 
     def _used_in_reach(self, unrun: Iterable[ast.AST]) -> str | None:
-        """Functions that have not run, and that what has not run names, or what has run may call."""
+        """Uses in functions that have not run, but are named by code that has not run or may be called by the loop."""
         below: list[tuple[Function, bool]] = []
         for body in (self._loop, *self._watched):
             for node in ast.walk(body):
@@ -120,7 +120,7 @@ class _Search(Holding):
         return None
 
     def _callable_by(self, call: ast.Call) -> list[Function]:
-        """By name; of ``table[k](y)`` and of a variable that the loop binds, any function that is a value somewhere."""
+        """Functions found by name. ``table[k](y)``, or a variable that the loop binds, may call any function value."""
         scopes = self._scopes
         if isinstance(call.func, ast.Call) and called_name(call.func) == "getattr":
             return scopes.methods
@@ -140,7 +140,7 @@ class _Search(Holding):
                 yield from found or self._scopes.callables()
 
     def _used_after(self) -> str | None:
-        """A later use of one of the variables, unless it is bound anew before; in loops around it, from their top."""
+        """A later use of a variable, unless it is bound again before; in loops around it also from their top."""
         objects = {key for key in self._parts if key[1] not in ("self", "cls")}
         live = {key for key in self._held | objects if not self._settled(key)}
         bodies = bodies_around(self._scopes.trees[0], self._loop)
@@ -163,7 +163,7 @@ class _Search(Holding):
         return bool(events) and all(shown for _, shown in events.values())
 
     def _use_in(self, statement: ast.stmt, live: set[Key]) -> tuple[int, str] | None:
-        """Variables are dropped from ``live`` where they are bound to something else."""
+        """The first use in ``statement``. Variables that it binds to other values are removed from ``live``."""
         if isinstance(statement, Block):
             return None
         if isinstance(statement, ast.For):
@@ -202,7 +202,7 @@ class _Search(Holding):
         return {key for one in names if (key := self._key(one)) is not None}
 
     def _use_or_call(self, node: ast.AST, live: set[Key]) -> tuple[int, str] | None:
-        """A use in it, or in functions of the user's that it calls: those that have not run with the loop."""
+        """A use in ``node``, or in the user's functions that it calls and that have not run with the loop."""
         entered, below = set[Function](), [node]
         while below:
             one = below.pop()
@@ -214,7 +214,7 @@ class _Search(Holding):
         return None
 
     def _used_elsewhere(self) -> str | None:
-        """What a loop in a function leaves in attributes, globals and arguments is there when the function is over."""
+        """Uses of values that a loop in a function leaves in attributes, globals and arguments after its end."""
         if self._own is None:
             return None
         for key, line in self._kept.items():

@@ -1,7 +1,7 @@
-"""Two steps of a training loop, watched: may each rank be given its part of the batch alone?
+"""Watches two steps of a training loop: may each rank be given only its part of the batch?
 
-It may when nothing in the loop would be another number then: the losses are means or sums over the samples, no other
-number of the batch is read, none is carried from a step to the next, the model gets nothing but the batch.
+It may when no number in the loop would change: the losses are means or sums over the samples, no other number of the
+batch is read, none is carried from one step to the next, and the model gets only the batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..step.batch_consistency import Print
 from ..step.ways import AddedParts, JoinedRows, Way
 
 STEPS = 2
-"""The second shows what was carried over from the first."""
+"""The second step shows which tensors were kept from the first."""
 
 _READS = {
     "item",
@@ -51,12 +51,12 @@ _READS = {
     "register_hook",
     "retain_grad",
 }
-"""What shows user code a number of a tensor, or of its gradient."""
+"""Methods that give user code the numbers of a tensor or of its gradient."""
 _SIZES = {"size", "numel", "nelement", "__len__", "stride"}
 
 
 class Numbers(TorchFunctionMode):
-    """Tells which tensors user code reads numbers or sizes of."""
+    """Reports the tensors whose numbers or sizes user code reads."""
 
     def __init__(
         self, read: Callable[[torch.Tensor, str], None], sized: Callable[[torch.Tensor, int | None], None]
@@ -81,7 +81,7 @@ class Numbers(TorchFunctionMode):
 
 @contextlib.contextmanager
 def _unseen() -> Iterator[None]:
-    """Without what watches functions: torch.compile would compile for that, and in the third step once more."""
+    """Without the function modes that watch: else torch.compile would compile again when they are gone (step 3)."""
     modes = [pop_function_mode() for _ in range(number_of_function_modes())]
     for mode in reversed(modes):
         if not isinstance(mode, (Numbers, Slices)):
@@ -97,18 +97,18 @@ def _unseen() -> Iterator[None]:
 
 @dataclass
 class LoopWatch:
-    """The watched steps of one loop. ``reason`` is why the batch stays whole, in words; None as long as it need not."""
+    """The watched steps of one loop. ``reason``: a message why batches are not divided; None if they may be."""
 
     constants: tuple[float, ...] = ()
     claimed: AddedParts | None = None
-    """How losses are joined, by the user's word: they are not judged."""
+    """How losses are joined, if the user has set it; then they are not judged."""
     reason: str | None = None
     steps: int = 0
     losses: AddedParts | None = None
     forms: set[tuple[str, ...]] = field(default_factory=set)
-    """Of the losses that were judged."""
+    """The forms of the losses that were judged."""
     seen: Print = field(default_factory=list)
-    """Of the first batch, to be held against the other ranks'."""
+    """The fingerprint of the first batch, to compare it between ranks."""
     _tracker: _LoopTracker | None = None
     _numbers: Numbers | None = None
     _made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -119,7 +119,7 @@ class LoopWatch:
 
     @property
     def done(self) -> bool:
-        """After the same number of steps on all ranks: a branch for rank 0 alone may object on it alone."""
+        """True after the same number of steps on all ranks, because a branch on one rank may object only there."""
         return self.steps >= STEPS
 
     def begin(self, batch: Any, samples: int) -> None:
@@ -130,19 +130,19 @@ class LoopWatch:
         self._numbers = Numbers(self._read, self._sized)
 
     def resume(self) -> None:
-        """From here on user code works on this batch."""
+        """From now on user code works on this batch."""
         if self._tracker is not None and self._numbers is not None:
             self._tracker.__enter__()
             self._numbers.__enter__()  # type: ignore[no-untyped-call]
 
     def pause(self) -> None:
-        """Until it is resumed user code works on another batch, or on none."""
+        """Until ``resume`` user code works on another batch or on none."""
         if self._tracker is not None and self._numbers is not None:
             self._numbers.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._tracker.__exit__(None, None, None)
 
     def end(self) -> None:
-        """The step is over, and paused: the loop asks for the next batch, or ends."""
+        """The step is over and already paused: the loop asks for the next batch, or ends."""
         if self._tracker is None:
             return
         if not self._backwards:
@@ -157,7 +157,7 @@ class LoopWatch:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Nothing within is followed: the model's forward, a backward."""
+        """Operations in this context are not watched: the model's forward, a backward."""
         tracker, self._tracker = self._tracker, None
         try:
             with disable_current_modes(), _unseen():
@@ -166,11 +166,11 @@ class LoopWatch:
             self._tracker = tracker
 
     def object(self, reason: str) -> None:
-        """The first objection stands."""
+        """Record why batches are not divided. The first reason is kept."""
         self.reason = self.reason or reason
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> None:
-        """A root module is called with these."""
+        """A root module is called with ``tensors``."""
         if self._tracker is None:
             return
         self._forwards += 1
@@ -183,7 +183,7 @@ class LoopWatch:
             self.object("the model is called with random numbers that the loop draws")
 
     def forwarded(self, outputs: Sequence[torch.Tensor], ways: Sequence[Way]) -> None:
-        """What it returned, and how that is made of the ranks' parts; no ``ways``: it was not divided."""
+        """The module returned ``outputs``. ``ways``: how the ranks' parts give them; empty: it was not divided."""
         if self._tracker is None:
             return
         if len(ways) != len(outputs):
@@ -198,7 +198,7 @@ class LoopWatch:
                 self._counted |= way.counted
 
     def backward(self, losses: Sequence[torch.Tensor], shown: Sequence[torch.Tensor]) -> None:
-        """``backward`` was called on ``losses``; ``shown`` have the whole batch's value from here on."""
+        """``backward`` was called on ``losses``. The tensors of ``shown`` have the global value from here on."""
         if self._tracker is None:
             return
         self._backwards += 1
@@ -219,14 +219,14 @@ class LoopWatch:
             self._tracker.is_global(value)
 
     def _heed(self, notes: frozenset[str]) -> None:
-        """What is the same for all ranks' rows together only: numbers drawn for each sample, statistics."""
+        """Object to values that need all rows together: random numbers drawn for each sample, statistics."""
         if RANDOM in notes:
             self.object(f"the loop {RANDOM}")
         for note in notes & {SYNCHRONISE, ONE_SAMPLE}:
             self.object(note)
 
     def _read(self, tensor: torch.Tensor, name: str) -> None:
-        """By user code, or by a library to which it gave the tensor; torch's own reading does not count."""
+        """Numbers are read by user code, or by a library that it calls. Reads by torch itself do not count."""
         if self._tracker is None or isinstance(self._tracker.kind(tensor), Same):
             return
         frame = _asking()
@@ -247,7 +247,7 @@ class LoopWatch:
 
 
 def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> AddedParts | None:
-    """How the ranks' values of a loss are joined; None where they cannot be. ``counted``: the model made the mean."""
+    """How the ranks' values of a loss are joined; None if they cannot be. ``counted``: the model computed the mean."""
     if verdict.judgement is Judgement.SUM:
         return AddedParts(mean=False)
     if verdict.judgement in (Judgement.MEAN, Judgement.RATIO):
@@ -266,7 +266,7 @@ _OVERRIDES = (torch.overrides.__file__, TENSOR_FILE)
 
 
 class _LoopTracker(BatchwiseTracker):
-    """Follows the loop's own operations; the model's forward is judged elsewhere, with its rows alone."""
+    """Follows the loop's own operations. The model's forward is judged elsewhere."""
 
     def __init__(self, watch: LoopWatch, samples: int, constants: tuple[float, ...]) -> None:
         super().__init__(total=samples, constants=constants)
@@ -280,13 +280,13 @@ class _LoopTracker(BatchwiseTracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def is_global(self, loss: torch.Tensor) -> None:
-        """From here on the tensor has the whole batch's value on every rank, and what shares its memory."""
+        """From here on ``loss``, and tensors that share its memory, have the global value on every rank."""
         for tensor in list(self._facts):
             if tensor is loss or (tensor.numel() == 1 and tensor.data_ptr() == loss.data_ptr()):
                 self._facts.pop(tensor, None)
 
     def _look_for_strangers(self, args: Sequence[Any]) -> None:
-        """Tensors as long as the batch that are not of it (noise, indices) would have the wrong length."""
+        """Object to tensors as long as the batch but not made from it (noise, indices): their length would be wrong."""
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         kinds = [self.kind(one) for one in tensors]
         if not any(isinstance(kind, Rows) for kind in kinds):
@@ -298,7 +298,7 @@ class _LoopTracker(BatchwiseTracker):
 
 
 def _asking() -> FrameType | None:
-    """Who called the function of a tensor that is being looked at: what is below ``Numbers`` and torch's overrides."""
+    """The frame that called the current function of a tensor: below the frames of ``Numbers`` and torch's overrides."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not Numbers.__torch_function__.__code__:
         frame = frame.f_back
@@ -310,7 +310,7 @@ def _asking() -> FrameType | None:
 
 
 def _place(frame: FrameType) -> str:
-    """The user's line in which it happens."""
+    """The line of user code that ``frame`` runs for."""
     users: FrameType | None = frame
     while users is not None and not is_users(users.f_code.co_filename):
         users = users.f_back
@@ -318,7 +318,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _index_taken(frame: FrameType) -> int | None:
-    """``1`` where the code goes on as ``x.shape[1]``; None where it takes the whole shape, or that cannot be told."""
+    """``1`` if the code continues as ``x.shape[1]``; None if it takes the whole shape, or if this is unknown."""
     after = [one for one in dis.get_instructions(frame.f_code) if one.offset > frame.f_lasti]
     after = [one for one in after if one.opname not in ("CACHE", "PRECALL", "EXTENDED_ARG")][:2]
     if len(after) == 2 and after[0].opname == "LOAD_CONST" and after[1].opname in ("BINARY_SUBSCR", "BINARY_OP"):

@@ -1,1 +1,1 @@
-"""One parallelism a file, and how a model becomes plain again."""
+"""One kind of parallelism in each file, and how a model becomes an ordinary module again."""

@@ -1,7 +1,7 @@
-"""Activation checkpointing: the inside of each repeated block is computed again in backward instead of kept.
+"""Activation checkpointing: the activations in each repeated block are recomputed in backward instead of stored.
 
-In place (``torch.distributed._composable.checkpoint``), so that names stay clean; before blocks are sharded. Chen et
-al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
+It is applied in place (``torch.distributed._composable.checkpoint``), before sharding, so names do not change.
+Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, https://arxiv.org/abs/1604.06174.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
-    """Checkpoint every repeated block; dropout draws the same numbers again."""
+    """Checkpoint every repeated block. The recomputation draws the same dropout masks."""
     for block in of(model, context):
         checkpoint_in_place(block)
 

@@ -1,7 +1,7 @@
-"""Compilation of each repeated block, in place, before it is sharded; of the model's forward where there is none.
+"""Compiles each repeated block in place, before it is sharded; without such blocks, the model's forward.
 
-A block is compiled once for all its siblings, and the collectives of FSDP stay between compiled regions. See
-https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html (``compile``).
+Equal blocks are compiled once, and FSDP's collectives stay between compiled regions. See ``compile`` in
+https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MARK = "_torchdist_compiled"
 
 
 def check(model: nn.Module, context: ParallelContext) -> None:
-    """Whatever cannot be compiled runs as it is: nothing to refuse."""
+    """Refuses nothing: code that cannot be compiled runs without compilation."""
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
-    """Compile the repeated blocks, or the model and what is sharded by itself in it."""
+    """Compile the repeated blocks; without any, the forwards of the model and of its FSDP units."""
     split = context.plan.degree("tp") > 1
-    dynamic = False if split else None  # torch.compile cannot follow DTensors whose shapes change: once for each shape
+    dynamic = False if split else None  # torch.compile fails on DTensors with dynamic shapes: compile for each shape
     blocks = activations.of(model, context)
     for block in blocks:
         block.compile(dynamic=dynamic)
@@ -44,25 +44,25 @@ def apply(model: nn.Module, context: ParallelContext) -> None:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The model within what ``torch.compile(model)`` gave the cell, which may call either."""
+    """The model in the wrapper that ``torch.compile(model)`` returned. The cell may call either of them."""
     while type(module).__module__ == "torch._dynamo.eval_frame":  # not imported here: that takes seconds
         module = module._orig_mod  # type: ignore[assignment]
     return module
 
 
 def revert(model: nn.Module) -> None:
-    """Forwards are plain ones again; blocks forget by themselves what was compiled when they are copied or pickled."""
+    """Remove the compiled forwards. Blocks drop their compiled code by themselves when they are copied or pickled."""
     for module in model.modules():
         if vars(module).pop(_MARK, False):
             del vars(module)["forward"]
 
 
 def _compile_forward(module: nn.Module, dynamic: bool | None) -> None:
-    """Within the hooks that gather parameters or wait for gradients, where ``nn.Module.compile`` would be around them.
+    """Compile only the forward itself, inside the hooks that gather parameters or wait for gradients.
 
-    torch.compile ends a graph at such a hook, and passes over the forward of a class that torch has made since.
+    With ``nn.Module.compile`` hooks break the graph, and the forward of a class that torch creates later is skipped.
     """
-    if "forward" in vars(module):  # on the object: another's
+    if "forward" in vars(module):  # set on the object by other code
         module.compile(dynamic=dynamic)
         return
     compiled: Callable[..., Any] = torch.compile(type(module).forward, dynamic=dynamic)

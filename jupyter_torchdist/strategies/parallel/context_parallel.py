@@ -1,9 +1,9 @@
 """Context parallelism: each rank of ``cp`` keeps its part of every sequence, in the repeated blocks of a model.
 
-Before an attention an all-to-all gives each rank whole sequences of its heads, after it another gives it all heads of
-its tokens back (DeepSpeed-Ulysses, Jacobs et al., https://arxiv.org/abs/2309.14509). So causal masks mean what they
-meant. What comes before and after the blocks (positions, embeddings, the head) sees whole sequences. Only PyTorch's
-``F.scaled_dot_product_attention`` is replaced: an attention written otherwise is refused.
+Before an attention an all-to-all gives each rank whole sequences for its heads. After it another all-to-all gives back
+all heads for its tokens (DeepSpeed-Ulysses, Jacobs et al., https://arxiv.org/abs/2309.14509). So causal masks stay
+valid. Layers before and after the blocks (positions, embeddings, the head) see whole sequences. Only PyTorch's
+``F.scaled_dot_product_attention`` is replaced: another implementation of attention is refused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
-    """Divide the sequence within the blocks of ``model``; all ranks. They begin with rank 0's weights."""
+    """Divide the sequence in the blocks of ``model``. All ranks must call it; they start with rank 0's weights."""
     group, everybody = context.mesh["cp"].get_group(), dist.group.WORLD
     assert everybody is not None
     if not loading.someone_lacks_weights(model, everybody, context.device):
@@ -74,7 +74,7 @@ def apply(model: nn.Module, context: ParallelContext) -> None:
 
 
 def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None:
-    """Cut what enters the first block, join what leaves the last; each block is given its part of what goes beside."""
+    """Cut the inputs of the first block, join the outputs of the last; every block gets its part of other inputs."""
 
     def forward(block: nn.Module) -> Callable[..., Any]:
         def within(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -102,14 +102,14 @@ def _divide(stack: list[nn.Module], tokens: Tokens, attention: _Ulysses) -> None
 
 
 def _watch(model: nn.Module, tokens: Tokens) -> None:
-    """See that no part of a sequence gets out of ``model`` but through the last block."""
+    """Check that parts of a sequence leave ``model`` only through the last block."""
     name, takes_cache = type(model).__name__, "use_cache" in inspect.signature(model.forward).parameters
 
     def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         tokens.in_flight, learns = False, torch.is_grad_enabled()
         tokens.stay_whole = not learns and _has_cache(kwargs)
         if takes_cache and not learns and not tokens.stay_whole:
-            kwargs["use_cache"] = False  # it would be of a rank's tokens
+            kwargs["use_cache"] = False  # the cache would hold only this rank's tokens
         belongings = None if learns else Belongings(model)
         outputs = original(*args, **kwargs)
         if tokens.in_flight:
@@ -132,22 +132,22 @@ def _watch(model: nn.Module, tokens: Tokens) -> None:
 
 
 def _has_cache(kwargs: dict[str, Any]) -> bool:
-    """Whether keys and values are kept for later tokens, as Hugging Face's models call that."""
+    """Whether keys and values are kept for later tokens, by the argument names of Hugging Face's models."""
     caches = (value for name, value in kwargs.items() if name.startswith(("past_key_value", "cache", "layer_past")))
     return bool(kwargs.get("use_cache")) or any(value is not None for value in caches)
 
 
 class _Ulysses(TorchFunctionMode):
-    """``F.scaled_dot_product_attention`` over whole sequences, of which each rank has a part.
+    """``F.scaled_dot_product_attention`` over whole sequences, while each rank has a part of them.
 
-    Raises ``StrategyError`` where a block takes the positions of a part for those of the whole: from 0.
+    Raises ``StrategyError`` if a block computes positions for its part as if the part began at 0.
     """
 
     def __init__(self, group: dist.ProcessGroup, tokens: Tokens) -> None:
         super().__init__()
         self._group, self._tokens = group, tokens
         self.calls = 0
-        """Attentions that were divided so far."""
+        """How many attentions were divided so far."""
         self.entered = 0
 
     def __enter__(self) -> _Ulysses:
@@ -170,7 +170,7 @@ class _Ulysses(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _looks_up(self, table: Tensor, index: Any) -> bool:
-        """``table[:tokens]`` of what is no part of the sequence: a parameter, or what needs no gradient beside it."""
+        """Whether it is ``table[:tokens]`` of a constant table: a parameter, or a tensor without gradient."""
         begins = any(
             isinstance(one, slice) and one.stop == self._tokens.part and not one.start and one.step in (None, 1)
             for one in (index if isinstance(index, tuple) else (index,))
@@ -231,7 +231,7 @@ class _Ulysses(TorchFunctionMode):
 
 @contextmanager
 def _computed_again_within(mode: _Ulysses) -> Iterator[None]:
-    """What ``torch.utils.checkpoint`` is given in this block is within ``mode`` in the backward, too."""
+    """Functions given to ``torch.utils.checkpoint`` in this context are also recomputed in ``mode``."""
 
     def within(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -254,15 +254,15 @@ def _computed_again_within(mode: _Ulysses) -> Iterator[None]:
 
 
 def _counted(start: Any, end: Any = None, step: Any = 1, **_: Any) -> int | None:
-    """How far the arguments of ``torch.arange`` count from 0, one by one."""
+    """The end of ``torch.arange`` if its arguments count from 0 in steps of 1; else None."""
     start, end = (0, start) if end is None else (start, end)
     return int(end) if start == 0 and step == 1 else None
 
 
 def exchange(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, scatter: int, gather: int) -> tuple[Tensor, ...]:
-    """All-to-all: dimension ``scatter`` is divided among the ranks, ``gather`` put together. Differentiable.
+    """All-to-all: dimension ``scatter`` is divided among the ranks, ``gather`` is concatenated. Differentiable.
 
-    One for all tensors, but where they are of several types, as autocast may leave them.
+    One call for all tensors; if their dtypes differ (autocast), one call for each tensor.
     """
     if len({one.dtype for one in tensors}) > 1:
         return tuple(exchange((one,), group, scatter=scatter, gather=gather)[0] for one in tensors)
@@ -271,7 +271,7 @@ def exchange(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, scatter: in
 
 
 class _Exchange(torch.autograd.Function):
-    """What goes to one rank lies together: every tensor's part for it, one after the other."""
+    """The send buffer holds, for each rank, the parts of all tensors for it, one after the other."""
 
     @staticmethod
     def forward(ctx: Any, group: dist.ProcessGroup, scatter: int, gather: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -297,7 +297,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def explain(error: BaseException) -> StrategyError | None:
-    """What a block says that was written for whole sequences, in words; None for another error."""
+    """Explains an error of a block that was written for whole sequences; None for another error."""
     if isinstance(error, RuntimeError) and ("must match the size" in str(error) or "shape" in str(error)):
         return StrategyError(
             f"cp: a block combines its part of the sequence with the whole sequence: {str(error).splitlines()[0]}",

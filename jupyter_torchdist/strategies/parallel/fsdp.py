@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: PyTorch's ``fully_shard``, in place, unit by unit.
 
-Parameters become DTensors over ``dp_shard`` (and copies of them over ``dp_replicate``); the model's classes, names and
-objects stay. Every option of Hugging Face's page on FSDP is here by its name
-(https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html says what each part does).
+Parameters become DTensors, sharded over ``dp_shard`` (and replicated over ``dp_replicate``). The model's classes, names
+and objects stay the same. All options of Hugging Face's page on FSDP are supported under their names
+(https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html describes what each part does).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from .unused import agree_on_use
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 ENOUGH = 1_000_000
-"""Parameters of a unit at the least, in a model without repeated blocks."""
+"""The minimum number of parameter elements in a unit, for a model without repeated blocks."""
 
 SMALL = 64
-"""Elements of a vector of the model itself that is left whole."""
+"""The maximum number of elements of the root module's own vectors that are not sharded."""
 
 
 def check(model: nn.Module, context: ParallelContext) -> None:
@@ -57,9 +57,9 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def apply(model: nn.Module, context: ParallelContext, forward_methods: Collection[str] = ()) -> None:
-    """Shard ``model`` in place; all ranks.
+    """Shard ``model`` in place. All ranks must call it.
 
-    ``forward_methods`` names methods beside ``forward`` that will be called on the model itself.
+    ``forward_methods``: names of other methods than ``forward`` that will be called on the model itself.
     """
     plan, group, device = context.plan, context.data_group, context.device
     weights: dict[str, Tensor] | None = None
@@ -80,17 +80,17 @@ def apply(model: nn.Module, context: ParallelContext, forward_methods: Collectio
 
 
 def shard_alone(model: nn.Module, context: ParallelContext) -> None:
-    """Shard a model without values, whose gradients nobody will use: nothing is sent, no number is read."""
+    """Shard a model without values, whose gradients are not used. No communication; no value is read."""
     sharded = _shard(model, context)
     _settle(model)
     _prefetch(sharded, context)
 
 
 def units(model: nn.Module, plan: StrategyPlan) -> list[list[nn.Module]]:
-    """What is gathered together, in the order of definition, without the rest that stays with the root.
+    """The FSDP units in the order of definition. The root holds the other parameters and is not in the list.
 
-    A unit is a group of modules: one, or several that share a parameter. Raises ``StrategyError`` for classes that
-    the model lacks.
+    A unit is a group of modules that are gathered together: one module, or several that share a parameter. Raises
+    ``StrategyError`` for classes that are not in the model.
     """
     policy = chosen(plan, "auto_wrap_policy")
     names = chosen(plan, "transformer_layer_cls_to_wrap")
@@ -106,13 +106,13 @@ def units(model: nn.Module, plan: StrategyPlan) -> list[list[nn.Module]]:
 
 
 def _named_by_the_model(model: nn.Module) -> list[nn.Module]:
-    """Classes that a Transformers model names itself, as accelerate takes them; else the repeated blocks."""
+    """Modules of the classes in a Transformers model's ``_no_split_modules``, as in accelerate; or repeated blocks."""
     names = getattr(model, "_no_split_modules", None)
     return blocks.of_classes(model, [*names]) if names else blocks.repeated(model)
 
 
 def _with_ties_together(model: nn.Module, wanted: Iterable[nn.Module]) -> list[list[nn.Module]]:
-    """Units of which no two share a parameter: beside each other they are joined, one in another is dissolved."""
+    """Units that do not share parameters: siblings with a shared parameter are joined, nested units are dissolved."""
     order = {module: position for position, module in enumerate(model.modules())}
     group_of = {module: [module] for module in wanted}
     changed = True
@@ -134,7 +134,7 @@ def _with_ties_together(model: nn.Module, wanted: Iterable[nn.Module]) -> list[l
 
 
 def _homes(model: nn.Module, chosen_units: Collection[nn.Module]) -> dict[nn.Module, nn.Module]:
-    """The unit in which each module is, or the model itself."""
+    """The unit that each module belongs to, or the model itself."""
     home = {model: model}
     for module in model.modules():
         for child in module.children():
@@ -156,7 +156,7 @@ def _shard(model: nn.Module, context: ParallelContext) -> list[list[nn.Module]]:
         _wrap(group[0] if len(group) == 1 else group, context, reshard, {**shared, "mp_policy": inner})
     _wrap(model, context, None if reshard is True else reshard, {**shared, "mp_policy": last})
     for module in units_in([model]):
-        type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
+        type(module).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # torch created this class
     return found
 
 
@@ -170,12 +170,12 @@ def _wrap(target: Any, context: ParallelContext, reshard: bool | int | None, opt
 
 
 def _hook_what_is_its_own(dtype: torch.dtype | None, register: Callable[[Any], Any], outputs: Any) -> Any:
-    """Outputs in ``dtype``, and copies of those that are views: a change of a view in place takes torch's hook off it.
+    """Cast outputs to ``dtype`` and copy views: an in-place change of a view removes torch's hook from it.
 
-    The unit's parameters would then not be gathered for its backward. See ``_register_pre_backward_hook`` in
-    ``torch.distributed.fsdp._fully_shard._fsdp_state``, which warns of it.
+    Without the hook the unit's parameters are not gathered for its backward. ``_register_pre_backward_hook`` in
+    ``torch.distributed.fsdp._fully_shard._fsdp_state`` warns of it.
     """
-    parts = opened(outputs)  # torch does not look into objects, neither for its hook nor for its cast
+    parts = opened(outputs)  # torch does not hook or cast tensors inside of objects
     tensors = tensors_in(parts)
     own = [tensor if tensor._base is None else tensor.clone() for tensor in tensors]
     hooked = dict(zip(map(id, tensors), register(own), strict=True))
@@ -208,7 +208,7 @@ def _reshard(plan: StrategyPlan) -> bool | int:
 
 
 def _precision(plan: StrategyPlan) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
-    """Of inner units, and of the root: gradients are summed, and the model's outputs are given, in fp32."""
+    """The policies of inner units and of the root. Gradients are reduced in fp32, and the model's outputs are fp32."""
     dtype = DTYPES.get(plan.precision)
     if dtype is None:
         return MixedPrecisionPolicy(), MixedPrecisionPolicy()
@@ -221,11 +221,11 @@ def _precision(plan: StrategyPlan) -> tuple[MixedPrecisionPolicy, MixedPrecision
 def _offload(context: ParallelContext) -> OffloadPolicy:
     if not chosen(context.plan, "cpu_offload"):
         return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=context.device.type != "cpu")  # without an accelerator nothing can be pinned
+    return CPUOffloadPolicy(pin_memory=context.device.type != "cpu")  # pinning needs an accelerator
 
 
 def _make_contiguous(model: nn.Module, context: ParallelContext) -> None:
-    """``fully_shard`` takes no other layout (channels-last weights): the values are the same in this one."""
+    """``fully_shard`` takes only contiguous parameters, so others (channels-last weights) are stored contiguously."""
     odd = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
     for parameter in model.parameters():
         if not parameter.is_contiguous():
@@ -235,10 +235,10 @@ def _make_contiguous(model: nn.Module, context: ParallelContext) -> None:
 
 
 def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
-    """What stays whole on every rank: 0-dim parameters, which ``fully_shard`` cannot cut, and a model's small vectors.
+    """Parameters that are not sharded: 0-dim ones, which ``fully_shard`` cannot shard, and the root's small vectors.
 
-    Cells use the latter outside of the forward (``agent.log_std.exp()``), where a shard would be of no use. In a
-    lower precision they are gathered like the others: only so are they cast.
+    Cells use these vectors outside of the forward (``agent.log_std.exp()``), where a shard does not work. With mixed
+    precision they are sharded like the others, because FSDP casts only gathered parameters.
     """
     scalars = [parameter for parameter in model.parameters() if parameter.ndim == 0]
     if plan.precision in DTYPES or not any(True for child in model.children() for _ in child.parameters()):
@@ -249,7 +249,7 @@ def _left_whole(model: nn.Module, plan: StrategyPlan) -> list[nn.Parameter]:
 
 
 def _leave_whole(model: nn.Module, context: ParallelContext) -> None:
-    """Their gradients are averaged."""
+    """Move parameters that are not sharded to the device and average their gradients after each backward."""
     whole = _left_whole(model, context.plan)
     for parameter in whole:
         parameter.data = parameter.data.to(context.device)
@@ -258,10 +258,10 @@ def _leave_whole(model: nn.Module, context: ParallelContext) -> None:
 
 
 def _settle(model: nn.Module) -> None:
-    """Make ``model`` the root now, and keep gathered parameters from outliving what they were gathered for.
+    """Make ``model`` the FSDP root now, and free gathered parameters when they are not needed any more.
 
-    A root (and with ZeRO-2 every unit) stays gathered after a forward. If no backward follows, an optimizer's step
-    would be missed by the next forward, and writes to ``model.parameters()`` would go to copies.
+    A root (and with ZeRO-2 every unit) stays gathered after a forward. Without a backward the next forward would use
+    old values after an optimizer step, and writes to ``model.parameters()`` would go to copies.
     """
     fsdp_begin(model)
     groups = list(groups_of(units_in([model])))
@@ -280,7 +280,7 @@ def _settle(model: nn.Module) -> None:
 
 
 def _prefetch(sharded: list[list[nn.Module]], context: ParallelContext) -> None:
-    """FSDP2 gathers ahead by itself on a GPU, one unit in backward; the options ask for it earlier, or not at all."""
+    """Set prefetching. By default FSDP2 prefetches one unit in backward on a GPU; options add to it or disable it."""
     order = [group[0] for group in sharded]
     if chosen(context.plan, "forward_prefetch"):
         for module, following in itertools.pairwise(order):
@@ -290,7 +290,7 @@ def _prefetch(sharded: list[list[nn.Module]], context: ParallelContext) -> None:
         context.say("fsdp: backward_prefetch=BACKWARD_POST has no counterpart in FSDP2; runs as NO_PREFETCH")
     if how in ("BACKWARD_POST", "NO_PREFETCH"):
         for module in order:
-            module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # itself: nothing ahead
+            module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # only itself: no prefetch
 
 
 def _check_plan(plan: StrategyPlan) -> None:
@@ -315,7 +315,7 @@ def _check_plan(plan: StrategyPlan) -> None:
 
 
 def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
-    """The trained parameters of a unit travel in one buffer."""
+    """The trained parameters of a unit must have one dtype, because they are communicated in one buffer."""
     home = _homes(model, {group[0] for group in units(model, plan)})
     seen: dict[nn.Module, tuple[str, torch.dtype]] = {}
     for module_name, module in model.named_modules():
@@ -330,7 +330,7 @@ def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:
 
 
 def explain(error: BaseException) -> StrategyError | None:
-    """What torch says when a sharded model is used other than by calling it, in words; None for another error."""
+    """Explains an error of torch when a sharded model is used without calling it; None for another error."""
     if isinstance(error, StrategyError):
         return None
     first = next(iter(str(error).splitlines()), "")
@@ -351,12 +351,12 @@ def explain(error: BaseException) -> StrategyError | None:
 
 
 def in_backward(error: BaseException) -> bool:
-    """Sizes that do not match have other causes elsewhere: a batch without samples."""
+    """Outside of a backward, sizes that do not match have other causes, for example a batch without samples."""
     return any(frame.name == "_engine_run_backward" for frame in traceback.extract_tb(error.__traceback__))
 
 
 OF_PLAIN_ONES = re.compile(r"The size of tensor [ab] \(0\) must match|must match the size of tensor b \(0\)")
-"""Their values are gone: what autograd kept of them has no elements."""
+"""Errors about parameters from before sharding: tensors that autograd saved of them have no elements."""
 _OF_SHARDS = ("DTensor", "Sharding propagation", "sharding strategy registered", "DeviceMesh", "for storage of size 0")
 
 

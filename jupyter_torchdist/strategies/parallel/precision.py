@@ -1,6 +1,6 @@
-"""Mixed precision of replicated models, and loss scales on which all ranks agree.
+"""Mixed precision for replicated models, and loss scales that are the same on all ranks.
 
-Sharded models have FSDP's own policy (``fsdp``). See https://docs.pytorch.org/docs/stable/amp.html.
+Sharded models use FSDP's own policy (``fsdp``). See https://docs.pytorch.org/docs/stable/amp.html.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..core.outputs import changed
 from .fsdp import DTYPES
 
 _BEFORE = "_torchdist_forward"
-"""What was set on a model itself as its forward, as torch.compile does; None for its class's."""
+"""Attribute for the forward that was set on the model itself, as torch.compile does; None for its class's forward."""
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
@@ -36,7 +36,7 @@ def apply(model: nn.Module, context: ParallelContext) -> None:
 
     @wraps(type(model).forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """A method, so that a copy of the model has its own."""
+        """A method, so that a copy of the model runs with its own parameters."""
         run = vars(self)[_BEFORE] or MethodType(type(self).forward, self)
         with torch.autocast(kind, dtype):
             return changed(run(*args, **kwargs), _in_fp32)
@@ -45,7 +45,7 @@ def apply(model: nn.Module, context: ParallelContext) -> None:
 
 
 def revert(model: nn.Module) -> None:
-    """Take back what ``apply`` did."""
+    """Undo ``apply``."""
     if _BEFORE not in vars(model):
         return
     before = vars(model).pop(_BEFORE)
@@ -55,7 +55,7 @@ def revert(model: nn.Module) -> None:
 
 
 def explain(error: BaseException, context: ParallelContext) -> StrategyError | None:
-    """What an operation's refusal of half precision has to do with ``--precision``; None for any other error."""
+    """Explains an error of an operation without half precision by ``--precision``; None for another error."""
     asked, kinds = context.plan.precision, {"fp16": "Half", "bf16": "BFloat16"}
     if not isinstance(error, RuntimeError) or f"not implemented for '{kinds.get(asked)}'" not in str(error):
         return None
@@ -77,9 +77,9 @@ def unscale(
     device: torch.device,
     staged: bool = False,
 ) -> dict[torch.device, Tensor]:
-    """In place of ``GradScaler._unscale_grads_``: where ranks have different gradients, all of them call it.
+    """In place of ``GradScaler._unscale_grads_``. If ranks have different gradients, all of them must call it.
 
-    ``staged``: as a pipeline's have. ``device`` is that of the process group.
+    ``staged``: the ranks have pipeline stages. ``device``: the device of the process group.
     """
     if staged or any(isinstance(one, DTensor) for group in optimizer.param_groups for one in group["params"]):
         return _agreed(optimizer, *args, device=device)
@@ -90,11 +90,11 @@ def unscale(
 def _agreed(
     optimizer: torch.optim.Optimizer, inverse: Tensor, found: Tensor, allow_fp16: bool, *, device: torch.device
 ) -> dict[torch.device, Tensor]:
-    """An overflow in one rank's shard or stage is one of all ranks: they skip the same steps, and keep one scale.
+    """An overflow in one rank's shard or stage counts for all ranks: they skip the same steps and keep one scale.
 
-    torch's own asks the first gradient alone how it is sharded, and takes no plain one beside it
-    (``found_inf_reduce_handler`` in ``torch/distributed/tensor/_dispatch.py``). The scaler, or a shard that is
-    offloaded, may be on another device than the process group's.
+    torch's own function checks only how the first gradient is sharded, and does not take plain and sharded gradients
+    together (``found_inf_reduce_handler`` in ``torch/distributed/tensor/_dispatch.py``). The scaler, or an offloaded
+    shard, may be on another device than the process group.
     """
     kinds, flags = _by_kind(optimizer, allow_fp16), {found.device: found}
     for gradients in kinds:
@@ -107,7 +107,7 @@ def _agreed(
 
 
 def _by_kind(optimizer: torch.optim.Optimizer, allow_fp16: bool) -> list[list[Tensor]]:
-    """This rank's gradients by device and type; DTensors and plain ones go together as local tensors."""
+    """This rank's gradients by device and dtype. DTensors are included as their local tensors."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         gradient = parameter.grad

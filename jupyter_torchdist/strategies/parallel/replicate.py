@@ -1,6 +1,6 @@
 """Data parallelism with a copy on every rank: PyTorch's DDP, in place.
 
-``torch.distributed._composable.replicate`` is DDP's own reducer behind hooks: no ``.module``, no ``module.`` in names.
+``torch.distributed._composable.replicate`` runs DDP's reducer by hooks: no ``.module``, no ``module.`` in names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import fsdp
 
 
 def check(model: nn.Module, context: ParallelContext) -> None:
-    """Raise ``StrategyError`` for what DDP cannot do here."""
+    """Raise ``StrategyError`` if DDP cannot replicate ``model`` here."""
     check_untouched(model)
     if chosen(context.plan, "comm_hook") == "bf16" and dist.get_backend(context.data_group) == "gloo":
         raise StrategyError(
@@ -34,10 +34,10 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
-    """Replicate ``model`` in place; all ranks. Parameters stay the same objects.
+    """Replicate ``model`` in place. All ranks must call it. Parameters stay the same objects.
 
-    They begin as rank 0's. A model without trained parameters needs nothing. Beside tensor parallelism, whose
-    parameters are DTensors, FSDP2's own way to replicate does it (then they are replaced, as with fsdp).
+    They start with rank 0's values. A model without trained parameters needs no reducer. With tensor parallelism,
+    whose parameters are DTensors, FSDP2's ``replicate`` is used (it replaces parameters, as fsdp does).
     """
     if context.plan.degree("tp") > 1:
         fsdp.apply(model, beside_tp(context))
@@ -50,18 +50,18 @@ def apply(model: nn.Module, context: ParallelContext) -> None:
         model,
         process_group=context.data_group,
         device_id=context.device,
-        init_sync=False,  # done above, without writing what is equal
+        init_sync=False,  # done above, without writing equal values
         static_graph=chosen(context.plan, "static_graph"),
         find_unused_parameters=chosen(context.plan, "find_unused_parameters"),
         bucket_cap_mb=chosen(context.plan, "bucket_cap_mb"),
         gradient_as_bucket_view=chosen(context.plan, "gradient_as_bucket_view"),
     )
-    type(model).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # the class is one that torch made
+    type(model).__deepcopy__ = _refuse_copy  # type: ignore[attr-defined]  # torch created this class
     _compress(model, context)
 
 
 def beside_tp(context: ParallelContext) -> ParallelContext:
-    """FSDP2's own way to replicate."""
+    """The context with the option for FSDP2's ``replicate``."""
     options = {**context.plan.options, "sharding_strategy": "NO_SHARD"}
     return replace(context, plan=replace(context.plan, options=options))
 

@@ -1,4 +1,4 @@
-"""Everything plain again: what a notebook gets back is an ordinary module with ordinary parameters, whole."""
+"""Restores models and optimizers: a notebook gets back ordinary modules with complete, ordinary parameters."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _MARKS = (STATE_KEY, REGISTRY_KEY, "_distribute_module_applied", "_is_fsdp_manag
 def restore(
     model: nn.Module, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None, *, gradients: bool = False
 ) -> None:
-    """Make ``model`` what it was before any strategy, with the weights of now; all ranks call it.
+    """Restore ``model`` to its form before any strategy, with the current weights. All ranks must call it.
 
-    Rank 0 holds every weight and buffer in full on the CPU, gathered one parameter at a time; the other ranks hold
-    parameters of the same names and shapes on the meta device. Classes are the user's own; no hook, wrapper or state
-    of a strategy is left; ties and ``requires_grad`` stay. ``replaced`` maps the parameters of before to those of
-    now: then the former are filled and hang in the model again, so that every name of the user's means them.
+    Rank 0 gets every weight and buffer complete on the CPU, gathered one parameter at a time; the other ranks get
+    parameters with the same names and shapes on the meta device. Classes are the user's own again; no hook, wrapper or
+    state of a strategy is left; ties and ``requires_grad`` stay. ``replaced`` maps original parameters to the current
+    ones: then the originals get the values and are in the model again, so the user's variables refer to them.
     Gradients are gathered on request, else dropped.
     """
     for module in model.modules():
@@ -54,7 +54,7 @@ def restore(
         loading.put(places, _plain_parameter(parameter, originals.get(parameter), gradients))
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if isinstance(buffer, DTensor):  # one that ``parallelize_module`` found in a layer
+            if isinstance(buffer, DTensor):  # made by ``parallelize_module``
                 module._buffers[name] = dtensors.whole(buffer.detach())
     if dist.get_rank() == 0:
         for buffer in model.buffers():
@@ -62,7 +62,7 @@ def restore(
 
 
 def strip(model: nn.Module) -> None:
-    """As ``restore``, for a model whose parameters stayed its own: every rank keeps their values. No communication."""
+    """As ``restore``, for a model whose parameters were not replaced: every rank keeps them. No communication."""
     for module in model.modules():
         _strip(module)
 
@@ -70,10 +70,10 @@ def strip(model: nn.Module) -> None:
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter] | None = None
 ) -> None:
-    """The optimizer's state whole and on the CPU on rank 0, on the meta device elsewhere; all ranks call it.
+    """Gather the optimizer's state on rank 0's CPU; on the meta device on other ranks. All ranks must call it.
 
-    After ``restore``, with the same ``replaced``: the optimizer's parameters are then those of before. Schedulers and
-    gradient scalers hold nothing of a rank's own; they refer to the optimizer, which stays the same object.
+    Call it after ``restore`` with the same ``replaced``: then the optimizer has the original parameters. Schedulers and
+    gradient scalers have no state of a single rank; they refer to the optimizer, which stays the same object.
     """
     zero1.undo(optimizer)
     originals: dict[Tensor, nn.Parameter] = {new: old for old, new in (replaced or {}).items()}
@@ -88,7 +88,7 @@ def restore_optimizer(
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor in full on the CPU of rank 0, without values elsewhere; all ranks call it."""
+    """The complete tensor on the CPU of rank 0, on the meta device elsewhere. All ranks must call it."""
     with torch.no_grad():
         value = dtensors.whole(tensor.detach())
         if dist.get_rank() != 0:
@@ -118,7 +118,7 @@ def _plain_parameter(parameter: nn.Parameter, original: nn.Parameter | None, gra
 
 
 def _strip(module: nn.Module) -> None:
-    """Give a module its own class back, and take away the hooks and marks of strategies."""
+    """Restore a module's own class and remove the hooks and marks of strategies."""
     if (own := own_class(module)) is not type(module):
         module.__class__ = own
     for attribute in _HOOKS:
@@ -128,12 +128,12 @@ def _strip(module: nn.Module) -> None:
     forget_composable_state(module)
     for name, value in list(vars(module).items()):
         if isinstance(value, (FunctionType, MethodType)) and is_foreign(value):
-            del vars(module)[name]  # torch.compile's wrapper passes delattr on to what it wraps
+            del vars(module)[name]  # torch.compile's wrapper forwards delattr to the wrapped module
     module._compiled_call_impl = None
 
 
 def _clear(hooks: MutableMapping[int, Any] | None, module: nn.Module | None = None) -> None:
-    """Remove the hooks that strategies registered, with what a module notes about each."""
+    """Remove the hooks that strategies registered, and the module's records about each."""
     for number, hook in list((hooks or {}).items()):
         if hooks is not None and is_foreign(hook):
             del hooks[number]

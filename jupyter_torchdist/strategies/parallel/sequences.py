@@ -1,7 +1,7 @@
 """Inputs divided along the sequence: cut where they enter a region of the model, joined where they leave it.
 
-The gradients of what computes within are those of a rank's tokens times the ranks (``shares``): their mean over the
-ranks of ``group`` is one device's, and averaging what is whole on every rank changes nothing.
+A parameter inside gets the gradient of the rank's tokens times the number of ranks. So its mean over the ranks of
+``group`` is the single-device gradient. Gradients that are equal on all ranks do not change when they are averaged.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Forward = Callable[..., Any]
 
 
 class Tokens:
-    """The sequence in flight: ``length`` tokens over the ranks of ``group``, along dimension 1."""
+    """The current sequence: ``length`` tokens over the ranks of ``group``, along dimension 1."""
 
     def __init__(self, group: dist.ProcessGroup, what: str) -> None:
         self.group, self.what = group, what
         self.length = self.batch = 0
         self.are_whole = False
-        """On every rank: they do not divide, and no gradient is wanted."""
+        """Every rank has all tokens: no gradient is needed, and the length is uneven or ``stay_whole`` is set."""
         self.stay_whole = False
-        """What is computed now is kept for later tokens: it is left whole where no gradient is wanted."""
+        """Results are kept for later tokens (a cache), so without gradients the sequence is not divided."""
         self.in_flight = False
-        """Each rank has its part: they were cut, and not yet joined."""
+        """Each rank has its part: the tokens were cut and not joined yet."""
 
     @property
     def rows(self) -> BatchShard:
@@ -42,13 +42,13 @@ class Tokens:
 
     @property
     def part(self) -> int:
-        """Tokens of a rank."""
+        """The number of tokens of a rank."""
         return self.length // int(self.group.size())
 
     def begins(self, hidden: torch.Tensor, *, or_whole: bool = False) -> None:
-        """``hidden``: batch x sequence x width. Raises ``StrategyError`` for a length that the ranks do not divide.
+        """``hidden``: batch x sequence x width. Raises ``StrategyError`` if ranks do not divide the length evenly.
 
-        ``or_whole``: such a sequence is left whole, as a text that grows word by word.
+        ``or_whole``: such a sequence is not divided instead; for example a text that grows word by word.
         """
         ranks = int(self.group.size())
         if hidden.ndim != 3:
@@ -66,11 +66,11 @@ class Tokens:
         self.in_flight = not self.are_whole
 
     def cut(self, value: Any) -> Any:
-        """This rank's tokens of every tensor that has the whole sequence in dimension 1 (no mask: it has four)."""
+        """This rank's tokens of every 3-dim tensor with the whole sequence in dimension 1 (masks have 4 dimensions)."""
         return map_tensors(value, lambda one: cut_rows(one, self.rows, 1) if self._has(one, self.length) else one)
 
     def cut_all(self, value: Any) -> Any:
-        """As ``cut``; so of what goes beside them for all samples alike, such as the rotations of positions."""
+        """As ``cut``, and also of tensors that are the same for all samples, such as rotary position embeddings."""
 
         def part(one: torch.Tensor) -> torch.Tensor:
             dim = 1 if self._has(one, self.length) else self._only(one)
@@ -79,9 +79,9 @@ class Tokens:
         return map_tensors(value, part)
 
     def _only(self, tensor: torch.Tensor) -> int | None:
-        """The dimension of the sequence in: sequence, sequence x width, with any ones between and before.
+        """The sequence dimension of a tensor of shape: sequence, sequence x width; with any dimensions of size 1.
 
-        None for a mask, which ends with it, and where it may be that of the samples.
+        None for a mask, whose last dimension is the sequence, and if it may be the dimension of the samples.
         """
         long = [dim for dim, size in enumerate(tensor.shape) if size != 1]
         if not long or len(long) > 2 or tensor.shape[long[0]] != self.length or tensor.shape.count(self.length) > 1:
@@ -101,7 +101,7 @@ class Tokens:
 
 
 def no_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in the same memory, to be changed in place by who gets it: FSDP2's hooks get lost on views."""
+    """The same memory, but no view: in-place changes of a view would remove FSDP2's hooks."""
     result: torch.Tensor = _NoView.apply(tensor)  # type: ignore[no-untyped-call]
     return result
 
@@ -117,7 +117,7 @@ class _NoView(torch.autograd.Function):
 
 
 def refuse_copies(model: nn.Module, strategy: str) -> None:
-    """A copy would call the forward of what it was copied from."""
+    """Make ``copy.deepcopy`` of ``model`` fail: a copy would call the forward of the original."""
 
     def refuse(_memo: object) -> NoReturn:
         raise StrategyError(
@@ -129,7 +129,7 @@ def refuse_copies(model: nn.Module, strategy: str) -> None:
 
 
 def hidden_in(args: Sequence[Any], kwargs: dict[str, Any], module: nn.Module) -> torch.Tensor:
-    """The tensor that flows through the blocks: the first one that is given."""
+    """The hidden states that flow through the blocks: the first tensor in the arguments."""
     tensors = tensors_in((tuple(args), kwargs))
     if not tensors:
         raise StrategyError(f"{type(module).__name__} is called without a tensor", "pass the hidden states first")
@@ -137,7 +137,7 @@ def hidden_in(args: Sequence[Any], kwargs: dict[str, Any], module: nn.Module) ->
 
 
 def around_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
-    """``module.forward(...)`` becomes ``wrapper(original, ...)``, until ``plain.restore``."""
+    """``module.forward(...)`` becomes ``wrapper(original, ...)``, until ``restore.restore``."""
     original = module.forward
 
     @functools.wraps(original)
@@ -149,10 +149,10 @@ def around_forward(module: nn.Module, wrapper: Callable[..., Any]) -> None:
 
 
 def average_after_backward(model: nn.Module, group: dist.ProcessGroup, split_over_group: set[str]) -> None:
-    """Gradients of all parameters but those named are averaged over ``group`` at the end of each backward.
+    """Average gradients over ``group`` at the end of each backward, except of the parameters named.
 
-    Parameters are looked up by then: a strategy may have replaced them since. After FSDP's own end of the backward,
-    which is queued before or after ours.
+    Parameters are looked up at that time, because a strategy may have replaced them. It runs after FSDP's own callback
+    at the end of the backward, which may be queued before or after this one.
     """
 
     def average() -> None:

@@ -1,7 +1,7 @@
-"""Tensor parallelism: layers split over the ranks of ``tp`` by PyTorch's own styles, in place.
+"""Tensor parallelism: layers split over the ranks of ``tp`` by PyTorch's parallel styles, in place.
 
-The parameters of split layers become DTensors; all others stay whole and plain, the same on all ranks, and between the
-split layers everything is plain: the user's code sees whole tensors. See
+The parameters of split layers become DTensors. All others stay plain tensors, the same on all ranks. Between the split
+layers the user's code sees whole plain tensors. See
 https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html.
 """
 
@@ -59,7 +59,7 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def apply(model: nn.Module, context: ParallelContext) -> None:
-    """Split ``model`` in place over ``context.mesh["tp"]``; all ranks. They begin with rank 0's weights."""
+    """Split ``model`` in place over ``context.mesh["tp"]``, with rank 0's weights. All ranks must call it."""
     mesh, everybody = context.mesh["tp"], _everybody()
     styles = styles_of(model, context)
     weights = None
@@ -99,15 +99,15 @@ def apply(model: nn.Module, context: ParallelContext) -> None:
     refuse_copies(model, "tp")
     split = sum(p.numel() for p in model.parameters() if isinstance(p, DTensor) and not p.placements[0].is_replicate())
     whole = sum(p.numel() for p in model.parameters())
-    # gathering what dp and tp have sharded takes two steps, of which torch warns each time, and which is as it must be
+    # Gathering parameters sharded by dp and tp takes two steps. torch warns of it each time, but it is intended.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     context.say(f"tp: {len(styles)} layers ({split / whole:.0%} of the parameters) are split over {mesh.size()} ranks")
 
 
 def containers_of(model: nn.Module, styles: Styles) -> dict[str, str | None]:
-    """For each colwise layer the innermost module that has the rowwise layer after it: there tensors are split.
+    """For each colwise layer, the innermost module that also has a rowwise layer. Inside it tensors are split.
 
-    None where that is the model itself: the layer's outputs are put together at once.
+    None if only the model itself has one: then the layer's outputs are gathered at once.
     """
     rowwise = [name for name, style in styles.items() if style == "rowwise"]
     found: dict[str, str | None] = {}
@@ -121,13 +121,13 @@ def containers_of(model: nn.Module, styles: Styles) -> dict[str, str | None]:
 
 
 def head_of(model: nn.Module, styles: Styles) -> str | None:
-    """The last layer whose outputs are gathered: its outputs are the model's."""
+    """The last layer with gathered outputs, which are the outputs of the model."""
     found = [name for name, style in styles.items() if style == "gathered"]
     return found[-1] if found else None
 
 
 def _style(style: str, module: nn.Module, *, inside: bool, local: bool, split: bool) -> ParallelStyle | None:
-    """``inside``: what reads the outputs computes on DTensors; ``local``: on a rank's part; else they are whole."""
+    """``inside``: the outputs are used as DTensors; ``local``: as this rank's local part; else as whole tensors."""
     if style == "embedding" or (style == "rowwise" and isinstance(module, nn.Embedding)):
         return RowwiseParallel(input_layouts=Replicate())
     if style == "rowwise" or (style == "colwise" and (inside or local)):
@@ -144,7 +144,7 @@ def _without_views(_module: nn.Module, _args: object, output: Any) -> Any:
 
 
 def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """The layer's parameters are DTensors beside the split ones, whole on every rank."""
+    """Make the layer's parameters replicated DTensors, because the split layers around it use DTensors."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -154,7 +154,7 @@ def _replicate(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """The layer computes something of this rank's heads; its gradients are the sums over the ranks."""
+    """The layer computes with this rank's heads only, so its gradients are summed over the ranks."""
 
     def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         own: dict[str, Any] = module._parameters
@@ -169,7 +169,7 @@ def _sum_gradients(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def _tie_again(places: Mapping[nn.Parameter, list[loading.Slot]], model: nn.Module) -> None:
-    """A parameter that hung in several layers was split in each by itself."""
+    """Tie parameters again: one that is shared by several layers was split in each separately."""
     for slots in places.values():
         now: list[Any] = [module._parameters[name] for module, name in slots]
         if len({getattr(one, "placements", None) for one in now}) > 1:
@@ -183,7 +183,7 @@ def _tie_again(places: Mapping[nn.Parameter, list[loading.Slot]], model: nn.Modu
 
 
 def _settle_gradients(model: nn.Module) -> None:
-    """A gradient lies as its parameter does, before anything reads it."""
+    """Give each gradient the placements of its parameter, before anything reads it."""
 
     def settle(parameter: Any) -> None:
         gradient = parameter.grad
@@ -217,7 +217,7 @@ def _check_loss(model: nn.Module, styles: Styles, context: ParallelContext) -> N
 
 
 def _enable_split_loss() -> None:
-    """``F.cross_entropy`` of split logits computes on each rank's classes, forward and backward, for this process."""
+    """From now on ``F.cross_entropy`` of split logits computes on each rank's classes, forward and backward."""
     enable_custom_loss_ops()
 
 
@@ -228,7 +228,7 @@ def _everybody() -> dist.ProcessGroup:
 
 
 def explain(error: BaseException) -> StrategyError | None:
-    """What DTensor says of code that it cannot compute, in words; None for another error."""
+    """Explains an error of DTensor for code that it cannot compute; None for another error."""
     text = str(error)
     if isinstance(error, (RuntimeError, NotImplementedError)) and ("DTensor" in text or "sharding strategy" in text):
         return StrategyError(

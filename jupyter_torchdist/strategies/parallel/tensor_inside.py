@@ -1,4 +1,4 @@
-"""Code that was written for whole tensors, computed on DTensors: within one module, plain before and after it."""
+"""Runs code written for whole tensors on DTensors inside one module. Before and after it tensors are plain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from ...torch_private.places import tree_map_only
 
 _PARTS = {torch.split, torch.chunk, torch.Tensor.split, torch.Tensor.chunk}
-"""What cuts fused projections into queries, keys and values."""
+"""Functions that cut fused projections into queries, keys and values."""
 
 _PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
@@ -24,10 +24,10 @@ _NOT_MIXED = {DTensor.from_local, DTensor.to_local, DTensor.redistribute, DTenso
 
 
 def split_inside(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Let ``module`` work on DTensors over ``mesh`` where its layers give them; what it returns is plain and whole.
+    """Let ``module`` compute with the DTensors over ``mesh`` that its layers return. It returns whole plain tensors.
 
-    ``F.scaled_dot_product_attention`` runs on each rank's heads, fused projections are cut within the heads, and plain
-    tensors beside DTensors count as the same on all ranks, which they are.
+    ``F.scaled_dot_product_attention`` runs on each rank's heads. Fused projections are cut so that each rank has its
+    heads. Plain tensors used with DTensors count as replicated, because they are the same on all ranks.
     """
     original = module.forward
 
@@ -42,12 +42,12 @@ def split_inside(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def plain(tensor: DTensor) -> torch.Tensor:
-    """The whole tensor on every rank, of which the gradient is whole on every rank too."""
+    """The whole tensor on every rank. Its gradient is also whole on every rank."""
     return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim).to_local()
 
 
 def _first(values: Iterable[Any]) -> DTensor | None:
-    """Among the arguments of an operation. It is asked of every one in a module, and few have any."""
+    """The first DTensor in the arguments of an operation. Called for every operation; few have one."""
     for value in values:
         if isinstance(value, DTensor):
             return value
@@ -57,7 +57,7 @@ def _first(values: Iterable[Any]) -> DTensor | None:
 
 
 def _are_split_alike(*factors: Any) -> bool:
-    """Whether each rank has its own matrices of a product, such as its heads; DTensor cannot do that before 2.12."""
+    """Whether a product is split over its batch of matrices, such as heads. DTensor supports it only since 2.12."""
     ways = {(one.ndim, one.placements) for one in factors if isinstance(one, DTensor)}
     if len(factors) != 2 or not all(isinstance(one, DTensor) for one in factors) or len(ways) != 1:
         return False
@@ -66,7 +66,7 @@ def _are_split_alike(*factors: Any) -> bool:
 
 
 class _Beside(TorchFunctionMode):
-    """Computes with DTensors and plain tensors beside each other."""
+    """Function mode that lets operations mix DTensors and plain tensors."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class _Beside(TorchFunctionMode):
         return DTensor.from_local(tensor, self._mesh, [Replicate()], run_check=False)
 
     def _last(self, part: torch.Tensor) -> torch.Tensor:
-        """This rank's heads of the queries, keys or values alone."""
+        """Shard queries, keys or values again, so that each rank has only its heads."""
         if isinstance(part, DTensor) and part.placements == (Replicate(),) and not part.shape[-1] % self._mesh.size():
             return part.redistribute(placements=[Shard(part.ndim - 1)])
         return part
@@ -103,7 +103,7 @@ class _Beside(TorchFunctionMode):
     def _attention(
         self, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Each rank its heads, dimension -3; whole on every rank where the heads are not split."""
+        """Each rank computes its heads (dimension -3). If heads are not split, every rank computes all."""
         heads = Shard(query.ndim - 3)
         split = all(isinstance(one, DTensor) and one.placements == (heads,) for one in (query, key, value))
         at: Placement = heads if split else Replicate()

@@ -1,9 +1,9 @@
-"""Linear layers of tensor parallelism whose arithmetic is on plain tensors: each rank multiplies by its part.
+"""Linear layers of tensor parallelism that compute with plain tensors: each rank multiplies by its local weight.
 
-Parameters are DTensors as PyTorch's own styles make them, and so is what passes between a column-wise and a row-wise
-layer; but nothing within a layer is left to decide for each operation, which is what DTensor takes its time for. The
-sums are those of Megatron-LM (https://arxiv.org/abs/1909.08053, section 3): one in the backward of a column-wise layer,
-one in the forward of a row-wise one.
+Parameters are DTensors, as PyTorch's styles make them, and so are tensors between a column-wise and a row-wise layer.
+Within a layer there is no DTensor dispatch, whose decisions for each operation take time. The all-reduces are the ones
+of Megatron-LM (https://arxiv.org/abs/1909.08053, section 3): one in the backward of a column-wise layer, one in the
+forward of a row-wise layer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 class ColwiseLinear(ColwiseParallel):
-    """For linear layers: takes a whole tensor, gives this rank's part of the last dimension."""
+    """For linear layers: takes a whole tensor and returns this rank's part of the last dimension."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -50,7 +50,7 @@ class ColwiseLinear(ColwiseParallel):
 
 
 class RowwiseLinear(RowwiseParallel):
-    """For linear layers: takes this rank's part of the last dimension, gives a whole tensor."""
+    """For linear layers: takes this rank's part of the last dimension and returns a whole tensor."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -58,7 +58,7 @@ class RowwiseLinear(RowwiseParallel):
         def forward(_original: Forward, part: Tensor) -> Tensor:
             if isinstance(part, DTensor):
                 part = part.redistribute(placements=(Shard(part.ndim - 1),)).to_local()
-            elif part.shape[-1] == module.in_features:  # by itself, without the layer that leaves its output in parts
+            elif part.shape[-1] == module.in_features:  # a whole input: no column-wise layer before it
                 part = entering(part, group).chunk(group.size(), -1)[group.rank()]
             weight, bias = _own(module)
             total = summed(F.linear(part, weight), group)
@@ -70,7 +70,7 @@ class RowwiseLinear(RowwiseParallel):
 
 
 def entering(whole: Tensor, group: Group) -> Tensor:
-    """A tensor that each rank uses in its part of a computation. Backward: the sum of their gradients."""
+    """A tensor that each rank uses in its part of a computation. Backward: the sum of the ranks' gradients."""
     same: Tensor = _Entering.apply(whole, group)  # type: ignore[no-untyped-call]
     return same
 
@@ -106,7 +106,7 @@ class _Summed(torch.autograd.Function):
 
 
 def _own(module: Any) -> tuple[Tensor, Tensor | None]:
-    """This rank's part of weight and bias. Raises ``StrategyError`` where fsdp has divided that again."""
+    """This rank's part of weight and bias. Raises ``StrategyError`` if fsdp has sharded that part again."""
     if module.weight.device_mesh.ndim > 1:
         raise StrategyError(
             f"a {type(module).__name__} that tp split and fsdp sharded is called outside of the model's "

@@ -1,10 +1,10 @@
-"""Which layers of a model are split over the ranks of ``tp``, and how: as the user says, or found.
+"""Which layers of a model are split over the ranks of ``tp``, and how: given by the user, or found by structure.
 
 Styles (Megatron-LM, https://arxiv.org/abs/1909.08053): ``colwise`` splits a layer's outputs, ``rowwise`` its inputs;
-a pair of them needs one all-reduce. ``gathered`` is ``colwise`` whose outputs are put together again, ``embedding``
-splits a vocabulary, ``sequence`` lets each rank compute its tokens, ``replicate`` keeps the layer whole. So does
-``summed``, where the code gives it a rank's heads alone (Transformers' norms of queries and keys): its gradient is
-their sum.
+a pair of them needs one all-reduce. ``gathered`` is ``colwise`` with gathered outputs, ``embedding`` splits a
+vocabulary, ``sequence`` lets each rank compute its tokens, ``replicate`` keeps the layer whole. ``summed`` also keeps
+it whole, but its input is only the rank's heads (norms of queries and keys in Transformers), so its gradients are
+summed over the ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..core import blocks
 from ..core.context import ParallelContext
 
 Styles = dict[str, str]
-"""By the names of modules."""
+"""The style of each module, by its name."""
 
 _QUERY = re.compile(r"(^|[._])(q|query|wq|to_q|q_lin|queries)(_proj|_linear|_layer)?$")
 _FUSED = re.compile(r"(^|[._])(qkv|c_attn|in_proj|wqkv|query_key_value|qkv_proj|to_qkv|attn|attention)$", re.IGNORECASE)
@@ -42,7 +42,7 @@ _HUGGING_FACE = {
 
 
 def styles_of(model: nn.Module, context: ParallelContext) -> Styles:
-    """The style of every layer that is split. Raises ``StrategyError`` where there is none, or cannot be."""
+    """The style of every layer that is split. Raises ``StrategyError`` if there is no layer to split, or it cannot."""
     asked = chosen(context.plan, "tp_plan")
     if asked != "auto":
         found = matched(model, asked)
@@ -60,7 +60,7 @@ def styles_of(model: nn.Module, context: ParallelContext) -> Styles:
 
 
 def matched(model: nn.Module, patterns: Mapping[str, str]) -> Styles:
-    """The modules that each pattern means; ``*`` stands for one part of a name. The last pattern of a module holds."""
+    """The modules that each pattern matches; ``*`` matches within one part of a name. A later pattern overrides."""
     names = [name for name, _ in model.named_modules() if name]
     found: Styles = {}
     for pattern, style in patterns.items():
@@ -77,7 +77,7 @@ def matched(model: nn.Module, patterns: Mapping[str, str]) -> Styles:
 
 
 def written_for_parts(model: nn.Module, context: ParallelContext) -> bool:
-    """Whether the model's code takes what a rank has of its heads: one with a plan of its own (Transformers) does."""
+    """Whether the model's code works with a rank's heads only: models with their own plan (Transformers) do."""
     return chosen(context.plan, "tp_plan") == "auto" and bool(_own_plan(model))
 
 
@@ -87,7 +87,7 @@ def _near(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:
-    """A Transformers model's own plan in our words. Raises ``StrategyError`` for a style that has none."""
+    """A Transformers model's own plan, with our names of styles. Raises ``StrategyError`` for an unknown style."""
     plan: Any = getattr(model, "_tp_plan", None)
     names = [name for name, _ in model.named_modules()]
     styles: dict[str, str] = {}
@@ -104,7 +104,7 @@ def _own_plan(model: nn.Module) -> dict[str, str]:
 
 
 def found_by_structure(model: nn.Module) -> Styles:
-    """Attention and MLP of the repeated blocks, the table of tokens, the head."""
+    """Styles for attention and MLP of the repeated blocks, the token embedding and the head."""
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             raise StrategyError(
@@ -124,7 +124,7 @@ def found_by_structure(model: nn.Module) -> Styles:
 
 
 def _attention(linears: list[nn.Linear], names: Mapping[nn.Module, str]) -> dict[nn.Linear, str]:
-    """Query, key and value beside each other, or fused, and the projection after them."""
+    """Separate or fused projections of query, key and value, and the output projection."""
     for place, first in enumerate(linears):
         if _QUERY.search(names[first]) and len(linears) > place + 2:
             inner = linears[place : place + 3]
@@ -152,7 +152,7 @@ def _mlp(linears: list[nn.Linear], names: Mapping[nn.Module, str]) -> dict[nn.Li
 
 
 def _mlp_pairs(linears: list[nn.Linear]) -> dict[nn.Linear, str]:
-    """One or two layers up and the layer down that follows, between one width and a larger one."""
+    """One or two up projections and the down projection after them, between a width and a larger one."""
     styles: dict[nn.Linear, str] = {}
     for up, down in itertools.pairwise(linears):
         if up.out_features == down.in_features and up.in_features == down.out_features < up.out_features:
@@ -167,7 +167,7 @@ def _mlp_pairs(linears: list[nn.Linear]) -> dict[nn.Linear, str]:
 
 
 def _vocabulary(model: nn.Module, names: Mapping[nn.Module, str], taken: Styles) -> Styles:
-    """The head that gives a number for each token, and the table of the tokens, tied or not."""
+    """The head that returns a logit for each token, and the token embedding, tied or not."""
     styles: Styles = {}
     tables = [module for module in model.modules() if type(module) is nn.Embedding]
     for head in [module for module in model.modules() if type(module) is nn.Linear and names[module] not in taken]:
@@ -200,7 +200,7 @@ def _check_layers(model: nn.Module, styles: Styles, ranks: int) -> None:
 
 
 def _check_heads(model: nn.Module, name: str, ranks: int) -> None:
-    """The numbers of heads that the attention, or the configuration it keeps, speaks of."""
+    """Check the numbers of heads in the attributes of the attention or of its ``config``."""
     owner = model.get_submodule(name.rpartition(".")[0])
     for source in (owner, getattr(owner, "config", None)):
         for attribute in (*_HEADS, *_KEY_HEADS):

@@ -1,7 +1,7 @@
-"""Sequence parallelism beside tensor parallelism: between the split layers each rank keeps its tokens alone.
+"""Sequence parallelism with tensor parallelism: between the split layers each rank keeps only its tokens.
 
 Norms, dropout and residual sums work on a rank's part of the sequence, so their activations take ``1/tp`` of the
-memory (Korthikanti et al., https://arxiv.org/abs/2205.05198); the split layers are given the whole sequence.
+memory (Korthikanti et al., https://arxiv.org/abs/2205.05198). The split layers get the whole sequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tensor_plan import Styles
 
 
 def check(model: nn.Module, styles: Styles, context: ParallelContext) -> None:
-    """Raise ``StrategyError`` where the split layers are no modules of their own within repeated blocks."""
+    """Raise ``StrategyError`` if the split layers are not in separate modules within repeated blocks."""
     found = blocks.repeated(model)
     if not found:
         raise StrategyError(
@@ -82,7 +82,7 @@ def _whole_within(part: nn.Module, tokens: Tokens) -> None:
 
 
 def _split_parts(block: nn.Module, names: dict[nn.Module, str], styles: Styles) -> list[nn.Module]:
-    """The innermost modules that hold a rowwise layer and a colwise one each, in a block."""
+    """The innermost modules of a block that have a rowwise layer and a colwise layer."""
     prefix = f"{names[block]}."
     own = {name: style for name, style in styles.items() if name.startswith(prefix)}
     rows = [name for name, style in own.items() if style == "rowwise"]

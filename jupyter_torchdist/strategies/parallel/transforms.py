@@ -1,4 +1,4 @@
-"""What is changed inside a model, by the automatic and by the explicit way."""
+"""The changes inside a model that the automatic and the explicit way share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import activations, context_parallel, fsdp, tensor
 
 
 def check(model: nn.Module, context: ParallelContext) -> None:
-    """Raise ``StrategyError`` for a model that cannot be changed as the plan says, before anything is."""
+    """Raise ``StrategyError`` for a model that cannot be changed as the plan says, before anything is changed."""
     batchnorm.check(model)
     if context.plan.activation_checkpointing:
         activations.check(model, context)
@@ -21,6 +21,6 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def divisions(context: ParallelContext) -> list[tuple[str, Division]]:
-    """What divides layers or sequences over ranks here, with its dimension of the mesh."""
+    """The kinds of parallelism in the plan that divide layers or sequences, each with its mesh dimension."""
     every: tuple[tuple[str, Division], ...] = (("cp", context_parallel), ("tp", tensor))
     return [(dimension, division) for dimension, division in every if context.plan.degree(dimension) > 1]

@@ -1,8 +1,8 @@
-"""Sharded parameters of which a step uses only some, and not the same on every rank: experts, optional branches.
+"""Sharded models in which ranks use different parameters in a step: experts, optional branches.
 
-FSDP2 by itself sums the gradients that a rank *has*, in order: with equal shapes, one expert's with another's, and
-nobody hears of it. Told to fill in zeros it is right, but a parameter that no rank used then gets zeros where one
-device has None, and a weight decay shrinks it. So the ranks agree, at the end of each backward, on what was used.
+FSDP2 reduces the gradients that a rank *has*, in order. With equal shapes it adds up gradients of different experts,
+without an error. With zeros for missing gradients the sums are right, but a parameter that no rank used gets zeros
+instead of None, and weight decay shrinks it. So at the end of each backward the ranks agree on what was used.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..core.context import ParallelContext
 
 
 def agree_on_use(model: nn.Module, context: ParallelContext) -> None:
-    """Make gradients of a sharded ``model`` those of one device, whichever ranks use which parameter.
+    """Make the gradients of a sharded ``model`` the single-device ones, whichever ranks use which parameter.
 
-    Costs one all-reduce of a byte a parameter at the end of each backward, for which only ranks wait that have left a
-    parameter out: elsewhere the next step begins meanwhile.
+    It costs one all-reduce of a byte for each parameter at the end of each backward. Only ranks that have not used
+    some parameter wait for it; the other ranks begin the next step.
     """
     fill = None if fsdp_reduce_unused(model) else fsdp_fill_unused
     states = fsdp_states(model)
@@ -42,10 +42,10 @@ def agree_on_use(model: nn.Module, context: ParallelContext) -> None:
 
 
 class Use:
-    """Which parameters this rank has used since gradients were last summed."""
+    """Which parameters this rank has used since the last reduction of gradients."""
 
     def __init__(self, groups: list[Any], context: ParallelContext, fill: Callable[[Any], None] | None) -> None:
-        """``fill``: gives what a rank has left out of a group the zeros that are reduced for it."""
+        """``fill``: gives zero gradients to the parameters of a group that a rank has not used."""
         self.groups, self.context, self._fill = groups, context, fill
         self.parameters = [p for group in groups for p in group.fsdp_params if p.sharded_param.requires_grad]
         self.used: set[Any] = set()
@@ -53,13 +53,13 @@ class Use:
         self.sent: Any = None
 
     def begin(self, is_first: bool, register: Callable[[], None]) -> None:
-        """In place of what FSDP does when a unit is reached by a backward."""
+        """In place of FSDP's function for the time when a backward reaches a unit."""
         if is_first:
             self.had = [parameter.sharded_param.grad is not None for parameter in self.parameters]
         register()
 
     def sum(self, group: Any, original: Callable[..., None], *args: Any) -> None:
-        """In place of what FSDP does when a unit's gradients are there: it sums them, or keeps them to be summed."""
+        """In place of FSDP's function that reduces a unit's gradients, or keeps them for a later reduction."""
         if group.reduce_grads:
             self.used.update(filter(fsdp_has_gradient, group.fsdp_params))
             if self._fill is not None:
@@ -67,15 +67,15 @@ class Use:
         original(*args)
 
     def end(self, finish: Callable[[], None]) -> None:
-        """In place of what FSDP does at the end of a backward."""
+        """In place of FSDP's function at the end of a backward."""
         finish()
         if not all(group.reduce_grads for group in self.groups):
-            return  # accumulates without sums; what was used counts for the one that sums
+            return  # accumulates without a reduction; what was used counts for the next one
         mine = [parameter in self.used for parameter in self.parameters]
         self.used.clear()
         used = torch.tensor(mine, dtype=torch.uint8).to(self.context.device, non_blocking=True)
         if self.sent is not None:
-            self.sent.wait()  # long over; what has gone wrong with it is raised here
+            self.sent.wait()  # over by now; raises its errors
         self.sent = dist.all_reduce(used, dist.ReduceOp.MAX, self.context.data_group, async_op=True)
         if all(mine):
             return

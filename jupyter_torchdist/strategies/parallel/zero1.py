@@ -1,7 +1,7 @@
 """ZeRO stage 1: the state of each parameter on one rank only, in the user's own optimizer object.
 
-As ``torch.distributed.optim.ZeroRedundancyOptimizer``, which would be another object. Each rank steps the parameters
-that are its own and sends them to the others (Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054).
+It works like ``torch.distributed.optim.ZeroRedundancyOptimizer``, which would be another object. Each rank updates its
+own parameters and sends them to the other ranks (Rajbhandari et al., ZeRO, 2020, https://arxiv.org/abs/1910.02054).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..core.loading import trained_by
 BUCKET_BYTES = 25 * 2**20
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of a call."""
+"""The arguments of a call."""
 
 _of_optimizer: WeakKeyDictionary[torch.optim.Optimizer, Zero1] = WeakKeyDictionary()
 
@@ -36,18 +36,18 @@ def check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def apply(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-    """Divide the state of ``optimizer``, which stays the same object; all ranks of ``group``."""
+    """Divide the state of ``optimizer``, which stays the same object. All ranks of ``group`` must call it."""
     check(optimizer)
     _of_optimizer[optimizer] = Zero1(optimizer, group)
 
 
 def is_divided(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether this rank has a share of its state."""
+    """Whether this rank has only a part of the optimizer's state."""
     return optimizer in _of_optimizer
 
 
 def undo(optimizer: torch.optim.Optimizer) -> None:
-    """The whole state on every rank again, and an ordinary optimizer; all ranks. Nothing for any other optimizer."""
+    """Gather the state on every rank and remove the hooks. All ranks must call it. Ignores other optimizers."""
     divided = _of_optimizer.pop(optimizer, None)
     if divided is not None:
         divided.gather()
@@ -57,7 +57,7 @@ def undo(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def gathered(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """The whole state on every rank within the block, as ``state_dict()`` needs it; all ranks."""
+    """Every rank has the whole state in this context, as ``state_dict()`` needs it. All ranks must enter it."""
     divided = _of_optimizer.get(optimizer)
     if divided is not None:
         divided.gather()
@@ -93,7 +93,7 @@ class Zero1:
         return found
 
     def owner(self, parameter: nn.Parameter) -> int:
-        """The rank with the least to keep takes the next parameter: the same choice on all ranks."""
+        """The rank that owns ``parameter``, the same on all ranks. A new one goes to the rank with fewest elements."""
         if parameter not in self.owners:
             rank = self.loads.index(min(self.loads))
             self.owners[parameter] = rank
@@ -104,7 +104,7 @@ class Zero1:
         return trained_by(self.optimizer)
 
     def _before(self, _optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Let the step see this rank's parameters only; a closure, which computes all gradients, runs before that."""
+        """Let the step see only this rank's parameters. A closure computes all gradients, so it runs before."""
         changed = _with_closure_called(args, kwargs)
         self.all = [group["params"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
@@ -169,7 +169,7 @@ def _with_closure_called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Argum
 
 
 def _alike(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """By type: a broadcast of several sends one buffer."""
+    """Group tensors by dtype, because several are broadcast in one buffer."""
     kinds: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(tensor.dtype, []).append(tensor)

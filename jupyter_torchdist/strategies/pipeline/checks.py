@@ -1,4 +1,4 @@
-"""What a pipeline cannot do right, said before anything is changed."""
+"""Checks for everything that a pipeline does not support, before anything is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
 
 
 def check(model: nn.Module, context: ParallelContext, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
-    """Raise ``StrategyError`` for a model, plan or optimizer that a pipeline cannot do right."""
+    """Raise ``StrategyError`` for a model, plan or optimizer that a pipeline does not support."""
     check_untouched(model)
     for dimension in ("dp_shard", "tp", "cp"):
         if context.plan.degree(dimension) > 1:
@@ -64,7 +64,7 @@ def check(model: nn.Module, context: ParallelContext, optimizers: Sequence[torch
 
 @contextmanager
 def no_reentrant_checkpoints() -> Iterator[None]:
-    """Raise ``StrategyError`` for one: it computes without a graph, so that no gradient comes to a stage's border."""
+    """Raise ``StrategyError`` for reentrant checkpoints: without a graph no gradient reaches a stage's boundary."""
 
     def refuse(*_: Any) -> NoReturn:
         raise StrategyError(
@@ -83,5 +83,5 @@ def no_reentrant_checkpoints() -> Iterator[None]:
 
 
 def microbatches(context: ParallelContext) -> int:
-    """Parts of a batch: what is said, or as many as stages."""
+    """The number of microbatches: ``-O microbatches``, or the degree of ``pp``."""
     return int(chosen(context.plan, "microbatches") or context.plan.degree("pp"))

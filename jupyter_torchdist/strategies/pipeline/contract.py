@@ -1,4 +1,4 @@
-"""What passages and schedules ask of the model whose stages they run."""
+"""The interface of a staged model for passages and schedules."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class StagedModel(Protocol):
     layout: StageLayout
     wires: Wires
     within: Callable[[], AbstractContextManager[None]]
-    """Forwards and backwards are done within it."""
+    """The context in which forwards and backwards run."""
 
     @property
     def fake_mode(self) -> FakeTensorMode: ...
 
     @property
     def in_fp32(self) -> bool:
-        """Whether outputs of lower precision are given in fp32."""
+        """Whether outputs of lower precision are cast to fp32."""
 
     def precision(self) -> AbstractContextManager[Any]: ...
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """Those of this rank's stages."""
+        """The parameters of this rank's stages."""
 
     def tied(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """Parameters of this rank that other ranks have too, and which ranks those are."""
+        """Parameters of this rank that other ranks also have, each with all its ranks."""
 
     def cut_inputs(self, values: Any, rows: slice) -> Any: ...
 
@@ -48,4 +48,4 @@ class StagedModel(Protocol):
     def run_stage(
         self, flow: Flow, stage: int, received: dict[int, Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, dict[int, Tensor]]:
-        """One stage's part of one microbatch: the outputs (in the last stage), and what is passed on."""
+        """Run one stage on one microbatch: returns outputs (in the last stage), and tensors for the next stage."""

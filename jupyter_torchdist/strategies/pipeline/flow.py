@@ -1,11 +1,11 @@
 """Which tensors flow from stage to stage of a model, and one stage's part of its forward.
 
-Every rank runs the user's own ``forward``, whatever Python is in it, and computes for real what is of its stage (and
-what depends on the inputs alone: masks, positions). All else is computed on fake tensors, which have shapes and no
-values. A first run on fake tensors alone finds for each operation the stage it is of: that of its latest input, of its
-unit, or 0 for one that reads a parameter or draws random numbers first. A tensor of an earlier stage that is used in a
-later one is received where it would be born, and passed on by the stages between: skip connections, the memory of an
-encoder and tied weights need nothing of their own.
+Every rank runs the user's own ``forward`` with all its Python code. It computes real values for its stage, and for
+tensors that depend only on the inputs (masks, positions). All else is computed on fake tensors, which have shapes but
+no values. A first run only on fake tensors finds the stage of each operation: the latest stage of its inputs, the stage
+of its unit, or 0 if it first reads a parameter or draws random numbers. A tensor of an earlier stage that a later one
+uses is received where the forward would create it, and the stages between pass it on. So skip connections, encoder
+memory and tied weights need no special code.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _OF_NO_VALUE = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point", "is_complex", "__len__"),
     *("is_contiguous", "element_size", "get_device", "__repr__", "__format__", "__hash__", "type", "__set__"),
 )
-"""Functions that read or set what a fake tensor has too."""
+"""Functions that read or set properties that fake tensors also have."""
 
 _RANDOM = (
     *("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"),
     *("rand_like", "randn_like", "randint_like", "dropout", "alpha_dropout", "feature_dropout"),
     *("uniform_", "normal_", "bernoulli_", "exponential_", "random_", "geometric_", "log_normal_", "cauchy_"),
 )
-"""The experts' product, which torch does in any type, and on fakes in one alone."""
+"""Functions that draw random numbers."""
 ALWAYS = -1
-"""In place of a stage: computed on every rank, from the inputs alone."""
+"""In place of a stage: computed on every rank, only from the inputs."""
 
 OTHER_PATH = StrategyError(
     "the model's forward does other operations than in its trial: it depends on random numbers or on earlier calls",
@@ -67,13 +67,13 @@ class Value:
 
 @dataclass(frozen=True)
 class FlowStep:
-    """One operation outside of units, or one call of a unit, and the numbers of its results."""
+    """One operation outside of units, or one call of a unit, with the numbers of its results."""
 
     name: str
     stage: int
     numbers: tuple[int, ...] = ()
     template: Any = None
-    """What a unit returns; tensors that came in are ``_Passed``."""
+    """The return value of a unit; tensors from its arguments are ``_Passed``."""
 
 
 @dataclass(frozen=True)
@@ -83,31 +83,31 @@ class _Passed:
 
 @dataclass
 class Flow:
-    """All steps of a forward with inputs of one kind."""
+    """All steps of a forward for inputs of one kind."""
 
     steps: list[FlowStep] = field(default_factory=list)
     entering: list[list[Value]] = field(default_factory=list)
-    """For each stage what it receives."""
+    """The tensors that each stage receives."""
     outputs: Any = None
-    """What the forward returns, opened, with fake tensors."""
+    """The return value of the forward, opened, with fake tensors."""
     left_out: list[str] = field(default_factory=list)
-    """Classes of objects within the outputs that are on their stages' ranks alone, and None here."""
+    """Classes of objects in the outputs that exist only on the ranks of their stages; None here."""
     holders: dict[nn.Parameter, set[int]] = field(default_factory=dict)
     """The stages that use a parameter."""
     units: dict[int, set[int]] = field(default_factory=dict)
     """The stages in which a unit is called."""
     draws: bool | None = None
-    """Whether random numbers are drawn, once that is known."""
+    """Whether random numbers are drawn; None while unknown."""
     may_draw: bool = True
-    """False where no operation of the trial does."""
+    """False if no operation of the trial draws random numbers."""
     _silent: dict[int, list[bool]] = field(default_factory=dict)
 
     def leaving(self, stage: int) -> set[int]:
-        """What a stage passes on to the next."""
+        """The numbers of the tensors that a stage passes to the next stage."""
         return {value.number for value in self.entering[stage + 1]} if stage + 1 < len(self.entering) else set()
 
     def silent(self, stage: int) -> list[bool]:
-        """Of each step whether nothing that it makes is received by the stage or passed on, but something still is."""
+        """For each step: True if the stage neither receives nor passes on its results. All False if it ends at once."""
         if stage not in self._silent:
             leaving = self.leaving(stage)
             crossing = leaving | {value.number for value in self.entering[stage]}
@@ -117,7 +117,7 @@ class Flow:
 
 
 class _Draws(TorchDispatchMode):
-    """Notes whether an operation draws random numbers."""
+    """Records whether an operation draws random numbers. Runs grouped matmul in bfloat16, the only dtype for fakes."""
 
     seen = False
 
@@ -129,7 +129,7 @@ class _Draws(TorchDispatchMode):
 
 
 def _counts(function: Any) -> bool:
-    """Whether a function belongs to the steps: it makes or changes tensors."""
+    """Whether a function is a step: it makes or changes tensors."""
     name = function.__name__
     if name == "__get__":
         return getattr(function.__self__, "__name__", "") in _TENSOR_PROPERTIES
@@ -137,13 +137,13 @@ def _counts(function: Any) -> bool:
 
 
 def _results(function: Any, args: tuple[Any, ...], result: Any) -> list[Tensor]:
-    """Tensors that an operation made, or wrote."""
+    """The tensors that an operation made or wrote to."""
     made = tensors_in(result)
     return made if made or function.__name__ not in ("__setitem__", "copy_") else [args[0]]
 
 
 class Planner(TorchFunctionMode):
-    """The run on fake tensors. ``stages_of`` has the stage of each call of a unit, in order."""
+    """The run on fake tensors. ``calls``: the unit and the stage of each call of a unit, in order."""
 
     def __init__(self, units: Units, fakes: Fakes, calls: Sequence[tuple[int, int]], stages: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Planner(TorchFunctionMode):
         return outputs
 
     def _noting(self, function: Call) -> Call:
-        """``function``, its random numbers noted: to be called on fakes, whose mode has to be beneath."""
+        """``function`` that records whether it draws. Call it on fakes, because their mode must be below this one."""
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             with self._draws:
@@ -214,7 +214,7 @@ class Planner(TorchFunctionMode):
         return noted
 
     def ends(self, outputs: Any) -> Flow:
-        """What flows, now that all is seen, and before what was drawn is undone; the last stage has the outputs."""
+        """The complete flow. Call it before random numbers are undone. The outputs are in the last stage."""
         self.flow.may_draw = self._draws.seen or not torch.equal(torch.get_rng_state(), self._began_with)
         outputs, self.flow.left_out = without_tensors(opened(outputs))
         self._use(tensors_in(outputs), self._stages - 1)
@@ -251,11 +251,11 @@ class Planner(TorchFunctionMode):
 
 
 class _Done(BaseException):
-    """All that a stage passes on is there: the rest of the forward is of later stages."""
+    """Ends a forward when a stage has all tensors to pass on: the rest belongs to later stages."""
 
 
 class StageRun(TorchFunctionMode):
-    """One stage's part of a forward. ``received`` has the values that entered, by number."""
+    """One stage's part of a forward. ``received``: the tensors from the previous stage, by number."""
 
     def __init__(self, flow: Flow, stage: int, fakes: Fakes, received: dict[int, Tensor]) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class StageRun(TorchFunctionMode):
         self._next = 0
         self._inside = False
         self.passed: dict[int, Tensor] = {}
-        """What goes to the next stage, by number."""
+        """The tensors for the next stage, by number."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -280,10 +280,10 @@ class StageRun(TorchFunctionMode):
         return self._noted(result, step, _results(func, args, result))
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ``Runner``. What is computed within is no step.
+        """As ``Runner``. Operations inside of a unit are not steps.
 
-        It is not even looked at, unless the cell has a mode of its own above: a step calls this for every unit of each
-        microbatch. Most units of other stages come to nothing here but a fake tensor.
+        For speed this mode is removed inside, unless the cell has its own mode on top of it: this runs for every unit
+        of each microbatch. Most units of other stages only return a fake tensor here.
         """
         step, silent = self._step(f"unit {number}"), self._silent[self._next - 1]
         if silent and step.stage != self._stage and isinstance(step.template, Tensor):
@@ -314,7 +314,7 @@ class StageRun(TorchFunctionMode):
         return outputs if silent else self._noted(outputs, step, tensors_in(step.template))
 
     def run(self, forward: Call, units: Units, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs in the last stage, None in others."""
+        """Run the stage: returns the outputs in the last stage, None in other stages."""
         try:
             with self, units.run_by(self):
                 outputs = opened(forward(*args, **kwargs))
@@ -332,7 +332,7 @@ class StageRun(TorchFunctionMode):
         return self._flow.steps[self._next - 1]
 
     def _noted(self, result: Any, step: FlowStep, made: Sequence[Tensor]) -> Any:
-        """The result, with what was received in its place; what is to be passed on is kept."""
+        """The result, with received tensors in place of fakes. Keeps tensors for the next stage."""
         if not self._received.keys().isdisjoint(step.numbers):
             numbers = {id(tensor): number for tensor, number in zip(made, step.numbers, strict=False)}
             result = map_tensors(result, lambda t: self._received.get(numbers.get(id(t), -1), t))

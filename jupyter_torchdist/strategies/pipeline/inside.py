@@ -1,11 +1,11 @@
-"""Schedules that begin backwards before all forwards have ended, around a loop that computes its loss by itself.
+"""Schedules that begin backwards before all forwards have ended, for a loop that computes its loss itself.
 
-The loss of an unmodified loop is computed by code that comes after the forward. So the forward gives ``Deferred``
-outputs; what becomes of them is recorded, and when ``backward()`` is called on it and it is proved to be made of the
-microbatches' own losses (``pipeline_loss``), the last stage computes it for each microbatch and the schedule runs,
-forwards and backwards mixed, within ``backward()``. Of the whole batch no stage keeps activations.
+An unmodified loop computes its loss after the forward. So the forward returns ``Deferred`` outputs, and the operations
+on them are recorded until ``backward()``. If the loss is proved to be a sum or mean of the microbatches' losses
+(``loss``), the last stage computes it for each microbatch, and the schedule runs in ``backward()``, with forwards and
+backwards mixed. No stage keeps activations of the whole batch.
 
-What a step cannot do so is said, or refused: nothing was trained before the first step that shows it.
+If a step cannot run so, the user is told, or an error is raised if it is the first step: nothing was trained before.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .run import Microbatch, Pairs
 from .schedules import Orders
 
 _BY_SCHEDULE, _TO_BE_PROVED, _AT_ONCE = range(3)
-"""What a rank has in mind when a step's values are needed; the largest holds for all."""
+"""How a rank wants to run a step when its values are needed. The largest number applies to all ranks."""
 
 
 class Inside:
-    """Of one pipeline."""
+    """The mixed schedule of one pipeline."""
 
     def __init__(self, pipeline: StagedModel, context: ParallelContext) -> None:
         self.pipeline, self._say = pipeline, context.say
@@ -44,7 +44,7 @@ class Inside:
         self._has_run = self._has_said = False
 
     def outputs(self, passage: Passage) -> Any:
-        """Of the forward: deferred where the schedule may be used."""
+        """The outputs of the forward, deferred if the schedule can be used."""
         try:
             orders = self.pipeline.layout.inside(len(passage.microbatches))
         except StrategyError as error:
@@ -64,7 +64,7 @@ class Inside:
         return passage.outputs()
 
     def instead(self, reason: str) -> None:
-        """All forwards of this step come first, which is said once. Raises ``StrategyError`` in the first step."""
+        """Run all forwards of this step first, and say so once. Raises ``StrategyError`` in the first step."""
         if not self._has_run:
             raise StrategyError(
                 f"-O schedule={self._name} starts backwards before all forwards have ended; here it cannot: {reason}",
@@ -75,18 +75,18 @@ class Inside:
             self._say(f"in a step all forwards ran before the backwards, unlike in schedule {self._name}: {reason}")
 
     def ran(self) -> None:
-        """A step by the schedule is over."""
+        """A step has run by the schedule."""
         self._has_run = True
 
     def parts(self, signature: Hashable) -> Parts | None:
-        """What was proved."""
+        """How a loss is made of parts, if it was proved before."""
         return self._known.get(signature)
 
     def learn(self, signature: Hashable, parts: Parts) -> None:
         self._known[signature] = parts
 
     def draws(self, passage: Passage) -> bool:
-        """Whether a forward of this kind draws random numbers: found by one without a graph, at its first call."""
+        """Whether a forward of this kind draws random numbers. The first call finds it by a forward without a graph."""
         flow = passage.microbatches[0].flow
         if flow.draws is None and flow.may_draw:
             before = torch.get_rng_state()
@@ -98,7 +98,7 @@ class Inside:
 
 
 class LossStep:
-    """One passage whose backward is mixed with its forward, or both one after the other."""
+    """One passage whose forwards and backwards are mixed, or run one after the other."""
 
     def __init__(self, inside: Inside, passage: Passage, orders: Orders) -> None:
         self._inside, self._passage, self._orders = inside, passage, orders
@@ -114,7 +114,7 @@ class LossStep:
         self._value, self._weight, self._unit = 0.0, 0.0, 0.0
 
     def _fakes(self) -> list[Tensor]:
-        """Of the whole batch's outputs."""
+        """Fake tensors for the outputs of the whole batch."""
         made = []
         for place, graded in enumerate(self._passage.requires_grad()):
             shape, dtype = self._passage.shape(place)
@@ -124,14 +124,14 @@ class LossStep:
         return made
 
     def _state(self) -> list[Any]:
-        """What must be the same when the forward is done as when it was called."""
+        """State that must not change between the call of the forward and its computation."""
         own = [parameter._version for parameter in self._pipeline.root.parameters()]
         given = [tensor._version for one in self._passage.microbatches for tensor in one.tensors()]
         return [own, given, [module.training for module in self._pipeline.root.modules()]]
 
     @contextmanager
     def _as_called(self) -> Iterator[None]:
-        """The forward is done as it was called. Raises ``StrategyError`` where that is too late."""
+        """Run the forward in the state of its call. Raises ``StrategyError`` if the state has changed."""
         if self._state() != self._called:
             raise StrategyError(
                 "weights, inputs or train()/eval() of the model changed between its forward and backward()",
@@ -150,7 +150,7 @@ class LossStep:
     # --------------------------------------------------------------------------------------------- values are needed
 
     def now(self, why: str) -> Sequence[Tensor]:
-        """As ``Source``: on this rank something needs a value."""
+        """As ``Source``: this rank needs a value now."""
         self._pipeline.wires.largest([_AT_ONCE, 0])
         return self._forward(f"{_place()} needs a value before backward() ({why})")
 
@@ -160,7 +160,7 @@ class LossStep:
             return self._passage.differentiable()
 
     def backward(self, loss: Deferred, grad: Tensor | None) -> bool:
-        """As ``Source``: all of the step, by the schedule where that is proved."""
+        """As ``Source``: run the whole step, by the schedule if the loss is proved."""
         graph = graph_of(self.record, loss, len(self._passage.fakes()))
         signature = graph.signature(self._passage.total)
         parts = self._inside.parts(signature)
@@ -189,7 +189,7 @@ class LossStep:
     # --------------------------------------------------------------------------------------------------- by schedule
 
     def _run(self, graph: Graph, parts: Parts, grad: Tensor | None, dtype: torch.dtype, *, wanted: bool) -> None:
-        """Forwards and backwards in the schedule's order; then the values for which user code may ask."""
+        """Run forwards and backwards in the schedule's order; then set the values that user code may read."""
         passage, wires, counted = self._passage, self._pipeline.wires, parts.way.counted
         sums = torch.zeros(3, dtype=torch.float64, device=wires.device)
 
@@ -197,7 +197,7 @@ class LossStep:
             return self._ends(one, graph, parts, grad, wanted=wanted)
 
         def scale() -> Tensor | None:
-            """Means over targets that count are divided by their number when it is known."""
+            """The factor for means over targets: the total number of targets is known only at the end."""
             sums.copy_(torch.tensor([self._value, self._weight, self._unit]))
             wires.from_rank(sums, self._pipeline.layout.last_rank)
             return sums[2] * len(passage.microbatches) / sums[1] if counted else None
@@ -216,7 +216,7 @@ class LossStep:
         self._inside.ran()
 
     def _ends(self, one: Microbatch, graph: Graph, parts: Parts, grad: Tensor | None, *, wanted: bool) -> Pairs:
-        """The loss of one microbatch, with what it counts with."""
+        """The loss of one microbatch, with its gradient (its weight)."""
         total = self._passage.total
         outputs = [self._pipeline.as_given(output) for output in one.outputs]
         with torch.enable_grad():
@@ -234,7 +234,7 @@ class LossStep:
         return [(loss, begin * self._relative(weight, counted=parts.way.counted))]
 
     def _relative(self, weight: float, *, counted: bool) -> float:
-        """A number of targets beside that of the first microbatch: near one, so that no half precision overflows."""
+        """The number of targets relative to the first microbatch: near 1, so that half precision does not overflow."""
         if not counted:
             return weight
         self._unit = self._unit or weight
@@ -247,7 +247,7 @@ def _place() -> str:
 
 
 def _spent(value: Tensor) -> Tensor:
-    """A value of a graph through which ``backward`` went."""
+    """A value whose graph ``backward`` has used already."""
     spent: Tensor = _Spent.apply(value.detach(), torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
     return spent
 

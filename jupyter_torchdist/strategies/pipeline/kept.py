@@ -1,4 +1,4 @@
-"""What forwards change in a model's layers: from the ranks of their stages to all, where the cell may read it."""
+"""Sends values that forwards change in a model's layers from the ranks of their stages to all ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .wires import Wires
 
 
 def kept(belongings: Belongings) -> list[str]:
-    """Attributes and buffers that a forward changed. Raises ``StrategyError`` for what it leaves elsewhere, or with a
-    graph.
+    """Attributes and buffers that a forward changed. Raises ``StrategyError`` for values that it stores elsewhere, that
+    have a graph, or that cannot be pickled.
     """
     changed = belongings.changed()
     bound = [name for name, one in changed.items() if _has_graph(one) or not _can_be_sent(one)]
@@ -28,9 +28,9 @@ def kept(belongings: Belongings) -> list[str]:
 
 
 def hand_out(root: nn.Module, keepers: Mapping[str, int], wires: Wires) -> None:
-    """Attributes and buffers as the ranks that keep them have them. All ranks call it.
+    """Send attributes and buffers from the ranks that keep them to all. All ranks must call it.
 
-    Raises ``StrategyError`` where one was made of another stage's values.
+    Raises ``StrategyError`` if one was computed from another stage's values.
     """
     for keeper in sorted(set(keepers.values())):
         names = [name for name, rank in keepers.items() if rank == keeper]
@@ -45,7 +45,7 @@ def hand_out(root: nn.Module, keepers: Mapping[str, int], wires: Wires) -> None:
 
 
 def left_behind(where: str) -> StrategyError:
-    """What cannot be handed out."""
+    """The error for a value that cannot be sent to other ranks."""
     return StrategyError(
         f"the model's forward stores something in {where}, which the ranks of other stages do not have",
         "return it from the model's forward, or use --strategy ddp or fsdp",
@@ -69,7 +69,7 @@ def _can_be_sent(value: Any) -> bool:
 
 
 def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module of an attribute or a buffer, and what it is called there."""
+    """The module of an attribute or a buffer, and its name in this module."""
     path, _, own = name.rpartition(".")
     return root.get_submodule(path), own
 

@@ -1,7 +1,7 @@
-"""A loss that was recorded over the whole batch, computed microbatch by microbatch: may it be, and how.
+"""Whether and how a loss that was recorded over the whole batch can be computed for each microbatch.
 
-What says so is ``batchwise``: the recorded functions are followed once with the values of a trial, as a mean or a sum
-over the samples or as neither. Then the parts' values and slopes are held against the whole's.
+``batchwise`` decides it: it follows the recorded functions once, with the values of a trial, and finds whether the loss
+is a mean or a sum over the samples. Then values and gradients of the parts are compared with the whole batch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ..step.ways import AddedParts, JoinedRows, Way
 
 _MOST_ASSIGNMENTS = 16
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Rounding that a sum in another order may have, by type; in half precision 2 %."""
+"""Relative rounding error that a sum in another order may have, by dtype; 2 % in half precision."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """From a model's outputs to a loss. ``externals``: all of the record, of which ``used`` take part."""
+    """The operations from a model's outputs to a loss. ``externals``: all of the record; only ``used`` are needed."""
 
     nodes: tuple[Node, ...]
     loss: int
     outputs: tuple[int, ...]
-    """Those that take part."""
+    """The outputs that the loss depends on."""
     externals: tuple[Tensor, ...]
     used: tuple[int, ...]
 
     def value(self, outputs: Sequence[Tensor], externals: Sequence[Tensor]) -> Tensor:
-        """The loss of these outputs."""
+        """The loss for these outputs."""
         values = dict(enumerate(outputs))
         for node in self.nodes:
             node.run(values, externals)
@@ -50,7 +50,7 @@ class Graph:
         return values[self.loss]
 
     def signature(self, total: int) -> Hashable:
-        """Equal for graphs of which one proof speaks for all."""
+        """Equal for graphs that need only one proof."""
 
         kinds = [
             (place, one.dim(), one.dim() > 0 and one.size(0) % total == 0, one.dtype)
@@ -63,30 +63,30 @@ class Graph:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a loss is made of those of microbatches, and which externals are cut with the rows."""
+    """How a loss is made of the microbatches' losses, and which externals are cut by rows."""
 
     way: AddedParts
     cut: frozenset[int]
 
     def externals(self, graph: Graph, rows: slice, total: int) -> list[Tensor]:
-        """What came from elsewhere, for one microbatch."""
+        """The external tensors for one microbatch."""
         return [_rows(one, rows, total) if place in self.cut else one for place, one in enumerate(graph.externals)]
 
 
 def _smooths(node: Node) -> bool:
-    """A mean over targets that torch makes of several sums, which all leave out the same targets."""
+    """Whether it is a mean cross entropy with label smoothing: several sums that all ignore the same targets."""
     if node.function is not F.cross_entropy or not node.kwargs.get("label_smoothing"):
         return False
     return all(node.kwargs.get(name) in (None, "mean") for name in ("size_average", "reduce", "reduction"))
 
 
 def _sharp(node: Node) -> Node:
-    """Without smoothing: another number for each sample, of the same samples."""
+    """The node without label smoothing: other values, but from the same samples."""
     return replace(node, kwargs=node.kwargs | {"label_smoothing": 0.0}) if _smooths(node) else node
 
 
 def _note_divisor(node: Node, values: dict[int, Tensor], externals: Sequence[Tensor]) -> None:
-    """That of the mean without smoothing, for which no softmax is needed; targets that are shares have none."""
+    """Record the divisor of the mean, from ``nll_loss``, which needs no softmax. Probability targets have none."""
     target = node.args[1]
     if (externals[target.place] if isinstance(target, External) else values[target.number]).is_floating_point():
         return
@@ -97,7 +97,7 @@ def _note_divisor(node: Node, values: dict[int, Tensor], externals: Sequence[Ten
 
 
 def graph_of(record: OperationRecord, loss: Deferred, outputs: int) -> Graph:
-    """What of a record leads to the loss of a model with so many outputs."""
+    """The part of a record that the loss depends on. ``outputs``: the number of the model's outputs."""
     wanted = {loss.number}
     nodes: list[Node] = []
     used: set[int] = set()
@@ -118,12 +118,12 @@ def graph_of(record: OperationRecord, loss: Deferred, outputs: int) -> Graph:
 
 
 def proved(graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], rows: Sequence[slice]) -> Parts | str:
-    """How the losses of microbatches make the batch's, or why they do not. ``outputs``: of the whole batch."""
+    """How microbatch losses give the batch's loss, or why they do not. ``outputs``: outputs of the whole batch."""
     reason = ""
     for cut in itertools.islice(_assignments(graph, rows[-1].stop), _MOST_ASSIGNMENTS):
         found = _followed(graph, outputs, ways, cut, rows[-1].stop)
         if isinstance(found, AddedParts):
-            # A function of torch's may divide its sum by a size that nothing shows (of targets that are shares).
+            # A torch function may divide its sum by a size inside (cross entropy with probability targets).
             for way in (found,) if found.mean else (found, AddedParts(mean=True)):
                 if _holds(graph, parts := Parts(way, cut), outputs, ways, rows):
                     return parts
@@ -133,7 +133,7 @@ def proved(graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], rows: S
 
 
 def _assignments(graph: Graph, total: int) -> Iterator[frozenset[int]]:
-    """Which externals may have a row (or several) for each sample: first all that could, then fewer."""
+    """Sets of externals that may have one or more rows for each sample: first all candidates, then fewer."""
     could = [
         place for place in graph.used for one in (graph.externals[place],) if one.dim() and one.size(0) % total == 0
     ]
@@ -150,7 +150,7 @@ def _rows(tensor: Tensor, rows: slice, total: int) -> Tensor:
 def _followed(
     graph: Graph, outputs: Sequence[Tensor], ways: Sequence[Way], cut: frozenset[int], total: int
 ) -> AddedParts | str:
-    """What the tracker says of the loss."""
+    """The tracker's result for the loss: how parts are added, or the reason why not."""
     tracker, graph = BatchwiseTracker(total=total), replace(graph, nodes=tuple(map(_sharp, graph.nodes)))
     leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in outputs]
     externals = [one.detach() for one in graph.externals]
@@ -165,7 +165,7 @@ def _followed(
         for place in cut:
             tracker.returned(externals[place], total, 0)
         loss = graph.value(leaves, externals)
-        # A number in what was recorded stays what it was, whether it is a size of the batch or not: none is suspect.
+        # Recorded numbers are constants, even if one equals the batch size, so none of them is suspect.
         verdict = judged(replace(tracker.fact(loss), suspects=frozenset()), loss)
         counted = any(_counted(ways[number]) for number in graph.outputs)
         found = way_of(loss, verdict, counted=counted)
@@ -173,7 +173,7 @@ def _followed(
             return "it adds a term to a mean over targets, and the microbatches have different numbers of targets"
     if found is None and IGNORED in verdict.notes:
         return "it adds several cross entropies, and each of them may ignore different targets"
-    return found or verdict.reason  # where that is, is a line of ours: the loss is recorded
+    return found or verdict.reason  # without the place: it would be a line of this package
 
 
 def _counted(way: Way) -> bool:
@@ -181,7 +181,7 @@ def _counted(way: Way) -> bool:
 
 
 def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence[Way], rows: Sequence[slice]) -> bool:
-    """Values and slopes of the whole and of its parts. Of losses within the model there are no parts to be held."""
+    """Whether values and gradients of the parts match the whole batch. Losses inside the model are not compared."""
     if any(isinstance(ways[number], AddedParts) for number in graph.outputs):
         return True
     whole, slopes = _with_slopes(graph, outputs, graph.externals)
@@ -190,7 +190,7 @@ def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence
         cut = [_part_of(one, way, part, total) for one, way in zip(outputs, ways, strict=True)]
         loss, own = _with_slopes(graph, cut, parts.externals(graph, part, total))
         weights.append(float(weight_of(loss, parts.way, part, total)))
-        none_counts = weights[-1] == 0  # all targets of the part are to be ignored: 0 / 0
+        none_counts = weights[-1] == 0  # all targets of the part are ignored: 0 / 0
         values.append(0.0 if none_counts else float(loss.detach()))
         parted.append([torch.zeros_like(slope) for slope in own] if none_counts else own)
     divisor = sum(weights) if parts.way.mean else 1.0
@@ -207,7 +207,7 @@ def _holds(graph: Graph, parts: Parts, outputs: Sequence[Tensor], ways: Sequence
 
 
 def weight_of(loss: Tensor, way: AddedParts, rows: slice, total: int) -> float | Tensor:
-    """What a microbatch's loss counts with; means are to be divided by the sum of their weights."""
+    """The weight of a microbatch's loss. A mean must be divided by the sum of all weights."""
     if not way.mean:
         return 1.0
     if not way.counted:
@@ -225,7 +225,7 @@ def _part_of(output: Tensor, way: Way, rows: slice, total: int) -> Tensor:
 
 
 def _with_slopes(graph: Graph, outputs: Sequence[Tensor], externals: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The loss, and its slopes to all outputs."""
+    """The loss, and its gradients with respect to all outputs."""
     leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in outputs]
     with torch.enable_grad():
         loss = graph.value(leaves, externals)

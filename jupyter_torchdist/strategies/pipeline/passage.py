@@ -1,6 +1,6 @@
 """One passage of a batch through the stages: all microbatches forward, and later all of them backward.
 
-A passage whose backward is mixed with its forward (``pipeline_inside``) has the same parts.
+Schedules that mix forwards and backwards (``inside``) use it too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPENT = "Trying to backward through the graph a second time: a pipeline keeps wh
 
 
 class Passage:
-    """One forward of a pipeline and its backward. All ranks of the pipeline go through it together."""
+    """One forward of a pipeline and its backward. All ranks of the pipeline run it together."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Passage:
         self._last_rank = pipeline.layout.last_rank
         graded = torch.is_grad_enabled()
         self.asking = [tensor for tensor in tensors_in((args, kwargs)) if graded and tensor.requires_grad]
-        """Inputs that ask for a gradient."""
+        """Inputs that require a gradient."""
         leaves = {id(t): t.detach().requires_grad_() for t in self.asking}
         self._leaves = list(leaves.values())
         values = map_tensors((args, kwargs), lambda tensor: leaves.get(id(tensor), tensor))
@@ -56,7 +56,7 @@ class Passage:
         self.total = sum(sizes)
         self.work = Work(pipeline, self.microbatches)
         self._divisors: dict[int, Tensor] = {}
-        """By what outputs that are means over targets were divided."""
+        """The divisors of outputs that are means over targets."""
         self._spent = False
 
     def outputs(self) -> Any:
@@ -65,7 +65,7 @@ class Passage:
         return closed(map_tensors(self.microbatches[0].flow.outputs, lambda _: next(each)))
 
     def differentiable(self) -> Sequence[Tensor]:
-        """The tensors within the outputs."""
+        """The tensors in the outputs."""
         if self.ways is not None and len(self.ways) != len(self.fakes()):
             raise StrategyError("the model returns different outputs than in its trial")
         if torch.is_grad_enabled() and any(self.requires_grad()):
@@ -78,15 +78,15 @@ class Passage:
         return self.forward()
 
     def fakes(self, number: int = 0) -> list[Tensor]:
-        """The tensors within the outputs of one microbatch, without values."""
+        """Fake tensors for the outputs of one microbatch."""
         return tensors_in(self.microbatches[number].flow.outputs)
 
     def requires_grad(self) -> list[bool]:
-        """Of each output."""
+        """Whether each output requires a gradient."""
         return [fake.requires_grad for fake in self.fakes()]
 
     def forward(self) -> list[Tensor]:
-        """All microbatches through the stages; the outputs, joined."""
+        """Run all microbatches through the stages; returns the joined outputs."""
         orders, common = self._pipeline.layout.forwards(len(self.microbatches)), torch.get_rng_state()
         if not any(one.flow.may_draw for one in self.microbatches):
             self.work.perform(orders)
@@ -97,15 +97,15 @@ class Passage:
             self.work.perform(orders)
         drew = torch.tensor([float(not torch.equal(torch.get_rng_state(), common))], device=self._wires.device)
         somewhere = self._wires.begin_to_sum(drew)
-        outputs = self.joined()  # on its way at the same time
+        outputs = self.joined()  # overlaps with the all-reduce
         somewhere.wait()
         torch.set_rng_state(common)
-        if drew.item():  # the common stream of random numbers is a number further on all ranks if a stage drew any
+        if drew.item():  # if a stage drew random numbers, the common generator advances by one on all ranks
             torch.rand(())
         return outputs
 
     def trial(self) -> list[Tensor]:
-        """The outputs of the whole batch, computed without a graph and without a trace."""
+        """The outputs of the whole batch, computed without a graph and without side effects."""
         with torch.no_grad(), no_trace(self._pipeline.root), OwnStream(1 + self._wires.rank):
             Work(self._pipeline, self.microbatches).perform(self._pipeline.layout.forwards(len(self.microbatches)))
             outputs = self.joined()
@@ -114,11 +114,11 @@ class Passage:
         return outputs
 
     def joined(self) -> list[Tensor]:
-        """The outputs of the whole batch, without a graph, from the rank that has them."""
+        """The outputs of the whole batch, without a graph, sent by the rank that has them."""
         return [self._joined(place) for place in range(len(self.fakes()))]
 
     def shape(self, place: int) -> tuple[list[int], torch.dtype]:
-        """Of one output of the whole batch."""
+        """Shape and dtype of one output of the whole batch."""
         way = self.ways[place] if self.ways is not None else None
         fakes = [self.fakes(one.number)[place] for one in self.microbatches]
         shape = list(fakes[0].shape)
@@ -133,7 +133,7 @@ class Passage:
             parts = [one.outputs[place] for one in self.microbatches]
             whole.copy_(self._combined(place, parts, self.ways[place] if self.ways is not None else None).detach())
         self._wires.hand_out(whole, self._last_rank)
-        if self._counts_targets(place):  # ranks beside this pipeline ask
+        if self._counts_targets(place):  # other data ranks need the divisor
             divisor = self._divisors.setdefault(place, torch.empty((), dtype=dtype, device=self._wires.device))
             self._wires.hand_out(divisor, self._last_rank)
         return whole
@@ -169,7 +169,7 @@ class Passage:
         return [divisor / whole for divisor in counted]
 
     def backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """All microbatches back through the stages; the gradients of those inputs that ask for one."""
+        """Run all microbatches backward through the stages; returns the gradients of inputs that require one."""
         if self._spent:
             raise RuntimeError(SPENT)
         self._spent = True
@@ -183,7 +183,7 @@ class Passage:
     ) -> None:
         """``run`` a backward. Parameters that several ranks hold get the sum of their gradients.
 
-        ``scale`` multiplies the gradients of this backward, those of ``apart``, not what was there before.
+        ``scale``: a factor for the new gradients of ``apart`` and tied parameters, not for gradients from before.
         """
         tied = dict(self._pipeline.tied())
         before = {parameter: parameter.grad for parameter in dict.fromkeys((*tied, *apart))}
@@ -201,7 +201,7 @@ class Passage:
             parameter.grad = new if old is None else old if new is None else old.add_(new)
 
     def _of_all(self, leaf: Tensor) -> Tensor:
-        """An input may be used in several stages."""
+        """The gradient of an input, summed over ranks, because several stages may use the input."""
         grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         self._wires.sum_over_all(grad)
         return grad
@@ -218,19 +218,19 @@ class Passage:
             elif isinstance(way, AddedParts):
                 grad = grad * one.weights[place]
             elif one.number:
-                continue  # nothing of the batch is in it: the first microbatch's stands for all
+                continue  # it does not depend on the batch: only the first microbatch counts
             pairs.append((output, grad.to(output.dtype)))
         one.outputs = []
         return pairs
 
     def rows_of(self, one: Microbatch, place: int, way: JoinedRows) -> tuple[int, int]:
-        """Where a microbatch's rows begin in an output of the whole batch, and how many they are."""
+        """The start and the number of a microbatch's rows in an output of the whole batch."""
         sizes = [self.fakes(other.number)[place].size(way.dim) for other in self.microbatches]
         return sum(sizes[: one.number]), sizes[one.number]
 
 
 class _Pipelined(torch.autograd.Function):
-    """The join of the microbatches' outputs."""
+    """The autograd function that joins the microbatches' outputs."""
 
     @staticmethod
     def forward(ctx: Any, passage: Passage, _anchor: Tensor, *_asking: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""Parameters of a pipeline's other stages, in the cell's hands: no values, no gradients, and a word where any is read.
+"""Parameters of other pipeline stages, as the cell sees them: no values, no gradients, and an error when one is read.
 
-Whatever the cell makes of them on this rank it makes of the values on the ranks that hold them. What it draws for them
-(a layer that begins anew) is drawn here, too, and thrown away: all ranks go on with the same random numbers.
+The cell's operations on them compute no values on this rank; the ranks that hold them compute the values. Random
+numbers for them (a layer that is reset) are also drawn here and dropped, so all ranks keep the same random numbers.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _OF_SHAPES = frozenset(
         *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"),
     )
 )
-"""Functions that ask a tensor for no more than its shape or type."""
+"""Functions that use only the shape or dtype of a tensor."""
 _MOVES = frozenset(("to", "cpu", "cuda", "type_as"))
 _COPIED = frozenset(("__deepcopy__", "__reduce_ex__"))
 _HINT = "use --strategy ddp or fsdp, where every rank has what the cell reads"
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MACHINERY = frozenset((nn.parameter.__file__, nn.modules.module.__file__, TENSOR_FILE))
-"""Modules of torch that make parameters of parameters, and know their classes."""
+"""Source files of torch that make parameters from parameters and depend on their classes."""
 
 
 def install(patches: Patches) -> None:
-    """For the time of user code. How layers begin is drawn by more than single calls of tensors' methods."""
+    """Patch torch while user code runs. ``nn.init`` is patched, because it draws by more than tensor methods."""
 
     def begun(original: Callable[..., Any], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(tensor, (Away, Elsewhere)):
@@ -68,13 +68,13 @@ def install(patches: Patches) -> None:
 
 
 class Away(Tensor):
-    """What the cell made of values that are on other ranks.
+    """A tensor that the cell computed from values on other ranks.
 
-    Libraries act for the cell. torch's own modules are given what they are used to: parameters, plain tensors.
+    Libraries count as the cell. torch's own modules get the types that they expect: parameters, plain tensors.
     """
 
     home = torch.device("cpu")
-    """Where this rank computes."""
+    """The device of this rank."""
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,7 +103,7 @@ class Away(Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where what the cell makes for it has to be; torch is told that there are no values."""
+        """For the cell the device of this rank, so that it builds tensors there; for torch the meta device."""
         asks = sys._getframe(1).f_code.co_filename
         with DisableTorchFunctionSubclass():
             own: torch.device = Tensor.device.__get__(self)
@@ -114,7 +114,7 @@ class Away(Tensor):
 
 
 class Elsewhere(nn.Parameter):
-    """A parameter of a stage that other ranks hold: what stands for it, or what the cell kept, of values of before."""
+    """A parameter of a stage on other ranks: its meta tensor, or the original that the cell kept, with old values."""
 
     __torch_function__ = Away.__torch_function__
     device = Away.device
@@ -130,11 +130,11 @@ class Elsewhere(nn.Parameter):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        """That of its ranks' is what counts."""
+        """Ignored: only the gradient on the parameter's own ranks counts."""
 
 
 class StateOfStages(defaultdict[Any, Any]):
-    """``Optimizer.state``, of which this rank has its stages' entries: the cell would take them for all."""
+    """``Optimizer.state`` with the entries of this rank's stages only. It refuses reads by the cell."""
 
     def _refused(name: str) -> Any:  # type: ignore[misc]
         own = getattr(defaultdict, name)
@@ -154,7 +154,7 @@ class StateOfStages(defaultdict[Any, Any]):
 
 
 def explain(error: BaseException) -> StrategyError | None:
-    """What an error of torch's has to do with values that are not here; None for any other."""
+    """Explains an error of torch by values that are on other ranks; None for another error."""
     if not isinstance(error, (RuntimeError, NotImplementedError)):
         return None
     if OF_PLAIN_ONES.search(str(error)) and in_backward(error):
@@ -169,12 +169,12 @@ def explain(error: BaseException) -> StrategyError | None:
 
 
 def without_values(names: Mapping[str, Any]) -> list[str]:
-    """Names of the cell whose tensors, alone or in a list, dict or tuple, are on other ranks."""
+    """Names of the cell whose values are on other ranks: tensors, or lists, dicts and tuples of them."""
     return [name for name, value in names.items() if any(tensor.is_meta for tensor in tensors_in(value))]
 
 
 def _is_read_by_the_cell(frame: FrameType | None) -> bool:
-    """An optimizer of the cell's own passes over parameters without gradients, as all do."""
+    """Whether user code reads it, but not in an optimizer: optimizers skip parameters without gradients."""
     if frame is None or not is_users(frame.f_code.co_filename):
         return False
     while frame is not None:
@@ -189,9 +189,9 @@ def _without_values(what: str) -> StrategyError:
 
 
 def _check_made_of_values(name: str, made: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise ``StrategyError`` where torch made or wrote a tensor with values of what has none: it goes by the first.
+    """Raise ``StrategyError`` if a result has values but an argument has none: torch checks only the first argument.
 
-    Element by element where a function does so.
+    For functions on lists, each element is checked.
     """
     if name in _OF_SHAPES:
         return
@@ -208,7 +208,7 @@ def _check_made_of_values(name: str, made: Any, args: Any, kwargs: dict[str, Any
 
 
 def _moved(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
-    """What has no values here has none on another device; ``x.to(parameter)`` asks for its device and type."""
+    """A tensor without values has none on another device either. ``x.to(parameter)`` uses its device and dtype."""
     others = tensors_in((args[1:], kwargs))
     if not args[0].is_meta:
         moved: Tensor | None = args[0].to(Away.home, others[0].dtype) if others and others[0].is_meta else None
@@ -221,7 +221,7 @@ def _moved(name: str, args: Any, kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def _as_of_now(tensor: Tensor) -> Tensor:
-    """Without the values of before, which have been trained elsewhere since."""
+    """The tensor without its old values, because the parameter has been trained on other ranks since."""
     return torch.empty_like(tensor, device="meta") if isinstance(tensor, Elsewhere) and not tensor.is_meta else tensor
 
 
@@ -230,7 +230,7 @@ def _away(tensor: Tensor) -> Tensor:
 
 
 def _drawn(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Of memory of the same shapes, so that as many numbers are drawn; the cell goes on with what has none."""
+    """Draw into real memory of the same shape, so that the same amount is drawn; returns a tensor without values."""
     targets: list[Tensor] = []
 
     def in_memory(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One rank's work on the microbatches of a passage: forwards and backwards of its stages, in a given order."""
+"""One rank's work on the microbatches of a passage: forwards and backwards of its stages in a given order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pairs = list[tuple[Tensor, Tensor]]
 
 @dataclass
 class Microbatch:
-    """Rows of a batch on their way. ``outputs`` are there on the rank of the last stage, while they are needed."""
+    """A microbatch: rows of a batch. The rank of the last stage has the ``outputs`` while they are needed."""
 
     number: int
     rows: slice
@@ -33,36 +33,36 @@ class Microbatch:
     """Positional and named arguments of the forward."""
     outputs: list[Tensor] = field(default_factory=list)
     weights: list[float | Tensor] = field(default_factory=list)
-    """What each output counts with in the whole batch's."""
+    """The weight of each output in the output of the whole batch."""
     _divisors: list[Tensor | None] = field(default_factory=list)
 
     def divisor(self, place: int) -> Tensor | None:
-        """By what an output that is a cross entropy was divided."""
+        """The divisor of an output that is a cross entropy."""
         return self._divisors[place] if self._divisors else divisor_of(self.outputs[place])
 
     def let_go(self) -> None:
-        """Of the outputs' graphs, not of their values."""
+        """Free the graphs of the outputs, but keep their values."""
         self._divisors = [divisor_of(output) for output in self.outputs]
         self.outputs = [output.detach() for output in self.outputs]
 
     def tensors(self) -> list[Tensor]:
-        """Among the inputs."""
+        """The tensors in the inputs."""
         return tensors_in(self.inputs)
 
 
 @dataclass
 class _Part:
-    """What a stage keeps of one microbatch between forward and backward."""
+    """What a stage keeps for one microbatch between forward and backward."""
 
     received: dict[int, Tensor]
     passed: dict[int, Tensor] = field(default_factory=dict)
     pairs: Pairs = field(default_factory=list)
     groups: Any = None
-    """What the first half of a split backward leaves to the second."""
+    """Data from the first half of a split backward for the second half."""
 
 
 class Work:
-    """``ends``: what the last stage's backward of a microbatch begins with."""
+    """Runs this rank's actions. ``ends``: tensors and gradients that begin the last stage's backward."""
 
     def __init__(self, pipeline: StagedModel, microbatches: Sequence[Microbatch]) -> None:
         self._pipeline, self._layout, self._wires = pipeline, pipeline.layout, pipeline.wires
@@ -73,14 +73,14 @@ class Work:
         self._orders: Orders = []
         self._arriving: list[Iterator[tuple[int, Action]]] = []
         self._begun: list[deque[tuple[int, Action, list[Arriving]]]] = []
-        """Of each rank what it was begun to receive from, in order."""
+        """For each rank, the receives that were started, in order."""
         self._sent: dict[Action, list[Any]] = {}
-        """To other ranks, for these actions of theirs."""
+        """Sends to other ranks, by the action that needs them."""
         self._done: list[int] = []
-        """How many of its actions each rank has surely done."""
+        """How many actions each rank has certainly done."""
 
     def perform(self, orders: Orders, ends: Callable[[Microbatch], Pairs] = lambda one: []) -> None:
-        """This rank's actions; all ranks of the pipeline are given the same orders."""
+        """Run this rank's actions. All ranks of the pipeline must be given the same orders."""
         rank = self._wires.rank
         self._orders, self._done = orders, [0 for _ in orders]
         self._arriving = [messages(self._layout, order, rank) for order in orders]
@@ -98,7 +98,7 @@ class Work:
     # ------------------------------------------------------------------------------------------------- neighbours
 
     def _take(self, needed: Action, stage: int) -> list[Tensor]:
-        """What an action needs of the neighbouring ``stage``; what was sent before it is kept until it is needed."""
+        """The tensors that an action needs from the neighbouring ``stage``. Earlier messages are kept until needed."""
         rank = self._layout.rank_of(stage)
         while needed not in self._mail:
             self._begin_to_receive(rank, 1)
@@ -109,14 +109,14 @@ class Work:
         return self._mail.pop(needed)
 
     def _let_go(self, rank: int, done: int) -> None:
-        """Of what another rank has: it sent something after so many actions, and took what these needed before."""
+        """Free sends that ``rank`` has received: it has ``done`` so many actions, and received what they needed."""
         for action in taken(self._orders[rank][self._done[rank] : done]):
             for work in self._sent.pop(action, ()):
                 self._wires.has_arrived(work)
         self._done[rank] = done
 
     def _begin_to_receive(self, rank: int, count: int) -> None:
-        """What comes next from a rank, until so much is under way."""
+        """Start the next receives from a rank, until ``count`` are in flight."""
         while len(self._begun[rank]) < count and (arriving := next(self._arriving[rank], None)) is not None:
             done, needed = arriving
             tensors = [self._wires.begin_to_receive(one.shape, one.dtype, rank) for one in self._values(needed)]
@@ -130,7 +130,7 @@ class Work:
             self._sent[needed] = [self._wires.send(tensor, rank) for tensor in tensors]
 
     def _values(self, needed: Action) -> list[Value]:
-        """What crosses the border before a stage, for a forward, or behind it, for a backward."""
+        """The tensors that enter a stage in a forward, or whose gradients enter it in a backward."""
         entering = self._microbatches[needed.microbatch].flow.entering
         return entering[needed.stage] if needed.kind is Kind.FORWARD else _graded(entering[needed.stage + 1])
 
@@ -166,7 +166,7 @@ class Work:
             if stage > 0:
                 slopes = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in inputs]
                 self._give(Action(Kind.BACKWARD, stage - 1, one.number), slopes)
-            part.received, part.passed = {}, {}  # a second half begins between them
+            part.received, part.passed = {}, {}  # the second half of a split backward does not need them
         elif part.groups is not None:
             self._of_weights(part)
         else:
@@ -175,13 +175,13 @@ class Work:
             del self._kept[stage, one.number]
 
     def _returned(self, one: Microbatch, stage: int, part: _Part) -> Pairs:
-        """What a stage passed on, with the gradients that came back."""
+        """The tensors that a stage passed on, with the gradients received for them."""
         values = _graded(one.flow.entering[stage + 1])
         arrived = self._take(Action(Kind.BACKWARD, stage, one.number), stage + 1)
         return [(part.passed[value.number], grad) for value, grad in zip(values, arrived, strict=True)]
 
     def _of_inputs(self, part: _Part, inputs: list[Tensor]) -> Any:
-        """The first half of a split backward."""
+        """The first half of a split backward: gradients of the inputs."""
 
         aliases = [(_Alias.apply(tensor), grad) for tensor, grad in part.pairs]  # type: ignore[no-untyped-call]
         part.pairs = []
@@ -195,7 +195,7 @@ class Work:
 
 
 def _whole(part: _Part) -> None:
-    """A backward that is not split."""
+    """Run a backward that is not split."""
     if part.pairs:
         tensors, grads = zip(*part.pairs, strict=True)
         torch.autograd.backward(tensors, grads)
@@ -206,7 +206,7 @@ def _graded(values: Sequence[Value]) -> list[Value]:
 
 
 class _Alias(torch.autograd.Function):
-    """The same memory under another tensor, which is no view: torch detaches outputs in place, which no view bears."""
+    """A tensor with the same memory that is not a view: torch detaches outputs in place, which fails for views."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""In which order each rank of a pipeline works on microbatches, for every schedule, and which rank has which stage.
+"""The order in which each rank of a pipeline works on microbatches, for every schedule; and which rank has which stage.
 
-The orders with several stages a rank are those of ``torch.distributed.pipelining.schedules``, whose classes are built
-here with stand-ins of stages and asked for their tables. ``gpipe`` (Huang et al., 2019,
-https://arxiv.org/abs/1811.06965) and ``1f1b`` (Narayanan et al., 2019, https://arxiv.org/abs/1806.03377) are written
-out: torch's tables of these two are made for pictures.
+Orders with several stages a rank come from ``torch.distributed.pipelining.schedules``: its classes are built with
+stand-ins of stages, and their tables are read. ``gpipe`` (Huang et al., 2019, https://arxiv.org/abs/1811.06965) and
+``1f1b`` (Narayanan et al., 2019, https://arxiv.org/abs/1806.03377) are implemented here, because torch's tables of
+these two are only for visualisation.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from ...protocol.errors import StrategyError
 
 WHOLE_FORWARD = ("gpipe", "looped_bfs")
-"""All forwards come before all backwards: any loss can be computed between them."""
+"""Schedules with all forwards before all backwards: any loss can be computed between them."""
 
 V_SHAPED = ("zbv", "dualpipev")
-"""Stages go down the ranks and up again: the first rank has the first stage and the last."""
+"""Schedules whose stages go down the ranks and up again: the first rank has the first and the last stage."""
 
 LOOPED = ("looped_bfs", "interleaved_1f1b", "interleaved_zero_bubble", *V_SHAPED)
-"""Several stages a rank."""
+"""Schedules with several stages a rank."""
 
 _CLASSES = {
     "looped_bfs": "ScheduleLoopedBFS",
@@ -36,14 +36,14 @@ _CLASSES = {
 
 
 class Kind(Enum):
-    """What is done with one microbatch in one stage."""
+    """The kind of work on one microbatch in one stage."""
 
     FORWARD = "F"
     BACKWARD = "B"
     INPUTS = "I"
-    """The backward as far as the gradients that go to the stage before."""
+    """The part of the backward that computes gradients for the previous stage."""
     WEIGHTS = "W"
-    """What ``INPUTS`` left: the gradients of the stage's own parameters."""
+    """The rest of the backward: the gradients of the stage's own parameters."""
 
 
 _KINDS = {
@@ -52,12 +52,12 @@ _KINDS = {
     "BACKWARD_INPUT": Kind.INPUTS,
     "BACKWARD_WEIGHT": Kind.WEIGHTS,
 }
-"""Ours by torch's names (``_ComputationType``)."""
+"""Our kinds by torch's names (``_ComputationType``)."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a rank does."""
+    """One piece of work of a rank."""
 
     kind: Kind
     stage: int
@@ -65,7 +65,7 @@ class Action:
 
 
 Orders = Sequence[Sequence[Action]]
-"""What each rank does, in order."""
+"""The actions of each rank, in order."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class StageLayout:
     stages: int
 
     def rank_of(self, stage: int) -> int:
-        """Where a stage is computed."""
+        """The rank that computes a stage."""
         if self.schedule in V_SHAPED and stage >= self.ranks:
             return self.stages - 1 - stage
         return stage % self.ranks
@@ -88,11 +88,11 @@ class StageLayout:
 
     @property
     def last_rank(self) -> int:
-        """Where the outputs and the loss are."""
+        """The rank that has the outputs and the loss."""
         return self.rank_of(self.stages - 1)
 
     def forwards(self, microbatches: int) -> Orders:
-        """All forwards, for a passage without a backward, or with one much later."""
+        """All forwards, for a passage without a backward or with a later one."""
         return [
             [Action(Kind.FORWARD, stage, number) for stage in self.own(rank) for number in range(microbatches)]
             for rank in range(self.ranks)
@@ -106,14 +106,14 @@ class StageLayout:
         ]
 
     def inside(self, microbatches: int) -> Orders:
-        """Forwards and backwards as the schedule mixes them. Raises ``StrategyError`` where it cannot."""
+        """Forwards and backwards as the schedule mixes them. Raises ``StrategyError`` if it cannot."""
         return _inside(self, microbatches)
 
 
 def stages_a_rank(schedule: str, ranks: int, balance: Any, marked: int) -> int:
-    """Of how many stages a rank has: as many as ``balance`` or ``td.stage`` say, else two where there can be several.
+    """How many stages a rank has: set by ``balance`` or ``td.stage``; else 2 if the schedule allows several.
 
-    ``marked``: the stages that modules were built for. Raises ``StrategyError`` for a number that cannot be.
+    ``marked``: the number of stages marked by ``td.stage``. Raises ``StrategyError`` for an impossible number.
     """
     said = len(balance) if isinstance(balance, tuple) else marked if balance == "manual" else 0
     if schedule not in LOOPED:
@@ -129,7 +129,7 @@ def stages_a_rank(schedule: str, ranks: int, balance: Any, marked: int) -> int:
 
 
 def messages(layout: StageLayout, order: Sequence[Action], receiver: int) -> Iterator[tuple[int, Action]]:
-    """What one rank sends another, in order: after how many of its actions, and which action needs it."""
+    """The messages from a rank to ``receiver``, in order: after how many of its actions, and which action needs it."""
     for done, action in enumerate(order, 1):
         needed = _next(layout, action)
         if needed is not None and layout.rank_of(needed.stage) == receiver != layout.rank_of(action.stage):
@@ -137,14 +137,14 @@ def messages(layout: StageLayout, order: Sequence[Action], receiver: int) -> Ite
 
 
 def taken(order: Sequence[Action]) -> Iterator[Action]:
-    """By which names messages go to those actions that may need one: a backward in parts needs it first of all."""
+    """The actions that may need a message, as messages name them: a split backward needs it in its first part."""
     for action in order:
         if action.kind is not Kind.WEIGHTS:
             yield replace(action, kind=Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD)
 
 
 def _next(layout: StageLayout, action: Action) -> Action | None:
-    """The action of a neighbouring stage that waits for what this one makes; for a backward in parts its first one."""
+    """The action of a neighbouring stage that waits for this one's result; for a split backward its first part."""
     if action.kind is Kind.FORWARD and action.stage + 1 < layout.stages:
         return Action(Kind.FORWARD, action.stage + 1, action.microbatch)
     if action.kind in (Kind.BACKWARD, Kind.INPUTS) and action.stage > 0:
@@ -156,7 +156,7 @@ def _next(layout: StageLayout, action: Action) -> Action | None:
 def _inside(layout: StageLayout, microbatches: int) -> Orders:
     if layout.schedule == "1f1b":
         return [_one_forward_one_backward(rank, layout.ranks, microbatches) for rank in range(layout.ranks)]
-    from torch.distributed.pipelining import schedules  # takes seconds: torch's tracer comes with it
+    from torch.distributed.pipelining import schedules  # takes seconds: it imports torch's tracer
 
     each = layout.stages // layout.ranks
     stages = [
@@ -174,7 +174,7 @@ def _inside(layout: StageLayout, microbatches: int) -> Orders:
 
 
 def _flat(order: Sequence[Any]) -> Iterator[Action]:
-    """Torch's actions as ours; of two that may overlap the first comes first."""
+    """Convert torch's actions to ours. Actions that may overlap are put one after the other."""
     for action in order:
         if action is None:  # a bubble
             continue
@@ -185,7 +185,7 @@ def _flat(order: Sequence[Any]) -> Iterator[Action]:
 
 
 def _one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[Action]:
-    """As many forwards as there are ranks behind, then one forward and one backward in turn, then what is left."""
+    """One forward for each later rank, then a forward and a backward in turn, then the remaining backwards."""
     ahead = min(ranks - 1 - rank, microbatches)
     order = [Action(Kind.FORWARD, rank, number) for number in range(ahead)]
     for number in range(microbatches):

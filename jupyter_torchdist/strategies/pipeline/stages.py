@@ -1,12 +1,12 @@
 """Pipeline parallelism: each rank along ``pp`` holds and computes one stage of the model, microbatch by microbatch.
 
-The loop of a cell computes its loss after the forward, in code that no stage knows. So the automatic way is GPipe
-(Huang et al., 2019, https://arxiv.org/abs/1811.06965): a forward takes all microbatches through the stages, the last
-one's outputs are joined and given to all ranks, and the backward of that join takes the gradients of the outputs back
-through the stages. Any loss, of the outputs of the whole batch, is then one device's; gradients of a batch are the sums
-over its microbatches. Schedules that begin backwards before all forwards have ended must know the loss beforehand.
+A cell's loop computes its loss after the forward, in code outside of the stages. So the automatic way is GPipe
+(Huang et al., 2019, https://arxiv.org/abs/1811.06965). A forward runs all microbatches through the stages; the outputs
+of the last stage are joined and sent to all ranks. The backward of this join runs the gradients back through the
+stages. So any loss is the single-device loss, and gradients are summed over the microbatches. Schedules that begin
+backwards before all forwards have ended must know the loss beforehand.
 
-In place: the model and its units keep their classes and names; what a rank does not need is on the meta device.
+The model is changed in place: it keeps classes and names; parameters of other stages are on the meta device.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsuppo
 
 
 def install(patches: Patches, plan: StrategyPlan) -> None:
-    """What a pipeline needs to know of the code around the model."""
+    """Patch torch for the code around a model in stages."""
     if plan.degree("pp") > 1:
         remote_parameters.install(patches)
         if chosen(plan, "schedule") not in WHOLE_FORWARD:
@@ -67,7 +67,7 @@ def install(patches: Patches, plan: StrategyPlan) -> None:
 
 
 class Pipeline:
-    """A model in stages."""
+    """A model that is cut into stages."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Pipeline:
         samples: Callable[[], int | None] = lambda: None,
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """``samples``: of the batch at hand, where it is known. Forwards and backwards are done ``within`` that."""
+        """``samples``: the size of the current batch, if known. ``within``: context for forwards and backwards."""
         self.root, self._context, self._samples, self.within = root, context, samples, within
         self.group = context.mesh["pp"].get_group()
         self.rank, ranks = self.group.rank(), self.group.size()
@@ -90,8 +90,8 @@ class Pipeline:
         self._calls: list[tuple[int, int]] = []
         self._flows: dict[Hashable, Flow] = {}
         self._ways: dict[Hashable, tuple[Way, ...]] = {}
-        self._holders: dict[str, list[int]] = {}  # of ranks
-        self._shared: dict[str, list[int]] = {}  # of ``_holders`` where this rank is one of several
+        self._holders: dict[str, list[int]] = {}  # the ranks that hold each parameter
+        self._shared: dict[str, list[int]] = {}  # entries of ``_holders`` with this rank and others
         self._names: dict[nn.Parameter, str] = {}
         self._unit_ranks: dict[int, list[int]] = {}
         self._ranks_of_buffers: dict[nn.Module, list[int]] = {}
@@ -102,9 +102,9 @@ class Pipeline:
     # ---------------------------------------------------------------------------------------------------- partition
 
     def cut(self, args: tuple[Any, ...], kwargs: dict[str, Any], ways: tuple[Way, ...] | None) -> None:
-        """Decide on the stages by a trial with these inputs, and let go of what is of others. All ranks call it.
+        """Choose the stages by a trial with these inputs, and free other stages' parameters. All ranks must call it.
 
-        ``ways``: how the parts of a batch make the whole outputs, as ``Divider`` found it for this kind of call.
+        ``ways``: how parts of a batch give the whole outputs, as ``Divider`` found it for this kind of call.
         """
         loading.broadcast_states(self.root, self.group, self._context.device)
         if ways is None:
@@ -131,7 +131,7 @@ class Pipeline:
             part: ranks for number, ranks in self._unit_ranks.items() for part in self._units.modules[number].modules()
         }
         self._keepers = {name: self._keeper(name) for name in changes}
-        self._flows.clear()  # they know parameters that are replaced now
+        self._flows.clear()  # they refer to parameters that are replaced now
         self._fakes = Fakes(self._context.device)
         for parameter, places in loading.slots(self.root).items():
             if self.rank not in self._holders[names[parameter]]:
@@ -164,9 +164,9 @@ class Pipeline:
         return sorted({self.layout.rank_of(stage) for stage in stages})
 
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[tuple[int, int]], list[str]]:
-        """Unit and stage of each call, and what the model keeps of calls: the first rank of all measures and decides.
+        """Unit and stage of each call, and attributes that the forward changes. Rank 0 measures and decides.
 
-        Raises ``StrategyError`` for what the forward leaves behind that the cell would miss on other stages' ranks.
+        Raises ``StrategyError`` if the forward stores values that the cell would miss on other stages' ranks.
         """
         found: list[Any] = [None]
         if dist.get_rank() == 0:
@@ -203,7 +203,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------ forward
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The forward of the model, on all ranks of the pipeline; all get the outputs."""
+        """The forward of the model, on all ranks of the pipeline. All ranks get the outputs."""
         ways = self._ways.get(self._kind(args, kwargs)) if torch.is_grad_enabled() else None
         rows = self._rows(args, kwargs, ways is not None)
         with self.precision(), self.at_work():
@@ -215,7 +215,7 @@ class Pipeline:
         return outputs
 
     def _keeper(self, name: str) -> int:
-        """The rank that has what forwards change in a layer; of the root the last stage's saw all of it."""
+        """The rank that has an attribute that forwards change; for the root itself the rank of the last stage."""
         ranks = self._ranks_of_buffers.get(owner_of(self.root, name)[0])
         if ranks:
             return ranks[0]
@@ -225,7 +225,7 @@ class Pipeline:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Within it parameters of other stages are plain; the cell's hands are off them."""
+        """In this context parameters of other stages are plain, because the cell does not use them."""
         self._show(nn.Parameter)
         try:
             yield
@@ -233,7 +233,7 @@ class Pipeline:
             self._show(remote_parameters.Elsewhere)
 
     def let_go(self) -> None:
-        """The cell has ended."""
+        """The cell has ended: make parameters of other stages plain."""
         self._show(nn.Parameter)
 
     def _show(self, kind: type[nn.Parameter]) -> None:
@@ -241,20 +241,20 @@ class Pipeline:
             empty.__class__ = before.__class__ = kind
 
     def flow_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flow:
-        """What flows between the stages for inputs like these."""
+        """The flow between the stages for inputs of this kind."""
         return self._flow(args, kwargs)
 
     def run_stage(
         self, flow: Flow, stage: int, received: dict[int, Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, dict[int, Tensor]]:
-        """One stage's part of one microbatch: the outputs (in the last stage), and what is passed on."""
+        """Run one stage on one microbatch: returns outputs (in the last stage), and tensors for the next stage."""
         run = StageRun(flow, stage, self._fakes, received)
         with _followed():
             outputs = run.run(self._original, self._units, args, kwargs)
         return outputs, run.passed
 
     def _make_whole(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-        """A state dict of ``module`` alone, with what other stages have of it. All ranks call it."""
+        """Complete the state dict of ``module`` itself with values of other stages. All ranks must call it."""
         held = {name: self._holders[self._names[one]] for name, one in module._parameters.items() if one in self._names}
         held |= dict.fromkeys(module._buffers, self._ranks_of_buffers.get(module, []))
         for name, ranks in held.items():
@@ -262,7 +262,7 @@ class Pipeline:
                 state[prefix + name] = self.wires.of_holder(getattr(module, name), ranks[0])
 
     def make_optimizer_whole(self, optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
-        """What ``Optimizer.state_dict`` keeps by the places of parameters, of all stages. All ranks call it."""
+        """Complete ``state`` of ``Optimizer.state_dict`` with the entries of all stages. All ranks must call it."""
         names = self._names
         for place, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
             held = self._holders[names[parameter]] if parameter in names else range(self.layout.ranks)
@@ -273,17 +273,17 @@ class Pipeline:
                     state[place] = mine if mine is not None and self.rank in held else found
 
     def forget_others(self, optimizer: torch.optim.Optimizer) -> None:
-        """Of a state that was whole: other stages' parameters have theirs on their ranks, and here it grows old."""
+        """Drop the state of other stages' parameters: it would become outdated here, and their ranks have it."""
         for parameter in self._whole:
             optimizer.state.pop(parameter, None)
         optimizer.state = remote_parameters.StateOfStages(dict, optimizer.state)
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """What this rank's stages train."""
+        """The parameters that this rank's stages train."""
         return [one for one in self.root.parameters() if one.requires_grad and not one.is_meta]
 
     def tied(self) -> list[tuple[nn.Parameter, list[int]]]:
-        """Trained parameters that several ranks hold, this one among them."""
+        """Trained parameters that this rank and other ranks hold, each with all its ranks."""
         found = [(self.root.get_parameter(name), held) for name, held in self._shared.items()]
         return [(parameter, held) for parameter, held in found if parameter.requires_grad]
 
@@ -312,7 +312,7 @@ class Pipeline:
         return known if known is not None and known in sizes else (sizes[0] if sizes else 0)
 
     def _rows(self, args: tuple[Any, ...], kwargs: dict[str, Any], divided: bool) -> list[slice]:
-        """The rows of each microbatch, as evenly as they go; one for all where nothing is proved."""
+        """The rows of each microbatch, of sizes as equal as possible; one microbatch if not ``divided``."""
         total = self._total(args, kwargs)
         parts = max(1, min(microbatches(self._context), total)) if divided else 1
         each, more = divmod(total, parts)
@@ -335,7 +335,7 @@ class Pipeline:
         return self._cut(values, rows)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """What the plan says of autocast."""
+        """The autocast context of the plan."""
         dtype = DTYPES.get(self._context.plan.precision)
         return nullcontext() if dtype is None else torch.autocast(self._context.device.type, dtype)
 
@@ -345,18 +345,18 @@ class Pipeline:
 
     @property
     def fake_mode(self) -> FakeTensorMode:
-        """Of all tensors without values."""
+        """The mode of all fake tensors."""
         return self._fakes.mode
 
     @property
     def in_fp32(self) -> bool:
-        """Whether outputs are given as fp32, as a loss expects them."""
+        """Whether outputs are cast to fp32, as a loss expects them."""
         return self._context.plan.precision in DTYPES
 
     # ------------------------------------------------------------------------------------- after the user's backward
 
     def has(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether one of them is of this model, in whichever stage."""
+        """Whether one of ``parameters`` belongs to this model, in any stage."""
         own = {id(parameter) for parameter in self.root.parameters()}
         return any(id(parameter) in own for parameter in parameters)
 
@@ -372,7 +372,7 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------- the end
 
     def restore(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """The whole model, its gradients dropped, and the optimizers' whole state on rank 0. All ranks call it.
+        """Gather the model (without gradients) and the optimizers' state on rank 0. All ranks must call it.
 
         One parameter at a time. On other ranks parameters of other stages stay on the meta device.
         """
@@ -402,11 +402,11 @@ class Pipeline:
                     buffer.data.copy_(value)
 
     def _to_first(self, mine: Any, held: Sequence[int]) -> Any:
-        """What the first rank that holds it has, on the pipeline's first rank (None on others)."""
+        """The value of the first rank in ``held``, on the pipeline's first rank; None on others."""
         return self.wires.to_first(mine, held[0])
 
     def _gather_state(self, optimizer: torch.optim.Optimizer, names: dict[nn.Parameter, str]) -> None:
-        """Parameters are those of before on rank 0 already, elsewhere too; their state follows."""
+        """Gather the state of the original parameters on rank 0."""
         by_old = {self._whole.get(parameter, parameter): name for parameter, name in names.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -418,12 +418,12 @@ class Pipeline:
 
     @property
     def replaced(self) -> dict[nn.Parameter, nn.Parameter]:
-        """What was replaced by what: the parameters of other stages."""
+        """The original parameters of other stages -> their replacements on this rank."""
         return {old: new for new, old in self._whole.items()}
 
     @property
     def originals(self) -> Mapping[nn.Parameter, nn.Parameter]:
-        """The other way round."""
+        """The replacements on this rank -> the original parameters."""
         return self._whole
 
 
@@ -446,7 +446,7 @@ def _norm_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
 
 
 def _specification(values: Any) -> str:
-    """Equal for arguments with which the forward does the same."""
+    """Equal for arguments with which the forward does the same operations."""
     return repr(map_tensors(values, lambda t: (t.shape, t.dtype, t.requires_grad)))  # type: ignore[arg-type,return-value]
 
 

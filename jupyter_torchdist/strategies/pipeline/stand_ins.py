@@ -1,4 +1,4 @@
-"""Tensors without values, with which stages are tried."""
+"""Fake tensors, with which stages run operations of other stages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .units import Call
 
 
 class Fakes:
-    """Stand-ins of what a rank does not have."""
+    """Fake tensors in place of tensors that a rank does not have."""
 
     def __init__(self, device: torch.device) -> None:
         self.mode, self._device = FakeTensorMode(allow_non_fake_inputs=True), device
         self._known: dict[Tensor, Tensor] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A fake of a parameter or of a tensor without values."""
+        """The fake of a parameter or of a tensor without values."""
         if isinstance(tensor, FakeTensor) or not (tensor.is_meta or isinstance(tensor, nn.Parameter)):
             return tensor
         if tensor not in self._known:
@@ -35,7 +35,7 @@ class Fakes:
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
-        """A module has fake parameters; whatever is computed is fake."""
+        """In this context a module has fake parameters, and all results are fake."""
         places = loading.slots(module)
         try:
             for parameter, slots in places.items():
@@ -47,7 +47,7 @@ class Fakes:
                 loading.put(slots, parameter)
 
     def run(self, function: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function on fakes."""
+        """Run a function on fakes."""
         args, kwargs = map_tensors((args, kwargs), self.of)
         with self.mode:
             return function(*args, **kwargs)

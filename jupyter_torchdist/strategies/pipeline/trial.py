@@ -1,4 +1,4 @@
-"""May the samples of a batch go through the model in microbatches? As ``divided`` asks it of the ranks' parts."""
+"""Whether a batch may go through the model in microbatches. ``divided`` decides the same for the ranks' parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .checks import microbatches
 
 
 class _Parts:
-    """Stands where ``Divider`` has the group of ranks among which a batch is divided: this rank tries one part."""
+    """In place of the process group of a ``Divider``: each rank tries one part of the batch."""
 
     def __init__(self, parts: int, group: dist.ProcessGroup) -> None:
         self._parts, self._own = parts, group.rank() % parts
@@ -32,7 +32,7 @@ class _Parts:
 
 
 class _Trial(Divider):
-    """Finds how the outputs of microbatches make the whole batch's."""
+    """Finds how the outputs of microbatches give the outputs of the whole batch."""
 
     def __init__(self, parts: int, group: dist.ProcessGroup, *, trusted: bool) -> None:
         super().__init__(_Parts(parts, group), whole=False, trusted=trusted)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ class _Trial(Divider):
     def found(
         self, forward: Callable[..., Any], root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Way, ...] | Refused | None:
-        """None where there is no batch."""
+        """How outputs are joined, or why they cannot be; None if there is no batch."""
         share = self._share(args, kwargs)
         if share is None:
             return None
@@ -60,10 +60,10 @@ def ways_of_microbatches(
     kwargs: dict[str, Any],
     samples: int | None,
 ) -> tuple[Way, ...] | None:
-    """How the microbatches' outputs make the batch's; None where it goes through in one piece, which is said.
+    """How the microbatches' outputs give the batch's outputs; None if the batch is not cut (the user is told why).
 
-    ``samples``: of the batch, where it is known. All ranks of the pipeline call it, with the whole model. Raises
-    ``StrategyError`` where ``-O microbatches`` asks for what cannot be.
+    ``samples``: the size of the batch, if known. All ranks of the pipeline must call it, with the whole model. Raises
+    ``StrategyError`` if ``-O microbatches`` is set but not possible.
     """
     sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
     total = samples if samples in sizes else next(iter(sizes), None)
@@ -80,7 +80,7 @@ def ways_of_microbatches(
 
 
 def in_one_piece(root: nn.Module, context: ParallelContext, reason: str) -> None:
-    """Say why batches are not cut. Raises ``StrategyError`` where ``-O microbatches`` asks for it."""
+    """Say why batches are not cut. Raises ``StrategyError`` if ``-O microbatches`` asks for it."""
     if "microbatches" in context.plan.options and microbatches(context) > 1:
         raise StrategyError(
             f"{type(root).__name__} cannot be given a batch in microbatches: {reason}",

@@ -1,6 +1,6 @@
-"""What a pipeline is cut between: the units of a model in the order of their calls, and which stage each call is in.
+"""The units of a model, between which a pipeline is cut, and the stage of each call of a unit.
 
-A unit is a module that always stays whole: a repeated block, and outside of blocks each layer that has parameters.
+A unit is a module that is not cut: a repeated block, or a layer with parameters outside of blocks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Call = Callable[..., Any]
 
 
 class Runner(Protocol):
-    """What happens at the call of a unit."""
+    """Handles the calls of units."""
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 class Units:
-    """The units of one model; while a runner is active, it is asked at each of their calls."""
+    """The units of one model. While a runner is active, it handles each of their calls."""
 
     def __init__(self, root: nn.Module, stages: int) -> None:
         self.modules = _found(root, stages)
@@ -43,7 +43,7 @@ class Units:
 
     @contextmanager
     def run_by(self, runner: Runner) -> Iterator[None]:
-        """``runner`` is asked at the calls within."""
+        """In this context ``runner`` handles the calls of units."""
         before, self._runner = self._runner, runner
         try:
             yield
@@ -51,7 +51,7 @@ class Units:
             self._runner = before
 
     def called(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of a unit; those within it (a unit that holds another) are part of it."""
+        """One call of a unit. Calls of other units inside of it are part of this call."""
         if self._runner is None or self._inside:
             return original(*args, **kwargs)
         self._inside = True
@@ -67,11 +67,11 @@ def _intercept(units: Units, number: int, module: nn.Module) -> None:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return units.called(number, original, args, kwargs)
 
-    vars(module)["forward"] = MethodType(forward, module)  # ``plain.restore`` takes it away
+    vars(module)["forward"] = MethodType(forward, module)  # ``restore.restore`` removes it
 
 
 def _found(root: nn.Module, stages: int) -> list[nn.Module]:
-    """In the order of definition. Blocks are opened where there would be fewer units than stages."""
+    """The units in the order of definition. If they are fewer than stages, blocks are split into their layers."""
     repeated = set(blocks.repeated(root))
     units = _below(root, repeated)
     while len(units) < stages and (largest := _largest_to_open(units)) is not None:
@@ -97,7 +97,7 @@ def _is_whole(module: nn.Module, repeated: set[nn.Module]) -> bool:
 
 
 def marked(root: nn.Module) -> int:
-    """For how many stages modules were built within ``td.stage``."""
+    """The number of stages for which modules were built within ``td.stage``."""
     return 1 + max((int(vars(part)[MARK]) for part in root.modules() if MARK in vars(part)), default=-1)
 
 
@@ -120,7 +120,7 @@ def _parameters_of(module: nn.Module) -> int:
 
 @dataclass
 class Cost:
-    """Of one call: seconds of forward and backward, bytes that wait for the backward and of what is trained."""
+    """The cost of one call: seconds of forward and backward, bytes of saved tensors and of training state."""
 
     unit: int
     seconds: float
@@ -129,14 +129,14 @@ class Cost:
 
 
 class Measurer:
-    """Runs each call of a unit forward and backward by itself, with a watch and a scale."""
+    """Runs each call of a unit forward and backward alone, and measures time and memory."""
 
     def __init__(self, units: Units, now: Callable[[], float]) -> None:
         self._units, self._now = units, now
         self.costs: list[Cost] = []
 
     def unit(self, number: int, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ``Runner``: the outputs, without a graph."""
+        """As ``Runner``: returns the outputs without a graph."""
         own = [p for p in self._units.modules[number].parameters() if p.requires_grad]
         kept: dict[int, int] = {}
         known = {p.untyped_storage()._cdata for p in own}
@@ -163,7 +163,7 @@ class Measurer:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """The time in seconds, after all work of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -174,9 +174,9 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def measured(units: Units, now: Callable[[], float], forward: Callable[[], Any], rounds: int = 2) -> list[Cost]:
-    """The calls of one forward in order; of the times the shortest counts. ``now``: what time it is, or work done.
+    """The costs of the calls of one forward, in order, with the shortest time. ``now``: the time, or the work done.
 
-    Blocks that are alike cost the same: else what the machine does beside would cut ten blocks into four and six.
+    Equal blocks get the same cost; else other load on the machine could cut ten blocks into four and six.
     """
     tries = []
     for _ in range(rounds):
@@ -198,7 +198,7 @@ def measured(units: Units, now: Callable[[], float], forward: Callable[[], Any],
 
 
 def assigned(units: Units, costs: Sequence[Cost], stages: int, balance: str | tuple[int, ...]) -> list[int]:
-    """The stage of each call. Raises ``StrategyError``."""
+    """The stage of each call. Raises ``StrategyError`` if the model cannot be cut so."""
     if balance == "manual":
         return _by_marks(units, costs, stages)
     if len(costs) < stages:
@@ -215,11 +215,11 @@ def assigned(units: Units, costs: Sequence[Cost], stages: int, balance: str | tu
 
 
 def cut(costs: Sequence[Sequence[float]], stages: int) -> list[int]:
-    """The cut of a line into ``stages`` parts whose dearest is cheapest, by dynamic programming.
+    """Cut a sequence into ``stages`` parts so that the largest cost of a part is minimal, by dynamic programming.
 
-    Each item has a share of each of several goods (time, memory); a part costs the largest of its sums: a pipeline is
-    as slow as its slowest stage, and asks for devices as large as its largest. The minimal-maximum partition of a
-    sequence: Skiena, The Algorithm Design Manual, section 10.7.
+    Each item has a share of several resources (time, memory). The cost of a part is its largest sum: a pipeline is as
+    slow as its slowest stage, and needs devices as large as its largest stage. See the linear partition problem in
+    Skiena, The Algorithm Design Manual, section 10.7.
     """
     count = len(costs)
     prefix = [[0.0] * len(costs[0])]
@@ -247,7 +247,7 @@ def cut(costs: Sequence[Sequence[float]], stages: int) -> list[int]:
 
 
 def _by_numbers(units: Units, costs: Sequence[Cost], stages: int, numbers: tuple[int, ...]) -> list[int]:
-    """Blocks a stage; what comes before a block goes with it, what comes after the last with that."""
+    """Stages by numbers of blocks. Layers before a block are in its stage, layers after the last in the last stage."""
     kinds = [type(units.modules[cost.unit]) for cost in costs]
     most = max(kinds, key=kinds.count)
     places = [place for place, kind in enumerate(kinds) if kind is most]

@@ -1,1 +1,1 @@
-"""Sharded parameters that look whole to user code."""
+"""Makes sharded parameters look like whole tensors to user code."""

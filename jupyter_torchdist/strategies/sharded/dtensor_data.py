@@ -1,8 +1,8 @@
 """``parameter.data = …`` on a sharded parameter.
 
-A DTensor is a shell around the rank's shard. PyTorch puts the new values into the shell alone and loses them without
-a word; FSDP2 goes on with the old shard. So the values are written into the shard, and what the cell has kept of
-``parameter.data`` is given the old values in memory of its own: who swaps weights for an evaluation swaps them back.
+A DTensor is a wrapper around the rank's shard. PyTorch changes only the wrapper and loses the new values silently:
+FSDP2 continues with the old shard. So the values are written into the shard. Tensors that the cell has kept from
+``parameter.data`` get a copy of the old values, so a cell can swap weights for an evaluation and swap them back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..core.dtensors import divided_as
 
 _given = WeakTensorKeyDictionary()
-"""What the cell was given as ``data`` of a tensor, weakly."""
+"""Weak references to the tensors that the cell was given as ``data`` of a tensor."""
 
 
 def _get(tensor: DTensor) -> Any:
@@ -28,7 +28,7 @@ def _get(tensor: DTensor) -> Any:
 
 
 def _let_go(tensor: DTensor) -> None:
-    """What was given as ``tensor.data`` keeps its values, whatever becomes of the tensor's."""
+    """Let tensors that were given as ``tensor.data`` keep the current values in their own memory."""
     aliases = [alias for one in _given.pop(tensor, ()) if (alias := one()) is not None]
     if aliases:
         kept = tensor._local_tensor.detach().clone()
@@ -52,4 +52,4 @@ def _set(tensor: DTensor, value: torch.Tensor) -> None:
 
 
 DATA = property(_get, _set)
-"""To be given to ``DTensor`` for the time of user code."""
+"""The property ``data`` of ``DTensor`` while user code runs."""

@@ -1,7 +1,7 @@
-"""What the cell computes with shards by hand: ``mixing`` and ``pieces`` are asked in DTensor's place, and when.
+"""When the cell itself computes with shards: ``mixing`` and ``writable_views`` handle the dispatch instead of DTensor.
 
-Under ``tp`` forwards and backwards compute with shards, too, and know how. Neither they nor the steps of PyTorch's own
-optimizers, which mix nothing, ask anybody: steps that go parameter by parameter would take a third longer.
+With ``tp`` forwards and backwards also compute with shards, but they need no handlers. Neither do the steps of
+PyTorch's own optimizers: with handlers, steps that loop over parameters would take a third longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import mixing, writable_views
 
 
 class ByHand:
-    """For the time of user code that ``plan`` shards models for."""
+    """The handlers while user code runs, for a ``plan`` that shards models."""
 
     def __init__(self, plan: StrategyPlan) -> None:
         self._forwards_have_shards = plan.degree("tp") > 1
@@ -34,7 +34,7 @@ class ByHand:
         self._known = set(self._without)
 
     def install(self, patches: Patches) -> None:
-        """From here on they are asked."""
+        """From here on the handlers are used."""
         self._asked = writable_views.following(self._without | mixing.handlers() | writable_views.handlers())
         patches.replace(dispatcher(), "_custom_op_handlers", lambda _: self._asked)
         patches.hook(register_optimizer_step_pre_hook(self._step_begins))
@@ -44,7 +44,7 @@ class ByHand:
         patches.around(*gathering(), _waited)
 
     def aside(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, within which nobody is asked where forwards have shards."""
+        """``function``, run without the handlers if forwards compute with shards."""
         if not self._forwards_have_shards:
             return function
 
@@ -55,7 +55,7 @@ class ByHand:
             try:
                 return function(*args, **kwargs)
             finally:
-                for operation in self._without.keys() - self._known:  # loss_parallel's come with a model
+                for operation in self._without.keys() - self._known:  # loss_parallel adds some with a model
                     self._known.add(operation)
                     self._asked[operation] = self._without[operation]
                 dispatcher()._custom_op_handlers = outside
@@ -71,8 +71,8 @@ class ByHand:
 
 
 def _waited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """What DTensor gathers, once it is there. Several on their way corrupt memory under Gloo (PyTorch 2.13): two of
-    its threads crash within seconds, where each begins four and waits for them.
+    """Wait for what DTensor gathers on the CPU. Several gathers at once corrupt memory under Gloo (PyTorch 2.13): with
+    two threads that each start four and wait for them, it crashes within seconds.
     """
     gathered = original(*args, **kwargs)
     if isinstance(gathered, AsyncCollectiveTensor) and gathered.device.type == "cpu":
@@ -81,6 +81,6 @@ def _waited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _mixes_nothing(optimizer: Optimizer, closure: Any = None, **_: Any) -> bool:
-    """Whether what a step computes with is the optimizer's own; a closure and hooks are the cell's."""
+    """Whether a step runs only code of PyTorch's optimizer: no closure and no hooks of the cell."""
     hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return closure is None and not hooked and type(optimizer).__module__.startswith("torch.optim.")

@@ -22,30 +22,30 @@ def _is_elsewhere(parameter: Any) -> bool:
 
 
 def _parameters(module: nn.Module) -> dict[str, Any]:
-    """By the names that a state dict has."""
+    """The parameters by their names in a state dict."""
     parts = module.named_modules(remove_duplicate=False)
     return {f"{path}.{name}" if path else name: one for path, part in parts for name, one in part._parameters.items()}
 
 
 class Files:
-    """What ``torch.save`` wrote, so that ``torch.load`` finds it whole on every rank.
+    """Files that ``torch.save`` wrote, so that ``torch.load`` finds them complete on every rank.
 
-    Ranks that name the same path leave the writing to the first; a path of a rank's own (in a temporary directory)
-    is written by that rank. Saves are told apart by their number. Arguments have torch's names: cells may use those.
+    If ranks save to the same path, only rank 0 writes. A different path (in a temporary directory) is written by its
+    rank. Each save has a number. Arguments have torch's names, because cells may use keywords.
     """
 
     saves = 0
-    """Of this process so far: each has a key of its own in the store."""
+    """The number of saves in this process so far: each has its own keys in the store."""
 
     def __init__(self, *, whole: bool = True) -> None:
-        """``whole`` false: state dicts of the cell hold shards, which no single file should."""
+        """``whole`` false: state dicts of the cell have shards, which must not be saved in a single file."""
         self._whole = whole
-        self._left: dict[str, int] = {}  # paths that the first rank writes, with the number of the last save
+        self._left: dict[str, int] = {}  # paths that rank 0 writes, with the number of the last save
 
     def save(self, original: Callable[..., Any], obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        """To a path: once. To an open file: as ever.
+        """``torch.save``. A path is written once; an open file is written by every rank.
 
-        Raises ``StrategyError`` for shards that were asked for, and for what would not be whole in a file.
+        Raises ``StrategyError`` for sharded state dicts, and for objects whose values are not all on this rank.
         """
         _check_whole(obj)
         if not self._whole and any(isinstance(tensor, DTensor) for tensor in tensors_in(obj)):
@@ -74,13 +74,13 @@ class Files:
         return None
 
     def load(self, original: Callable[..., Any], f: Any, *args: Any, **kwargs: Any) -> Any:
-        """From a path that was left to the first rank: when it has written it."""
+        """``torch.load``. If rank 0 writes the path, wait until it is written."""
         if isinstance(f, (str, os.PathLike)) and (number := self._left.get(os.path.abspath(f))):
             default_store().wait([_key("written", number)])
         return original(f, *args, **kwargs)
 
     def _path_of_the_first(self) -> str | None:
-        """None where the first rank does not save: a branch of the cell is another rank's alone."""
+        """The path that rank 0 saves to; None if it does not save, because only other ranks run this branch."""
         key = _key("path", self.saves)
         try:
             default_store().wait([key], _PATIENCE)
@@ -90,7 +90,7 @@ class Files:
 
 
 def _check_whole(obj: Any) -> None:
-    """Raise ``StrategyError`` for a model that is divided, and for values that are on other ranks alone."""
+    """Raise ``StrategyError`` for a model that is divided, and for values that are only on other ranks."""
     if isinstance(obj, nn.Module) and any(map(_is_elsewhere, _parameters(obj).values())):
         raise StrategyError(
             f"torch.save of a whole {type(obj).__name__.removeprefix('FSDP')}, which is divided among ranks",

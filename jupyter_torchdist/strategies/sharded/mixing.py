@@ -1,8 +1,8 @@
-"""Plain tensors of the cell's that meet shards: averages, masks and copies of weights, made before these were sharded.
+"""Operations on plain tensors and shards: averages, masks and copies of weights, made before these were sharded.
 
-PyTorch refuses to compute with both. Element by element, what is as large as the whole parameter is the same on every
-rank: it is cut as the parameter is, without a word to other ranks. What is written to such a tensor, or computed with
-one that asks for gradients (a gathered parameter), is gathered.
+PyTorch refuses to compute with both. In elementwise operations a plain tensor of the parameter's full shape is the
+same on every rank, so it is sharded like the parameter, without communication. If the plain tensor is written to, or
+requires gradients (a gathered parameter), the shards are gathered instead.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ELEMENT_BY_ELEMENT = (
 
 
 def handlers() -> dict[Any, Handler]:
-    """What is asked in place of DTensor, by operation."""
+    """The handlers that run in place of DTensor's dispatch, by operation."""
     return dict.fromkeys(_operations(), _compute)
 
 
 def _operations() -> Iterator[Any]:
-    """Those of several tensors, new and in place, of one and of lists."""
+    """Elementwise operations with several tensors: out of place and in place, for tensors and for lists."""
     for name in (
         f"{before}{one}{after}" for one in _ELEMENT_BY_ELEMENT for before in ("", "_foreach_") for after in ("", "_")
     ):
@@ -42,7 +42,7 @@ def _operations() -> Iterator[Any]:
 
 
 def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """In place of what DTensor does; it does all else."""
+    """In place of DTensor's dispatch, for arguments that it refuses; DTensor does all others."""
     if _is_plain(args) or _is_plain(kwargs.values()):
         args, kwargs = _alike(args, kwargs, written=operation._schema.is_mutable)
     try:
@@ -54,17 +54,17 @@ def _compute(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 _OF_OTHER_SHARDS = ("in-place operations that require placement changes", "with different meshes")
-"""A row that is written to all others; norms of parameters of which tp splits some."""
+"""Errors when a row is written to all other rows, or when only some parameters in a norm are split by tp."""
 
 
 def _is_plain(values: Iterable[Any]) -> bool:
-    """Whether any of them is a plain tensor of several numbers, or a list that begins with one."""
+    """Whether any value is a plain tensor with several elements, or a list that begins with one."""
     firsts = (one[0] if isinstance(one, (list, tuple)) and one else one for one in values)
     return any(isinstance(one, Tensor) and not isinstance(one, DTensor) and one.numel() > 1 for one in firsts)
 
 
 def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Arguments of one kind, where they are as large. ``written``: what the first holds is changed."""
+    """Arguments of one kind (all plain or all sharded), if shapes are equal. ``written``: the first is written to."""
     lists = [one for one in args if isinstance(one, (list, tuple))]
     if lists and isinstance(lists[0][0], Tensor):
         rows = [_alike([_at(one, row) for one in args], {}, written=written)[0] for row in range(len(lists[0]))]
@@ -75,7 +75,7 @@ def _alike(args: Sequence[Any], kwargs: dict[str, Any], *, written: bool) -> tup
     plain = [one for one in tensors if not isinstance(one, DTensor)]
     if not shards or not plain or any(one.shape != shards[0].shape for one in plain):
         return args, kwargs
-    if written or in_backward():  # a gradient comes first
+    if written or in_backward():  # in a backward the gradient is the first
         gathers = args[0] is plain[0]
     else:
         gathers = torch.is_grad_enabled() and any(one.requires_grad for one in plain)

@@ -1,8 +1,8 @@
-"""Random numbers for sharded tensors (noise on weights, layers that begin anew): drawn as one device draws them.
+"""Random numbers for sharded tensors (noise on weights, layers that are reset): drawn as on one device.
 
-PyTorch lets each rank draw for its shard: from equal streams the same numbers for different rows, and other numbers of
-them where shards differ in size, so that afterwards the ranks would shuffle differently. Here every rank draws the
-whole and keeps its shard.
+PyTorch lets each rank draw for its shard. With equal generators different rows get the same numbers. If shards differ
+in size, ranks draw different amounts of numbers and would shuffle differently afterwards. Here every rank draws numbers
+for the whole tensor and keeps its shard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEW = (_ATEN.randn_like.default, _ATEN.rand_like.default, _ATEN.randint_like.de
 
 
 def install(patches: Patches) -> None:
-    """For the time of user code."""
+    """Add the handlers while user code runs."""
     handlers = dispatcher()._custom_op_handlers
     patches.add(handlers, {**dict.fromkeys(_IN_PLACE, _fill), **dict.fromkeys(_NEW, _make)})
 

@@ -1,4 +1,4 @@
-"""Gradients clipped as on one device, where they are sharded over different meshes or not at all."""
+"""Clips gradients as on one device, also when they are sharded over different meshes or not sharded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Parameters = Tensor | Iterable[Tensor]
 def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0, stages: dist.ProcessGroup | None = None) -> Tensor:
     """The norm over all parameters, the same on all ranks, as a plain tensor.
 
-    ``torch.nn.utils.get_total_norm`` takes DTensors of one mesh and no others beside them: here each mesh has its own
-    norm, and they are combined. ``stages`` is the group of a pipeline, whose ranks have different parameters.
+    ``torch.nn.utils.get_total_norm`` takes only DTensors of one mesh, or only plain tensors. Here the norm of each mesh
+    is computed, and the norms are combined. ``stages``: the group of a pipeline, whose ranks have other parameters.
     """
     by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
     for gradient in gradients:
@@ -47,9 +47,9 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     stages: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """As ``torch.nn.utils.clip_grad_norm_``, for any mixture of plain and sharded parameters; all ranks call it.
+    """As ``torch.nn.utils.clip_grad_norm_``, for any mixture of plain and sharded parameters. All ranks must call it.
 
-    ``foreach`` is taken and not needed: a rank's parts are scaled together.
+    ``foreach`` is accepted but ignored.
     """
     listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in listed if parameter.grad is not None]
@@ -70,7 +70,7 @@ def clip_grad_norm_(
 def clip_grad_value_(
     _original: Callable[..., None], parameters: Parameters, clip_value: float, foreach: bool | None = None
 ) -> None:
-    """As ``torch.nn.utils.clip_grad_value_``, for any mixture of plain and sharded parameters: each rank its parts."""
+    """As ``torch.nn.utils.clip_grad_value_``, for any mixture of plain and sharded parameters."""
     for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
         if parameter.grad is not None:
             local(parameter.grad).clamp_(-float(clip_value), float(clip_value))

@@ -1,8 +1,8 @@
 """``state_dict``, ``load_state_dict``, ``zero_grad`` and ``torch.save`` of user code, as on one device.
 
-The state of a sharded model is given whole (FULL_STATE_DICT), and a whole one is taken. Every rank calls
-``torch.save``, as every rank runs the cell; the first one writes, aside and renamed, and the others wait for it when
-they load what it saved.
+The state dict of a sharded model has full tensors (FULL_STATE_DICT), and loading takes full tensors. Every rank runs
+the cell, so every rank calls ``torch.save``. Rank 0 writes a temporary file and renames it; the other ranks wait for
+the file when they load it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .writable_views import WritableView
 
 
 def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
-    """For the time of user code, sharded parameters and states look as on one device.
+    """Make sharded parameters and states look as on one device while user code runs.
 
-    ``whole`` false: ``state_dict`` gives shards, as ``-O state_dict_type=SHARDED_STATE_DICT`` asks for.
+    ``whole`` false: ``state_dict`` returns shards, for ``-O state_dict_type=SHARDED_STATE_DICT``.
     """
     patches.give(DTensor, "data", DATA)
     for name in NUMBERS:
@@ -58,32 +58,32 @@ def install(patches: Patches, lent: Lent, *, whole: bool = True) -> None:
 
 
 class Lent:
-    """Full tensors that ``state_dict`` and ``numpy`` gave. On one device they are the weights, and cells write there.
+    """Full tensors that ``state_dict`` and ``numpy`` returned. On one device they share the weights' memory.
 
-    What was written becomes the shards' before they are used: at the next forward, step, or look at them. A state dict
-    that a cell keeps for longer is a copy, which is said: on one device it is the weights all along.
+    Values that a cell writes to them are copied to the shards before these are used: in the next forward, step or read.
+    A state dict that a cell keeps for longer is only a copy, unlike on one device; the user is told.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._lent: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        """Each with what it is a copy of, and this rank's part of that, as it was."""
+        """Each full tensor with its parameter, and the values of this rank's part when it was lent."""
         self._given: list[tuple[weakref.ref[torch.Tensor], nn.Module]] | None = []
-        """The first of each that a cell may have kept; None once it was said."""
+        """The first tensor of each state dict that a cell may have kept; None after the user was told."""
 
     def state(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """``Module.state_dict`` in full tensors; all ranks call it when the model is sharded."""
-        nested = bool(args) or "destination" in kwargs  # of a module within the one that user code asks
+        """``Module.state_dict`` in full tensors. All ranks must call it when the model is sharded."""
+        nested = bool(args) or "destination" in kwargs  # a submodule of the one that user code calls
         if nested:
             return original(module, *args, **kwargs)
         self.keep()
         state = original(module, *args, **kwargs)
         if not _as_they_are:
             own, prefix = _parameters(module), kwargs.get("prefix", "")
-            known: dict[torch.Tensor, torch.Tensor] = {}  # tied weights are one
+            known: dict[torch.Tensor, torch.Tensor] = {}  # tied weights share one tensor
             for name, value in state.items():
                 if not isinstance(value, torch.Tensor):
-                    continue  # of a module's own (extra state)
+                    continue  # extra state of a module
                 parameter = own.get(name.removeprefix(prefix), value)
                 if parameter not in known and (isinstance(value, DTensor) or _is_copy(value, parameter)):
                     known[parameter] = self._lend(parameter, whole(value))
@@ -100,7 +100,7 @@ class Lent:
         return full
 
     def reads(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of sharded tensors that reads numbers: of the whole, as it is now; all ranks call it."""
+        """A method of sharded tensors that reads numbers of the full tensor. All ranks must call it."""
 
         def read(tensor: DTensor, *args: Any) -> Any:
             self.keep()
@@ -109,7 +109,7 @@ class Lent:
         return read
 
     def shown(self, original: Callable[..., str], tensor: DTensor, **kwargs: Any) -> str:
-        """What the cell prints of a sharded tensor: the whole, on all ranks. Elsewhere, as in an error, a shard."""
+        """``repr`` of a sharded tensor: the full tensor for user code, on all ranks; else (in errors) the shard."""
         if kwargs or not is_users(sys._getframe(2).f_code.co_filename):
             return original(tensor, **kwargs)
         self.keep()
@@ -118,7 +118,7 @@ class Lent:
 
     @property
     def numpy(self) -> Callable[..., Any]:
-        """``Tensor.numpy`` of sharded tensors: on one device an array has their memory, so it is lent."""
+        """``Tensor.numpy`` of sharded tensors. On one device the array shares their memory, so it is lent."""
 
         def numpy(tensor: DTensor, *args: Any, **kwargs: Any) -> Any:
             return self._lend(tensor, whole(tensor)).numpy(*args, **kwargs)
@@ -126,7 +126,7 @@ class Lent:
         return numpy
 
     def before(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of what looks at parameters, or loads them."""
+        """In place of functions that read or load parameters."""
         self.keep()
         return original(*args, **kwargs)
 
@@ -146,7 +146,7 @@ class Lent:
             self._given.clear()
 
     def keep(self) -> None:
-        """What was written to them is the shards'; nobody else is asked."""
+        """Copy values written to lent tensors into the shards, without communication."""
         if self._lent:
             lent, self._lent = self._lent, []
             self._keep(lent)
@@ -159,14 +159,14 @@ class Lent:
                 part = dtensors.divided_as(full, parameter)
             if isinstance(parameter, WritableView) or not torch.equal(
                 dtensors.local(part), was
-            ):  # of a piece all ranks speak
+            ):  # a view needs all ranks
                 parameter.copy_(part)
 
 
 def _copied(tensor: DTensor, memo: dict[int, Any]) -> Any:
-    """``copy.deepcopy`` of a sharded tensor, of whose storage PyTorch knows nothing."""
+    """``copy.deepcopy`` of a sharded tensor, because PyTorch does not know its storage."""
     if not tensor.is_leaf:
-        return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]  # which says why not
+        return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call]  # raises the reason
     if id(tensor) not in memo:
         values = tensor.detach().clone()
         is_parameter = isinstance(tensor, nn.Parameter)
@@ -177,7 +177,7 @@ def _copied(tensor: DTensor, memo: dict[int, Any]) -> Any:
 
 
 def _is_copy(value: Any, parameter: Any) -> bool:
-    """Whether a value of a state dict is not the memory of a parameter, as where stages are on several ranks."""
+    """Whether a value of a state dict does not share the parameter's memory, as with pipeline stages on other ranks."""
     if type(value) is not torch.Tensor or not isinstance(parameter, nn.Parameter) or value.shape != parameter.shape:
         return False
     return parameter.is_meta or value.data_ptr() != parameter.data_ptr()
@@ -188,7 +188,7 @@ _as_they_are: list[bool] = []
 
 @contextmanager
 def as_they_are() -> Iterator[None]:
-    """Within it ``Module.state_dict`` gives shards, as a checkpoint wants them."""
+    """In this context ``Module.state_dict`` returns shards, as a checkpoint needs them."""
     _as_they_are.append(True)
     try:
         yield
@@ -199,7 +199,7 @@ def as_they_are() -> Iterator[None]:
 def taken_state(
     original: Callable[..., Any], module: nn.Module, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """``Module.load_state_dict`` of full tensors into a sharded model."""
+    """``Module.load_state_dict`` that loads full tensors into a sharded model."""
     own = {name: value for name, value in _named(module) if isinstance(value, DTensor)}
     placed = {
         name: dtensors.divided_as(value, own[name])
@@ -214,12 +214,12 @@ def taken_state(
 
 
 def whole_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
-    """``Optimizer.state_dict`` in full tensors; all ranks call it when parameters are sharded."""
+    """``Optimizer.state_dict`` in full tensors. All ranks must call it when parameters are sharded."""
     return map_tensors(original(optimizer), whole)
 
 
 def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.Optimizer, state_dict: Any) -> None:
-    """``Optimizer.load_state_dict`` of full tensors for sharded parameters."""
+    """``Optimizer.load_state_dict`` that loads full tensors for sharded parameters."""
     original(optimizer, state_dict)
     for parameter, values in optimizer.state.items():
         if isinstance(parameter, nn.Parameter) and isinstance(parameter, DTensor):
@@ -228,7 +228,7 @@ def taken_optimizer_state(original: Callable[..., Any], optimizer: torch.optim.O
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in full on every rank; all ranks call it when it is sharded."""
+    """The full tensor on every rank. All ranks must call it when the tensor is sharded."""
     if isinstance(tensor, AsyncCollectiveTensor):
         return tensor.wait()
     if not isinstance(tensor, DTensor):
@@ -238,7 +238,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole_attributes(model: nn.Module, originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """As ``whole_values``, of what modules keep beside parameters, buffers and hooks."""
+    """As ``whole_values``, for attributes of modules other than parameters, buffers and hooks."""
     for part in model.modules():
         kept = {name: one for name, one in vars(part).items() if not name.startswith("_")}
         whole_values(kept, originals)
@@ -246,16 +246,16 @@ def whole_attributes(model: nn.Module, originals: Mapping[nn.Parameter, nn.Param
 
 
 def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """What user code made of sharded parameters and kept, in full: in place in lists, dicts and its own objects.
+    """Replace sharded tensors that user code kept by full ones, in place in lists, dicts and its own objects.
 
-    Parameters become those of ``originals``, which are filled later.
+    Parameters are replaced by the ones of ``originals``, which get their values later.
     """
     seen: set[int] = set()
 
     def made(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if isinstance(value, nn.Parameter) and isinstance(value, DTensor) and value not in originals:
-                return nn.Parameter(whole(value), value.requires_grad)  # a copy of one
+                return nn.Parameter(whole(value), value.requires_grad)  # a copy of a parameter
             return originals.get(value, value) if isinstance(value, nn.Parameter) else whole(value)
         holds_others = isinstance(value, (list, dict, tuple))
         if id(value) in seen or not (holds_others or is_users_own(value)):
@@ -279,11 +279,11 @@ def whole_values(names: dict[str, Any], originals: Mapping[nn.Parameter, nn.Para
 
 
 NUMBERS = ("item", "tolist", "__float__", "__int__", "__bool__", "__format__")
-"""Methods of a DTensor that read numbers: those of the whole, where PyTorch reads the rank's shard."""
+"""Methods of a DTensor that read numbers. They read the full tensor here, and the rank's shard in PyTorch."""
 
 
 def cleared_gradients(original: Callable[..., Any], module: nn.Module, set_to_none: bool = True) -> None:
-    """``Module.zero_grad``. Between forward and backward a sharded model shows whole parameters; shards are meant."""
+    """``Module.zero_grad`` for shards too: between forward and backward a sharded model has gathered parameters."""
     original(module, set_to_none)
     parts = set(module.modules())
     for group in groups_of(units_in([module])):
@@ -297,7 +297,7 @@ def cleared_gradients(original: Callable[..., Any], module: nn.Module, set_to_no
 
 
 class _State(dict[str, Any]):
-    """A state dict may have attributes."""
+    """A state dict that may have attributes."""
 
     _metadata: Any
 

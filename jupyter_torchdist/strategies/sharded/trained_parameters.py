@@ -1,4 +1,4 @@
-"""What the cell's optimizers train, and who holds it."""
+"""The parameters that the cell's optimizers train, and the objects that hold them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .unsharded import shards_by_whole, shards_of
 
 
 class Optimized:
-    """The optimizers of a job, the same objects all along, and copies of the models they train.
+    """The optimizers of a job, which stay the same objects, and copies of the models that they train.
 
-    ``pending`` are parameters that no distributed module has yet. On GPUs parameters move to ``device`` when their
-    optimizer is built: what the cell makes of them afterwards is there, and so is its state.
+    ``pending``: parameters that no distributed module has yet. On GPUs parameters move to ``device`` when their
+    optimizer is built, so later tensors computed from them and the optimizer's state are there too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,26 +27,26 @@ class Optimized:
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._copies: list[tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = []
         self._kernels = weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]()
-        """By optimizer those that the cell chose for its groups."""
+        """The kernels (``foreach``, ``fused``) that the cell chose for each optimizer's groups."""
         self._distributed: set[torch.Tensor] = set()
         self.pending: set[torch.Tensor] = set()
         self.replaced: dict[nn.Parameter, nn.Parameter] = {}
-        """Parameters of the cell -> those that have taken their place."""
+        """Parameters of the cell -> parameters that have replaced them."""
         self.unseen: dict[Any, nn.Parameter] = {}
-        """The same, where the cell goes on seeing its own."""
+        """The same, for replacements that the cell does not see."""
 
     def __iter__(self) -> Iterator[torch.optim.Optimizer]:
         yield from [optimizer for known in self._optimizers if (optimizer := known()) is not None]
 
     def add_param_group(self, original: Callable[..., Any], optimizer: torch.optim.Optimizer, param_group: Any) -> None:
-        """In place of ``Optimizer.add_param_group``, through which every parameter comes."""
+        """In place of ``Optimizer.add_param_group``, through which an optimizer gets all its parameters."""
         if isinstance(param_group, dict) and "params" in param_group:
             param_group["params"] = shards_of(param_group["params"])
         original(optimizer, param_group)
         self.note(optimizer)
 
     def note(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer, or parameters that it was given since."""
+        """Record the optimizer, or parameters that were added to it."""
         if all(known() is not optimizer for known in self._optimizers):
             self._optimizers.append(weakref.ref(optimizer))
         for parameter in loading.trained_by(optimizer):
@@ -56,29 +56,29 @@ class Optimized:
                     parameter.data = parameter.data.to(self._device)
 
     def note_captured(self) -> None:
-        """Optimizers that came with the bundle were built in the notebook."""
+        """Record the optimizers in the bundle, which were built in the notebook."""
         for optimizer in all_of(torch.optim.Optimizer):
             self.note(optimizer)
 
     def are_in(self, module: nn.Module) -> bool:
-        """Whether an optimizer trains a parameter of a module that is not distributed yet."""
+        """Whether an optimizer trains a parameter of ``module`` that is not distributed yet."""
         return any(parameter in self.pending for parameter in module.parameters())
 
     def distributed(self, parameters: Collection[torch.Tensor]) -> None:
-        """These, and those that took their places, are taken care of."""
+        """``parameters``, and their replacements, are distributed now."""
         self.pending -= set(parameters)
         self._distributed |= {*parameters, *self.replaced.values()}
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that is trained, in order; what two optimizers train stands there twice."""
+        """All trained parameters, in order. A parameter that two optimizers train is listed twice."""
         return [one for optimizer in self for one in loading.trained_by(optimizer)]
 
     def follow(
         self, replaced: Mapping[nn.Parameter, nn.Parameter], ours: Collection[Any], *, shown: bool = True
     ) -> None:
-        """Optimizers, and what else of the cell holds a parameter, go on with the new ones.
+        """Replace parameters in optimizers and in other objects of the cell by the new ones.
 
-        ``ours`` are containers that keep the old ones. ``shown`` false: the cell shall not see the new ones.
+        ``ours``: containers that keep the old ones. ``shown`` false: the cell does not see the new ones.
         """
         for optimizer in self:
             known = self._kernels.setdefault(optimizer, [])
@@ -94,12 +94,12 @@ class Optimized:
             self.unseen |= replaced
 
     def originals(self, models: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
-        """The cell's own parameters, by those that took their places, shards of ``models`` or gathered ones."""
+        """The cell's own parameters, by their replacements: shards of ``models`` or gathered parameters."""
         own = {new: old for old, new in self.replaced.items()}
         return own | {whole: own[shard] for whole, shard in shards_by_whole(models).items() if shard in own}
 
     def give_back(self, originals: Mapping[nn.Parameter, nn.Parameter]) -> None:
-        """The cell's containers hold its own parameters again, and optimizers take the kernels they took."""
+        """Put the cell's own parameters back into its containers, and restore the optimizers' kernels."""
         for optimizer in self._kernels:
             self.show_kernels(optimizer, optimizer.param_groups)
         for places in (self.replaced, self.unseen):
@@ -107,19 +107,19 @@ class Optimized:
         hand_over(originals, (self.replaced,), all_or_nothing=False)
 
     def show_kernels(self, optimizer: torch.optim.Optimizer, groups: Iterable[dict[str, Any]]) -> None:
-        """``groups`` of the optimizer say the cell's."""
-        for group, kernels in zip(groups, self._kernels.get(optimizer, ()), strict=False):  # groups may have come since
+        """Set in ``groups`` the kernels that the cell chose."""
+        for group, kernels in zip(groups, self._kernels.get(optimizer, ()), strict=False):  # groups may have been added
             group.update(kernels)
 
     def loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its groups are those of a state dict, and say which kernels the cell chooses."""
+        """The optimizer has loaded a state dict, whose groups set the kernels that the cell chooses."""
         if optimizer in self._kernels:
             self._kernels[optimizer] = [_kernels(group) for group in optimizer.param_groups]
             optimizers.one_by_one_where_mixed(optimizer)
 
     @property
     def deepcopy(self) -> Callable[..., Any]:
-        """``nn.Module.__deepcopy__``. A copy (averaged weights, a target) is sharded with its model: cells use both."""
+        """``nn.Module.__deepcopy__``. Copies (averaged weights, target networks) are sharded with their model."""
         copies = self._copies
 
         def deepcopied(module: nn.Module, memo: dict[int, Any]) -> Any:
@@ -131,15 +131,15 @@ class Optimized:
         return deepcopied
 
     def copies(self) -> list[nn.Module]:
-        """All that ``copy.deepcopy`` made of modules and of their parts."""
+        """All copies that ``copy.deepcopy`` made of modules and of their parts."""
         return [copied for _, known in self._copies if (copied := known()) is not None]
 
     def copies_of(self, root: nn.Module) -> list[nn.Module]:
-        """Those that no optimizer trains: another root is distributed when it is called."""
+        """The copies of ``root`` that no optimizer trains. A trained copy is distributed when it is called."""
         living = [copied() for source, copied in self._copies if source() is root]
         return [one for one in living if one is not None and not self.are_in(one)]
 
 
 def _kernels(group: dict[str, Any]) -> dict[str, Any]:
-    """Which kernels an optimizer takes for a group: shards beside plain parameters need others for a time."""
+    """The kernels of an optimizer's group. Groups with shards and plain parameters need other kernels temporarily."""
     return {name: group[name] for name in ("foreach", "fused") if name in group}

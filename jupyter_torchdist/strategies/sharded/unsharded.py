@@ -1,8 +1,8 @@
-"""When models that fsdp has sharded are gathered: for gradients of gradients, and not for the eyes of user code.
+"""When the parameters of models that fsdp has sharded are gathered: for double backward, and for user code.
 
-A gradient with ``create_graph`` leaves a graph that still needs the gathered parameters, and FSDP frees them as soon as
-a backward through the model is over. So they stay gathered from such a gradient to the end of the next backward that
-leaves no graph.
+A gradient with ``create_graph`` leaves a graph that still needs the gathered parameters, but FSDP frees them when a
+backward through the model ends. So they stay gathered from such a gradient to the end of the next backward without
+``create_graph``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from ..core.scatter import map_tensors
 
 
 class Shown(nn.Parameter):
-    """A gathered parameter in the cell's hands: values to compute with, and the gradient of its shard.
+    """A gathered parameter that the cell may hold: it has the full values, and the gradient of its shard.
 
-    A parameter is one for as long as the cell may have it: what is gathered has no gradient of its own between two
-    backwards, and what is looked up in a shard's is what the optimizer will use. When its memory is let go, whatever
-    the cell does with it is done with the shard.
+    A gathered parameter has no gradient between two backwards, and the optimizer uses the gradient of the shard, so
+    ``grad`` is the shard's. When its memory is freed, operations of the cell on it run on the shard instead.
     """
 
     torchdist_shard: nn.Parameter
@@ -34,7 +33,7 @@ class Shown(nn.Parameter):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with DisableTorchFunctionSubclass():
-            if function is not Tensor.untyped_storage:  # whose memory is meant
+            if function is not Tensor.untyped_storage:  # it needs the gathered memory itself
                 args, kwargs = map_tensors((args, kwargs or {}), _shard_of_what_is_gone)
             return function(*args, **(kwargs or {}))
 
@@ -58,7 +57,7 @@ def _shard_of_what_is_gone(tensor: Tensor) -> Tensor:
 
 
 def shards_of(parameters: Any) -> Any:
-    """What an optimizer is given, with shards for what is gathered."""
+    """The parameters for an optimizer, with gathered parameters replaced by their shards."""
     if isinstance(parameters, Tensor):
         return parameters.torchdist_shard if isinstance(parameters, Shown) else parameters
     if isinstance(parameters, list):
@@ -69,31 +68,31 @@ def shards_of(parameters: Any) -> Any:
 
 
 def shards_by_whole(models: Iterable[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
-    """By parameters that were ever gathered: a cell may have kept them (``list(model.parameters())``)."""
+    """Shards by gathered parameters, which a cell may have kept (``list(model.parameters())``)."""
     return fsdp_shown(groups_of(units_in(models)))
 
 
 def units_in(models: Iterable[nn.Module]) -> list[FSDPModule]:
-    """What is gathered at a time, of models that may be sharded."""
+    """The FSDP units of models that may be sharded."""
     return [part for model in models for part in model.modules() if isinstance(part, FSDPModule)]
 
 
 def groups_of(units: Iterable[FSDPModule]) -> Iterator[FSDPParamGroup]:
-    """What is gathered together, of each unit that has parameters."""
+    """The groups of parameters that are gathered together, of each unit that has parameters."""
     for unit in units:
         yield from fsdp_groups(fsdp_state(unit))
 
 
 class Unsharded:
-    """``models`` are those of the job; more may come. Every rank does the same at the same time."""
+    """``models``: the models of the job, to which more may be added. All ranks make the same calls."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
         self._needed = False
         self._shown: dict[Any, nn.Parameter] = {}
-        """What the cell may have kept, by shards."""
+        """Gathered parameters that the cell may have kept, with their shards."""
         self._versions: dict[FSDPParam, int] = {}
-        """Of shards, when what is gathered now was gathered."""
+        """The versions of the shards when the current gathered parameters were gathered."""
         self._known: list[nn.Module] = []
         self._found: tuple[list[FSDPModule], list[FSDPParamGroup]] = [], []
 
@@ -107,7 +106,7 @@ class Unsharded:
                 unit.unshard()
 
     def after_backward(self, *, create_graph: bool) -> None:
-        """``backward()`` is over, and all gradients are where they belong."""
+        """``backward()`` is over, and all gradients are in place."""
         if self._needed and not create_graph:
             self._needed = False
             for unit in self._units():
@@ -117,9 +116,9 @@ class Unsharded:
 
     @contextmanager
     def whole(self, part: nn.Module) -> Iterator[None]:
-        """Within it a part of a model, which is called by itself, has whole parameters. All ranks call it.
+        """In this context a part of a model that is called alone has gathered parameters. All ranks must enter it.
 
-        What is a unit of its own gathers itself when it is called.
+        A part that is an FSDP unit gathers its parameters itself when it is called.
         """
         shards = {one for one in part.parameters() if isinstance(one, DTensor)}
         if not shards:
@@ -136,12 +135,12 @@ class Unsharded:
                 unit.reshard()
 
     def begin_forward(self) -> None:
-        """A model is about to be called: it gathers what it needs of the shards as they are now."""
+        """A model is about to be called, and will gather parameters from the current shards."""
         self.keep_writes()
         self._versions = {one: _version(one) for group in self._groups() for one in group.fsdp_params}
 
     def show(self) -> None:
-        """User code looks at parameters, and may compute a penalty with them, whose graph the next backward needs."""
+        """User code reads parameters and may compute a penalty with them, whose graph the next backward needs."""
         for group in self._whole():
             for one in group.fsdp_params:
                 if type(one.unsharded_param) in (nn.Parameter, Shown):
@@ -149,7 +148,7 @@ class Unsharded:
         self.show_again()
 
     def show_again(self) -> None:
-        """FSDP has done with gathered parameters; the cell may go on with those that it was shown."""
+        """FSDP has finished with gathered parameters; the cell may use those that it was shown."""
         for shown, shard in self._shown.items():
             shown.torchdist_shard, shown.__class__ = shard, Shown
 
@@ -159,16 +158,16 @@ class Unsharded:
             shown.__class__ = nn.Parameter
 
     def end(self) -> None:
-        """The cell has ended: what it was shown is plain, and holds no shard that would be brought back with it."""
+        """The cell has ended: parameters that it was shown are plain again, without a reference to their shards."""
         self.hide()
         for shown in self._shown:
             del shown.torchdist_shard
         self._shown.clear()
 
     def let_go(self) -> None:
-        """User code changes parameters: those of shards, also after a forward without a backward.
+        """User code is about to change parameters: free gathered ones, so that it changes the shards.
 
-        A backward that does follow gathers them again.
+        If a backward follows, it gathers them again.
         """
         if not self._needed:
             self.keep_writes()
@@ -178,9 +177,9 @@ class Unsharded:
 
     @torch.no_grad()
     def keep_writes(self) -> None:
-        """What was written to gathered parameters, which attributes of modules are after a forward, is the shards' too.
+        """Copy values written to gathered parameters (attributes of modules after a forward) into the shards.
 
-        FSDP would forget it. Nothing is gathered after a backward, so a step of training finds nothing to look at.
+        FSDP would lose them. After a backward no parameters are gathered, so this costs nothing in a training step.
         """
         self.hide()
         if not self._needed:
@@ -189,7 +188,7 @@ class Unsharded:
                     _keep(one)
 
     def _whole(self) -> Iterator[FSDPParamGroup]:
-        """Those that are gathered now. What was gathered before its shards were written is old, and is let go."""
+        """The groups that are gathered now. A group whose shards were written after it was gathered is resharded."""
         for group in self._groups():
             if not group.is_unsharded:
                 continue
@@ -217,12 +216,12 @@ def _has_one_of(unit: FSDPModule, shards: Collection[nn.Parameter]) -> bool:
 
 
 def _version(one: FSDPParam) -> int:
-    """Grows with every step of an optimizer, and with what a cell writes to the shard."""
+    """The version of the shard. It grows with every optimizer step and every write of the cell."""
     return one.sharded_param._version
 
 
 def _keep(one: FSDPParam) -> None:
-    """A rank without a row of it has an empty shard."""
+    """Copy changed values into the shard, which is empty on a rank without rows."""
     whole, shard = one.unsharded_param, one.sharded_param.to_local()  # type: ignore[attr-defined]
     values = whole.to_local() if isinstance(whole, DTensor) else whole
     ranks, rank = one.mesh_info.shard_mesh_size, one.mesh_info.shard_mesh_rank
@@ -232,7 +231,7 @@ def _keep(one: FSDPParam) -> None:
 
 
 def recover(model: nn.Module) -> None:
-    """After a forward that raised the parameters are shards, and the next one may begin."""
+    """After a forward that raised an error: reshard the parameters, so that the next forward can begin."""
     for unit in units_in([model]):
         if fsdp_is_root(unit):
             fsdp_recover(unit)

@@ -1,8 +1,8 @@
-"""Views of a sharded tensor, in the cell's hands: ``weight[0].zero_()``, ``p.grad[:4] *= 2``, ``chunk``, ``diagonal``.
+"""Views of a sharded tensor in the cell: ``weight[0].zero_()``, ``p.grad[:4] *= 2``, ``chunk``, ``diagonal``.
 
-Along a sharded dimension DTensor gathers what it gives, so its "view" is a copy, and what a cell writes to it is lost
-without a word. Here such a copy is a ``WritableView``: it gives its tensor what is written to it, and looks again where
-its tensor has changed. All ranks do so at the same time, as all of them run the cell.
+Along a sharded dimension DTensor gathers, so its "view" is a copy, and values written to it are lost silently. Here
+such a copy is a ``WritableView``: writes to it are copied to its tensor, and it is updated when its tensor has changed.
+All ranks do this at the same time, because all of them run the cell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRITES = (
     *("index_copy_", "index_add_", "index_reduce_", "scatter_.src", "scatter_.value", "scatter_add_"),
     *("scatter_reduce_.two", "masked_scatter_", "put_", "tril_", "triu_", "renorm_", "fill_diagonal_"),
 )
-"""Those that DTensor does not do along every dimension, or with plain tensors; some it does to what each rank has."""
+"""Writes that DTensor does not support in all dimensions or with plain tensors, or applies to each local shard."""
 _READS = (
     *("index.Tensor", "index_select", "gather", "take", "stack", "cat", "mm", "mv", "bmm", "dot", "addmm", "addmv"),
     *("sort", "sort.stable", "topk", "kthvalue", "median", "median.dim", "mode", "histc", "bucketize.Tensor"),
@@ -42,16 +42,16 @@ _READS = (
     *("_pdist_forward", "_foreach_norm.Scalar", "nonzero", "masked_select", "bincount", "allclose"),
     *("searchsorted.Tensor", "scatter.value", "scatter.src", "index_add"),
 )
-"""Those with which cells look at weights, and which DTensor does not do everywhere."""
+"""Operations with which cells inspect weights, and which DTensor does not support in all cases."""
 _OF_SOME = (
     *("max", "max.dim", "min", "min.dim", "amax", "amin", "aminmax", "argmax", "argmin", "linalg_vector_norm"),
     *("norm.Scalar", "norm.ScalarOpt_dim"),
 )
-"""Those that cannot be of nothing, as what a rank has of a small tensor may be."""
+"""Reductions that fail on an empty tensor; a rank's shard of a small tensor may be empty."""
 
 
 def handlers() -> dict[Any, Handler]:
-    """What is asked in place of DTensor, by operation."""
+    """The handlers that run in place of DTensor's dispatch, by operation."""
     ours = (_VIEWS, _view), (_WRITES, write_in_full), (_READS, _read), (_OF_SOME, _reduce)
     return {operation: handler for names, handler in ours for operation in _named(names)}
 
@@ -63,7 +63,7 @@ def _named(names: Sequence[str]) -> Iterator[Any]:
 
 
 class WritableView(DTensor):
-    """A gathered part of ``torchdist_source.tensor``, as that is when it is read, and written to as it is."""
+    """A gathered part of ``torchdist_source.tensor``: reads see its current values, and writes go to it."""
 
     torchdist_source: ViewedStorage
 
@@ -89,7 +89,7 @@ class WritableView(DTensor):
 
 
 def following(handlers: dict[Any, Handler]) -> dict[Any, Handler]:
-    """``handlers``, and for all other operations those that ask ``WritableView``, where DTensor does not."""
+    """``handlers``; if DTensor does not dispatch to subclasses, every operation also dispatches to ``WritableView``."""
     if dtensor_dispatches_subclasses():
         return handlers
     return {operation: partial(_follow, handlers.get(operation)) for operation in aten_operations()}
@@ -105,7 +105,7 @@ def _follow(ours: Handler | None, operation: Any, args: Sequence[Any], kwargs: d
 
 @dataclass
 class ViewedStorage:
-    """``piece`` is ``operation(tensor, *args, **kwargs)``, or what is at ``place`` in it."""
+    """``piece`` is ``operation(tensor, *args, **kwargs)``, or its element ``place``."""
 
     tensor: DTensor
     operation: Any
@@ -113,11 +113,11 @@ class ViewedStorage:
     kwargs: dict[str, Any]
     place: int | None
     piece: DTensor
-    """A shell around the memory that pieces share, which are views of each other."""
+    """A plain DTensor around the memory that all views of each other share."""
     version: int
 
     def look(self) -> None:
-        """What the tensor is now, where it was written to."""
+        """Update the piece if the tensor was written to."""
         if isinstance(self.tensor, WritableView):
             self.tensor.torchdist_source.look()
         if self.version != self.tensor._version:
@@ -125,7 +125,7 @@ class ViewedStorage:
             fill(self.piece, self._of(whole(self.tensor)))
 
     def write(self) -> None:
-        """What was written to the memory of the piece."""
+        """Copy the values of the piece to the tensor."""
         with torch.no_grad():
             full = whole(self.tensor)
             self._of(full).copy_(whole(self.piece))
@@ -142,13 +142,13 @@ class ViewedStorage:
 
 
 def _view(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """In place of what DTensor does for an operation that gives views of its first argument."""
+    """In place of DTensor's dispatch, for an operation that returns views of its first argument."""
     tensor = args[0]
     try:
         made = as_ever(operation, args, kwargs, _view)
-    except (RuntimeError, NotImplementedError):  # uneven shards, and what has no rule
+    except (RuntimeError, NotImplementedError):  # uneven shards, or an operation without a rule
         made = in_full(operation, args, kwargs)
-    if not in_backward():  # gradients on their way are nobody's yet
+    if not in_backward():  # in a backward the cell holds no views
         several = isinstance(made, (list, tuple))
         for place, one in enumerate(made if several else [made]):
             if not _share_memory(one, tensor):
@@ -158,7 +158,7 @@ def _view(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _read(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """In place of what DTensor does for an operation that gives something new: where it does not, with all of them."""
+    """In place of DTensor's dispatch, for an operation that returns a new tensor: if it fails, with full tensors."""
     try:
         return as_ever(operation, args, kwargs, _read)
     except (RuntimeError, NotImplementedError):
@@ -169,23 +169,23 @@ def _read(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _reduce(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """In place of what DTensor does for an operation that some rank may have nothing for."""
+    """In place of DTensor's dispatch, for a reduction for which some rank may have an empty shard."""
     if _leaves_ranks_empty(args[0]):
         return in_full(operation, args, kwargs)
     try:
         return as_ever(operation, args, kwargs, _reduce)
     except (RuntimeError, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) or _NO_DIMENSION in str(error):
-            return in_full(operation, args, kwargs)  # where fsdp has divided what tp has, too
+            return in_full(operation, args, kwargs)  # divided by fsdp and by tp
         raise
 
 
 _NO_DIMENSION = "invalid size of output tensor"
-"""Gloo's word before torch 2.12 for what has none and is gathered: the place of the largest of all."""
+"""Gloo's error before torch 2.12 when a 0-dim tensor is gathered, such as the index of the maximum (``argmax``)."""
 
 
 def _leaves_ranks_empty(tensor: DTensor) -> bool:
-    """Whether a rank has no row; as many as go to the first ranks are theirs, so there may be such without need."""
+    """Whether a rank has no row. The first ranks get full chunks, so later ranks may be empty even with enough rows."""
     ranks = [1] * tensor.ndim
     for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
         if isinstance(placement, (Shard, StridedShard)):
@@ -196,7 +196,7 @@ def _leaves_ranks_empty(tensor: DTensor) -> bool:
 
 
 def _followed(made: Tensor, pieces: Sequence[tuple[DTensor, WritableView]]) -> Tensor:
-    """What an operation on shells of pieces gave: one of the pieces, a view of one, or something new."""
+    """Convert a result of an operation on shells: it is one of the pieces, a view of a piece, or a new tensor."""
     for shell, piece in pieces:
         if made is shell:
             return piece
@@ -214,7 +214,7 @@ def _become_piece(tensor: DTensor, source: ViewedStorage) -> None:
 
 
 def _shell(tensor: DTensor) -> DTensor:
-    """The same memory, and nothing that is done about it."""
+    """A plain DTensor with the same memory, without the behaviour of ``WritableView``."""
     return DTensor(tensor._local_tensor, tensor._spec, requires_grad=False)
 
 
@@ -224,7 +224,7 @@ def _share_memory(one: DTensor, other: DTensor) -> bool:
 
 
 def _written(operation: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What an operation writes to, by its schema."""
+    """The tensors that an operation writes to, by its schema."""
     given = {**dict(zip((one.name for one in operation._schema.arguments), args, strict=False)), **kwargs}
     written = (
         one.name for one in operation._schema.arguments if one.alias_info is not None and one.alias_info.is_write

@@ -1,1 +1,1 @@
-"""One training step: the divided forward, its trial, and the gradients' way over the ranks."""
+"""One training step: the divided forward, its trial, and the averaging of gradients over the ranks."""

@@ -1,10 +1,9 @@
-"""``--grad-accumulation N``: a forward takes its rows in N parts, one after another, and keeps the inside of none.
+"""``--grad-accumulation N``: a forward computes its rows in N parts, one after another, without their activations.
 
-In the backward each part is computed again and its gradients are added to those of the others, so that activations
-take the memory of one part; the price is a second forward. The cell sees the outputs of the whole batch, so that any
-loss of them, and the gradients, are what they were: the batch is that of one step of the optimizer, however many ranks
-and parts it is divided among. (Gao et al., Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup,
-2021, https://arxiv.org/abs/2101.06983.)
+In the backward each part is recomputed, and its gradients are added to the parameters' gradients. So activations need
+the memory of one part only; the price is a second forward. The cell sees the outputs of the global batch: the loss
+and the gradients are as without parts, for one optimizer step per batch. (Gao et al., Scaling Deep Contrastive
+Learning Batch Size under Memory Limited Setup, 2021, https://arxiv.org/abs/2101.06983.)
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ HINT = "leave --grad-accumulation out; --activation-checkpointing saves memory w
 
 
 def check(model: nn.Module, context: ParallelContext) -> None:
-    """Raise ``StrategyError`` for a model whose parts would not give what its whole batch gives."""
+    """Raise ``StrategyError`` for a model whose results on parts of a batch would differ from the global batch."""
     if _parts(context.plan) == 1:
         return
     if context.plan.degree("pp") > 1:
@@ -57,24 +56,24 @@ def check(model: nn.Module, context: ParallelContext) -> None:
 
 
 def of(plan: StrategyPlan) -> Accumulation | None:
-    """What the plan asks for; None for nothing."""
+    """The accumulation that the plan asks for, or None."""
     return Accumulation(_parts(plan)) if _parts(plan) > 1 else None
 
 
 def said(plan: StrategyPlan) -> str:
-    """For the line that says what was done."""
+    """Text for the line that tells the user what was done."""
     if _parts(plan) == 1:
         return ""
     return f"; it is computed in {plan.grad_accumulation} parts, whose gradients are added for one optimizer step"
 
 
 def _parts(plan: StrategyPlan) -> int:
-    """DeepSpeed accumulates by itself: over batches, as its ``gradient_accumulation_steps`` say."""
+    """The number of parts. 1 for DeepSpeed: it accumulates over batches (``gradient_accumulation_steps``)."""
     return 1 if plan.name == "deepspeed" else plan.grad_accumulation
 
 
 class Accumulation:
-    """Forwards in ``count`` parts; a batch with fewer rows a rank is taken in fewer."""
+    """Runs forwards in ``count`` parts; fewer if a rank has fewer rows."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -83,12 +82,12 @@ class Accumulation:
 
     @property
     def as_ranks(self) -> Any:
-        """A batch's parts as if they lay on ranks, of which this is the first."""
+        """A stand-in for a process group: the parts of a batch as ranks; this process is the first."""
         return _Ranks(self.count)
 
     @contextlib.contextmanager
     def backward(self, *, plain: bool) -> Iterator[None]:
-        """``backward()`` of user code; not ``plain``: of some tensors only, or to be differentiated again."""
+        """Within ``backward()`` of user code. Not ``plain``: with ``inputs`` or ``create_graph``."""
         before, self._backward = self._backward, plain
         try:
             yield
@@ -105,10 +104,10 @@ class Accumulation:
         cut: Sequence[bool],
         share: BatchShard,
     ) -> Any:
-        """``forward(*args, **kwargs)``, where ``cut`` tells which of its tensors have the rank's rows of ``share``.
+        """Run ``forward(*args, **kwargs)`` in parts; ``cut`` tells which tensors hold the rank's rows of ``share``.
 
-        All ranks take as many parts: a sharded model communicates in each. ``ways`` is how the outputs are made of
-        those of parts. Raises ``StrategyError`` for a module that changes by being called.
+        All ranks use the same number of parts: a sharded model communicates in each. ``ways``: how the outputs of
+        the parts are combined. Raises ``StrategyError`` for a module that a call changes.
         """
         parts = _even(share.mine.stop - share.mine.start, min(self.count, share.total // share.ranks))
         if len(parts) < 2:
@@ -133,7 +132,7 @@ class Accumulation:
 
     @contextlib.contextmanager
     def _unchanged(self, module: nn.Module) -> Iterator[None]:
-        """A module that counts its calls would count each part twice. Its second call shows it."""
+        """Raise if a call changes the module: a counter of calls would count each part twice. Checks once a module."""
         if id(module) in self._tried:
             yield
             return
@@ -145,12 +144,12 @@ class Accumulation:
         self._tried.add(id(module))
 
     def check_asked(self, inputs: Sequence[Any], trained: Sequence[torch.Tensor]) -> None:
-        """Raise ``StrategyError`` when ``torch.autograd.grad`` asks for gradients of what is trained."""
+        """Raise ``StrategyError`` if ``torch.autograd.grad`` asks for gradients of trained parameters."""
         if {id(one) for one in inputs} & {id(one) for one in trained}:
             self.refuse_other_gradients()
 
     def refuse_other_gradients(self) -> None:
-        """Raise ``StrategyError`` unless ``backward()`` asks: parts add to the parameters' gradients as they go."""
+        """Raise ``StrategyError`` outside ``backward()``: parts add to the gradients of parameters directly."""
         if not self._backward:
             raise StrategyError(
                 "--grad-accumulation computes gradients in backward() alone: the cell asks for some of them, or for "
@@ -176,7 +175,7 @@ def _even(rows: int, count: int) -> list[slice]:
 
 
 class _Part:
-    """One part's forward, to be run twice under the same circumstances."""
+    """The forward of one part, run twice with the same random state and autocast."""
 
     def __init__(self, accumulation: Accumulation, forward: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.accumulation, self._forward = accumulation, forward
@@ -185,10 +184,10 @@ class _Part:
         self._casts = [_cast(kind) for kind in ("cpu", "cuda")]
         self.structure: Any = None
         self.facts: list[tuple[torch.Tensor | None, tuple[str, ...]]] = []
-        """Divisor and form of each output."""
+        """Divisor and form (see ``divisors``) of each output."""
 
     def first(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[bool]]:
-        """The outputs, and which of them have a gradient. What was needed to get them is let go."""
+        """The outputs, and which of them require a gradient. Activations are freed."""
         _, outputs = self._run(tensors)
         found = tensors_in(outputs)
         self.facts = [(divisor_of(output), form_of(output)) for output in found]
@@ -196,7 +195,7 @@ class _Part:
         return [output.detach() for output in found], [output.requires_grad for output in found]
 
     def again(self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Add the parameters' gradients; gives those of the inputs."""
+        """Recompute, add to the gradients of the parameters, and return the gradients of the inputs."""
         self.accumulation.refuse_other_gradients()
         now = randomness.capture()
         randomness.restore(self._random)
@@ -240,12 +239,12 @@ class _Run(torch.autograd.Function):
 
 
 def _anchor() -> torch.Tensor:
-    """Lets outputs have a gradient where no input has one: parameters are no inputs of the function."""
+    """An input that requires a gradient: parameters are not inputs of the function."""
     return torch.empty(0, requires_grad=True)
 
 
 def _cast(kind: str) -> Callable[[], AbstractContextManager[Any]]:
-    """The autocast of now."""
+    """A factory for the current autocast context."""
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     if kind != "cpu" and not enabled:
         return contextlib.nullcontext
@@ -259,7 +258,7 @@ def _joined(
     facts: Sequence[tuple[torch.Tensor | None, tuple[str, ...]]],
     weights: Sequence[float],
 ) -> torch.Tensor:
-    """The whole's output, as ``divided`` makes one of those of the ranks."""
+    """The output of the global batch from the outputs of the parts, as ``divided`` combines those of ranks."""
     if isinstance(way, JoinedRows):
         return torch.cat(list(values), way.dim)
     if not isinstance(way, AddedParts):
@@ -277,7 +276,7 @@ def _joined(
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Buffers' versions and plain attributes of all parts."""
+    """The versions of buffers and the plain attributes of all submodules."""
     for place, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False):
             yield f"{place}.{name}".lstrip("."), buffer._version

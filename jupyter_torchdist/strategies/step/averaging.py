@@ -1,13 +1,12 @@
-"""The automatic way's gradients, averaged over the ranks after each backward: what DDP's reducer does, and its options.
+"""Averages gradients over the ranks after each backward, for the automatic way: as DDP's reducer, with its options.
 
-DDP counts the gradients that its own forward announced. Here any backward of any cell may come (several a step, a
-gradient penalty, another branch on each rank), so a rank tells with its gradients which of them it had: a number for
-each travels at the end of the last bucket. A gradient that is None on some ranks counts as zeros there; one that is
-None on all stays None. Averaging what is the same on all ranks already changes nothing, so accumulated gradients may
-be averaged again.
+DDP knows from its own forward which gradients will come. Here any backward is possible (several per step, a
+gradient penalty, other branches on each rank). So each rank tells which gradients it had: the last bucket ends with a
+number for each parameter. A gradient that is None on some ranks counts as zeros there. A gradient that is None on all
+ranks remains None. Gradients that are equal on all ranks do not change, so accumulated gradients may be averaged again.
 
-Where no gradient was there before, autograd adds each to zeros in its bucket, and there they stay: none is copied.
-Where the losses were divided before the backward, their sum is what is wanted, and no gradient is divided.
+If no gradients exist before a backward, autograd accumulates them directly in the buckets, without a copy.
+If the losses were divided before the backward, gradients are summed and not divided.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from .layout import CARGO, Bucket, BucketLayout
 
 @dataclass(frozen=True)
 class How:
-    """DDP's options. ``static``: the same gradients come in each backward.
+    """DDP's options. ``static``: every backward gives the same set of gradients.
 
-    ``views``: gradients that were there before the backward become views of the buckets, too, as new ones always are.
-    ``early``: nothing else is done to gradients after they have come.
+    ``views``: gradients from before the backward become views of the buckets, too; new ones always are.
+    ``early``: gradients are final when they come; no other parallelism processes them.
     """
 
     bucket_bytes: int = 25 * 2**20
@@ -62,7 +61,7 @@ _FROM_A_STRATEGY = (OURS, "torch.distributed")
 
 
 def check(model: nn.Module) -> None:
-    """Raise ``StrategyError`` for a cell that takes gradients as they come: an optimizer's step within the backward."""
+    """Raise ``StrategyError`` for hooks that use gradients within the backward, as an optimizer step in a hook."""
     for name, parameter in model.named_parameters():
         hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         for hook in hooks.values():
@@ -75,10 +74,9 @@ def check(model: nn.Module) -> None:
 
 
 class Averaging:
-    """Averages the gradients of the parameters that it is given, on all ranks of ``group`` alike.
+    """Averages the gradients of the given parameters over the ranks of ``group``.
 
-    What is known of the gradients (which have ever come, whether any is sparse) is the same on all ranks, and so is
-    their order in the buckets.
+    The state (which gradients have ever come, which are sparse) and the order in the buckets are equal on all ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, how: How) -> None:
@@ -94,14 +92,14 @@ class Averaging:
         self._begun = self._summed = self._kept = False
         self._cargo: list[float] = []
         self.carried: list[float] = []
-        """What the ranks' ``carry`` is together."""
-        self._first: list[bool] | None = None  # which gradients this rank had, when they are to stay the same
+        """The sums over the ranks of the numbers given to ``carry``."""
+        self._first: list[bool] | None = None  # under ``static``: which gradients this rank had at first
         self._early = Early(self.send)
 
     # -------------------------------------------------------------------------------------------------- a backward
 
     def begins_anew(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether ``begin`` wants no gradient to be there, so that new ones go into their buckets as they come.
+        """Whether to call ``begin``, with existing gradients set aside: new ones then go directly into the buckets.
 
         The same on all ranks.
         """
@@ -115,10 +113,10 @@ class Averaging:
         )
 
     def begin(self, *, silent: bool, may_sum: bool = False, kept: bool = False) -> bool:
-        """A backward begins anew. Whether gradients will be summed, and not averaged.
+        """Start a backward without existing gradients. Returns whether gradients will be summed, not averaged.
 
-        ``silent``: nothing in it communicates. ``may_sum``: its losses can be divided by the number of ranks before;
-        every rank says the same. ``kept``: gradients that were there wait for its end.
+        ``silent``: the backward does not communicate. ``may_sum``: its losses can be divided by the number of ranks
+        before (equal on all ranks). ``kept``: existing gradients were set aside until its end.
         """
         layout = self._layout
         assert layout is not None
@@ -130,18 +128,18 @@ class Averaging:
         return self._summed
 
     def carries(self, dtype: torch.dtype) -> bool:
-        """Whether numbers of this type can travel with the gradients of the backward that has begun."""
+        """Whether numbers of this type can be sent with the gradients of the current backward."""
         if not self._summed or self._layout is None or not self._layout.counted:
             return False
         last = self._layout.buckets[-1]
         return last.device.type == "cpu" and torch.promote_types(dtype, last.dtype) == last.dtype
 
     def carry(self, numbers: Sequence[float]) -> None:
-        """Add up ``CARGO`` numbers at the most over the ranks; afterwards they are in ``carried``."""
+        """Sum up to ``CARGO`` numbers over the ranks, together with the gradients; the result is in ``carried``."""
         self._cargo = list(numbers)
 
     def fail(self) -> None:
-        """The backward raised: buckets that other ranks may have sent are sent, and forgotten."""
+        """The backward raised: send the buckets that other ranks may have sent, and discard the results."""
         layout = self._layout
         if layout is None or not self._begun:
             return
@@ -151,10 +149,10 @@ class Averaging:
         self._begun = self._summed = self._kept = False
 
     def average(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its mean; every rank names the same parameters (some twice) in the same order.
+        """Replace each gradient by its mean; every rank gives the same parameters (some twice) in the same order.
 
-        Raises ``StrategyError`` under ``static`` when this rank's gradients are others than the first time, and where
-        gradients were there before on some ranks alone.
+        Raises ``StrategyError`` if gradients existed before on some ranks only. Under ``static`` also if this rank has
+        another set of gradients than in the first step.
         """
         self._early.stop()
         if not self._begun and not self._are_known(parameters):
@@ -173,7 +171,7 @@ class Averaging:
         self._begun = self._summed = self._kept = False
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Release all state and hooks."""
         self._early.end()
         self._layout = None
         for known in (self._given, self._trained, self._others, self._seen, self._sparse):
@@ -189,7 +187,7 @@ class Averaging:
         )
 
     def _note(self, parameters: Sequence[nn.Parameter]) -> None:
-        """DTensors average themselves; parameters without values (meta) are those of another stage."""
+        """Set the parameters. Skips DTensors, which are averaged elsewhere, and meta parameters of other stages."""
         if self._first is not None:
             raise StrategyError(
                 "-O static_graph=1, but other parameters are trained now than in the first step",
@@ -214,9 +212,9 @@ class Averaging:
         self._early.end()
 
     def _ask(self) -> None:
-        """All ranks say what they have, then average it: at first, when something new has come, and beside sparse ones.
+        """Agree on which gradients exist, then average: in the first step, for new gradients, and with sparse ones.
 
-        One more all-reduce, whose result is read.
+        Costs one more all-reduce, and waits for its result.
         """
         if self._how.static and self._first is None:
             self._first = self._had()
@@ -239,7 +237,7 @@ class Averaging:
         return [parameter.grad is not None for parameter in self._trained]
 
     def _check_static(self, layout: BucketLayout) -> None:
-        """A gradient that this rank had at first is there; one that no rank had is not; none came twice of late."""
+        """Raise unless this rank has the same gradients as in the first step, each computed once."""
         assert self._first is not None
         if self._early.twice:
             layout.give_up()
@@ -264,9 +262,9 @@ class Averaging:
     # ---------------------------------------------------------------------------------------------------- the buckets
 
     def _finish(self, layout: BucketLayout) -> bool:
-        """Send what is not sent yet, and take the means. False: some rank raised the alarm, there is more to average.
+        """Send the remaining buckets, and take the means. False: some rank raised the alarm; more must be averaged.
 
-        Where a backward began anew that has been done already: what was in no bucket is averaged by itself, and added.
+        After ``begin`` that is done here: gradients outside the buckets are averaged separately, and added.
         """
         carrying, complete = bool(self._cargo), self._send(layout)
         for bucket in layout.buckets:
@@ -293,7 +291,7 @@ class Averaging:
         return not alarms
 
     def _add(self, layout: BucketLayout, used: list[bool] | None) -> None:
-        """To the means: those of gradients that came when their bucket was sent, or that have none yet."""
+        """Add to the means: gradients that came after their bucket was sent, or that have no bucket yet."""
         means = layout.means(used)
         layout.give_up()
         self._begun = False
@@ -303,7 +301,7 @@ class Averaging:
             parameter.grad = mean if parameter.grad is None else mean.add_(parameter.grad)
 
     def _send(self, layout: BucketLayout) -> bool:
-        """Whether this rank had all gradients."""
+        """Send all remaining buckets. Returns whether this rank had all gradients."""
         complete = layout.look()
         alarm = self._early.twice or any(one.grad is not None and one not in self._sparse for one in self._others)
         tail = layout.tail([*layout.came(), alarm, self._kept, *self._cargo])
@@ -314,6 +312,6 @@ class Averaging:
         return complete
 
     def send(self, bucket: Bucket, tail: Tensor | None = None) -> None:
-        """Begin to average a bucket. Every rank sends the same ones in the same order."""
+        """Start to average a bucket. All ranks send the same buckets in the same order."""
         bucket.fill(tail if bucket.is_last else None, summed=self._summed)
         self._compression.send(bucket)

@@ -1,7 +1,7 @@
-"""Whether all ranks have the same batch, as they must before each takes its rows of it.
+"""Checks that all ranks have the same batch before each rank takes its rows.
 
-A generator that nobody seeded, the order of a set, a clock: what a cell takes from these differs by rank, and the
-ranks' rows would be joined to a batch that there never was.
+Values from an unseeded generator, the order of a set or a clock differ between ranks. The rows of different batches
+would be joined to a wrong batch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ...protocol.errors import StrategyError
 from ..analysis.kinds import tensors_within
 
 ENOUGH = 2**16
-"""Elements of a tensor that are looked at."""
+"""About how many elements of a tensor are compared."""
 
 Print = list[tuple[str, float, float]]
-"""Of each tensor: type and shape, a sum in which every place counts differently, and by how much it may be off."""
+"""For each tensor: dtype and shape, a sum with a different weight for every position, and its tolerance."""
 
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
-"""What ranks compute from the same numbers may differ by this part of the sum; on GPUs of two kinds, say."""
+"""Relative tolerance of the sum: results of the same computation may differ, for example on two kinds of GPUs."""
 
 
 @torch.no_grad()
 def fingerprint(values: Any) -> Print:
-    """Of all tensors in ``values``, however they are packed: small, and equal for equal ones but for rounding."""
+    """A small fingerprint of all tensors in ``values``; for equal tensors it is equal up to rounding."""
     tensors = tensors_within(values)
     return [_of(tensor) for tensor in tensors if not tensor.is_sparse and not tensor.is_meta and not tensor.is_nested]
 
@@ -42,7 +42,7 @@ def _of(tensor: torch.Tensor) -> tuple[str, float, float]:
 
 
 def check_alike(found: Sequence[Print], what: str) -> None:
-    """Raise ``StrategyError`` where a rank's is not the first's; ``what`` they have, in words. All ranks call it."""
+    """Raise ``StrategyError`` if a rank's fingerprint differs from the first; ``what``: a name for the data."""
     for rank, other in enumerate(found):
         if len(other) != len(found[0]) or not all(map(_close, other, found[0])):
             raise StrategyError(

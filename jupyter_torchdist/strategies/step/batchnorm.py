@@ -1,7 +1,7 @@
-"""Batch normalisation over the whole batch while its samples lie on several ranks; in place, on the CPU too.
+"""Batch normalisation over the global batch, with its samples on several ranks; in place, also on the CPU.
 
-``torch.nn.SyncBatchNorm`` is another class and refuses CPU tensors; here the user's modules stay, and get a forward
-of their own until ``revert``. Slices may be uneven or empty.
+``torch.nn.SyncBatchNorm`` is another class and refuses CPU tensors. Here the user's modules are kept, and their
+``forward`` is replaced until ``revert``. Slices may be uneven or empty.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _OURS = (_GROUP, "forward", "__getstate__")
 
 @dataclass
 class Sharing:
-    """Among whom a batch lies; ``group`` is None while every rank sees all of it."""
+    """The ranks that divide a batch; ``group`` is None while every rank has the global batch."""
 
     group: dist.ProcessGroup | None
 
 
 def check(model: nn.Module) -> None:
-    """Raise ``StrategyError`` for batch normalisation whose statistics cannot be put together."""
+    """Raise ``StrategyError`` for batch normalisation whose statistics cannot be combined."""
     for name, module in model.named_modules():
         if _is_ours(module) and type(module).forward is not BatchNorm.forward:
             raise StrategyError(
@@ -43,9 +43,9 @@ def check(model: nn.Module) -> None:
 
 
 def convert(model: nn.Module, context: ParallelContext) -> Sharing | None:
-    """Let the batch normalisation of ``model`` share statistics among the ranks of a batch; None if it has none.
+    """Let the batch normalisation of ``model`` share statistics among the data ranks; None if it has none.
 
-    In evaluation each rank uses the running statistics, or those of what it sees. Where every rank sees the whole
+    In evaluation each rank uses the running statistics, or statistics of its own input. If every rank has the global
     batch in training, call the model ``with whole_batch(sharing)``.
     """
     layers = [module for module in model.modules() if _is_ours(module)]
@@ -62,7 +62,7 @@ def convert(model: nn.Module, context: ParallelContext) -> Sharing | None:
 
 
 def _plain_state(layer: nn.Module) -> dict[str, Any]:
-    """For copies and files: a copy that is trained, too, is converted as a model of its own."""
+    """The state for copies and files, without our attributes: a copy that is trained is converted separately."""
     return {name: value for name, value in vars(layer).items() if name not in _OURS}
 
 
@@ -71,7 +71,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def revert(model: nn.Module) -> None:
-    """Take back what ``convert`` did."""
+    """Undo ``convert``."""
     for module in model.modules():
         if _GROUP in vars(module):
             for name in _OURS:
@@ -80,7 +80,7 @@ def revert(model: nn.Module) -> None:
 
 @contextmanager
 def whole_batch(*sharings: Sharing | None) -> Iterator[None]:
-    """Within it every rank sees the whole batch: nothing is shared."""
+    """Within it, every rank has the global batch: nothing is shared."""
     groups = [(sharing, sharing.group) for sharing in sharings if sharing is not None]
     for sharing, _ in groups:
         sharing.group = None
@@ -92,7 +92,7 @@ def whole_batch(*sharings: Sharing | None) -> Iterator[None]:
 
 
 def _forward(layer: Any, x: Tensor) -> Tensor:
-    """In place of ``BatchNorm.forward``."""
+    """Replaces ``BatchNorm.forward``."""
     group = vars(layer)[_GROUP].group
     if not layer.training or group is None or group.size() == 1:
         return type(layer).forward(layer, x)  # type: ignore[no-any-return]
@@ -130,32 +130,32 @@ def _fused(layer: Any, x: Tensor, momentum: float, group: dist.ProcessGroup) -> 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of all ranks' samples, for each channel."""
+    """Statistics of the samples of all ranks, for each channel."""
 
     mean: Tensor
     variance: Tensor
-    """Biased."""
+    """The biased variance."""
     count: float
 
 
 def _dims(x: Tensor) -> list[int]:
-    """All but the channels."""
+    """All dimensions but the channels."""
     return [0, *range(2, x.ndim)]
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Sums of half precision are made in fp32."""
+    """Half precision is summed in fp32."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _spread(channels: Tensor, x: Tensor) -> Tensor:
-    """Values of channels, to be combined with ``x``."""
+    """Per-channel values, reshaped to broadcast with ``x``."""
     return channels.view(1, -1, *[1] * (x.ndim - 2))
 
 
 @torch.no_grad()
 def _statistics(x: Tensor, group: dist.ProcessGroup) -> Statistics:
-    """Of every rank's samples, in one collective: means and variances combined (Chan, Golub and LeVeque, 1983)."""
+    """Combine the ranks' means and variances in one collective (Chan, Golub and LeVeque, 1983)."""
     wide, channels = _wide(x), x.shape[1]
     count = x.numel() // max(1, channels)
     if count:
@@ -175,14 +175,14 @@ def _statistics(x: Tensor, group: dist.ProcessGroup) -> Statistics:
 
 
 def _check_enough(statistics: Statistics, x: Tensor) -> None:
-    if statistics.count <= 1:  # in the words of torch.nn.functional.batch_norm
+    if statistics.count <= 1:  # the message of torch.nn.functional.batch_norm
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
 
 
 @torch.no_grad()
 def _update_running(layer: Any, statistics: Statistics, momentum: float) -> None:
     unbiased = statistics.variance * (statistics.count / (statistics.count - 1))
-    # ``data``, as PyTorch's kernel: a forward of before, which has saved them, may still have its backward to come
+    # ``data``, as in PyTorch's kernel: an earlier forward may have saved them for a backward that is still to come
     layer.running_mean.data.lerp_(statistics.mean.to(layer.running_mean.dtype), momentum)
     layer.running_var.data.lerp_(unbiased.to(layer.running_var.dtype), momentum)
 
@@ -262,7 +262,7 @@ def _composed(
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Every rank's loss depends on every rank's input: the gradient is summed over ranks as well."""
+    """The loss of each rank depends on the inputs of all ranks: the gradient is summed over ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -1,7 +1,6 @@
-"""What a bucket of gradients is sent as: whole, in half precision, or as factors of low rank, by PyTorch's own hooks.
+"""Sends a bucket of gradients uncompressed, in half precision, or as low-rank factors (PyTorch's hooks).
 
-They were written for DDP's reducer, of which they see a bucket alone
-(``torch.distributed.algorithms.ddp_comm_hooks``).
+The hooks were written for DDP's reducer, but need only a bucket (``torch.distributed.algorithms.ddp_comm_hooks``).
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ _LONG = (torch.float32, torch.float64)
 class Compression:
     """Sends buckets. ``kind``: ``none``, ``fp16``, ``bf16``, ``powersgd``.
 
-    PowerSGD (Vogels et al. 2019, https://arxiv.org/abs/1905.13727) keeps what it did not send of a bucket and adds it
-    the next time, so several backwards of a step are right, too. ``early``: several buckets may be in flight at once.
+    PowerSGD (Vogels et al. 2019, https://arxiv.org/abs/1905.13727) keeps the error of a bucket and adds it the next
+    time, so several backwards per step are correct, too. ``early``: several buckets may be in flight at once.
     """
 
     def __init__(self, kind: str, group: dist.ProcessGroup) -> None:
         self._kind, self._group = kind, group
         self._state: Any = powersgd_state(group) if kind == "powersgd" else None
         self.sums = kind == "none"
-        """Whether gradients may come divided already: PyTorch's hooks divide them."""
+        """Whether gradients may be divided in advance; not with PyTorch's hooks, which divide them."""
         self.early = self._state is None  # PowerSGD's second and third all-reduce come when the first has ended
 
     def divisor(self, dtype: torch.dtype) -> int:
-        """By what gradients are divided before they are sent; PyTorch's hooks do it themselves.
+        """The divisor of gradients before they are sent; PyTorch's hooks divide by themselves.
 
-        Before the sum, as DDP does: half precision would overflow.
+        The division comes before the sum, as in DDP: half precision would overflow.
         """
         return self._group.size() if self._is_whole(dtype) else 1
 
@@ -48,7 +47,7 @@ class Compression:
         return dtype not in _LONG or self._kind == "none"
 
     def send(self, bucket: Bucket) -> None:
-        """Begin to replace ``bucket.flat`` by its mean over the group; ``bucket.sent.wait()`` ends it."""
+        """Start to replace ``bucket.flat`` by its mean over the group; ``bucket.sent.wait()`` completes it."""
         flat = bucket.flat
         assert flat is not None
         if self._is_whole(flat.dtype):
@@ -59,9 +58,9 @@ class Compression:
             self._send_factors(bucket)
 
     def _send_factors(self, bucket: Bucket) -> None:
-        """A layer without gradient leaves a factor of zeros, with which the next step would begin, and so all others.
+        """A layer with a zero gradient leaves a zero factor, and the next steps would start from it forever.
 
-        Then all factors of the bucket begin anew, with random numbers.
+        In that case all factors of the bucket are reset to random numbers.
         """
         seen: Any = Seen(bucket)
         bucket.sent = powerSGD_hook.powerSGD_hook(self._state, seen)
@@ -72,7 +71,7 @@ class Compression:
             self._state.q_memory_dict.pop(bucket.index)
 
     def _widths(self, gradients: list[Tensor]) -> list[int]:
-        """Numbers in the second factor of each compressed gradient, in the hook's order: by shape."""
+        """Number of elements in the second factor of each compressed gradient, in the hook's order: by shape."""
         shapes: dict[tuple[int, int], list[int]] = {}
         for gradient in gradients:
             rows, columns = gradient.reshape(gradient.shape[0], -1).shape
@@ -82,14 +81,14 @@ class Compression:
         return [width for widths in shapes.values() for width in widths]
 
     def forget(self) -> None:
-        """The buckets are others now: what was left unsent of the old ones is given up."""
+        """The buckets have changed: discard the errors of the old ones."""
         if self._state is not None:
             for kept in (self._state.error_dict, self._state.p_memory_dict, self._state.q_memory_dict):
                 kept.clear()
 
 
 class Seen:
-    """A bucket, as a hook sees it: ``torch.distributed.GradBucket`` cannot be made in Python."""
+    """The interface of ``torch.distributed.GradBucket``, which cannot be constructed in Python."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -105,15 +104,15 @@ class Seen:
         return self._bucket.flat
 
     def gradients(self) -> list[Tensor]:
-        """Matrices and vectors; the tail is a vector, which PowerSGD sends as it is."""
+        """Matrices and vectors; the tail is a vector, which PowerSGD sends uncompressed."""
         pieces = [piece.view(1) if piece.dim() == 0 else piece for piece in self._bucket.pieces]
         end = self.buffer()[self._bucket.elements - self._bucket.tail :]
         return [*pieces, end] if self._bucket.tail else pieces
 
 
 def powersgd_state(group: dist.ProcessGroup) -> powerSGD_hook.PowerSGDState:
-    """What PowerSGD keeps between steps: factors of rank 1, and what they left out.
+    """The state of PowerSGD between steps: factors of rank 1, and errors.
 
-    Without the small number a layer whose gradient is zero for a step would be divided by zero.
+    The epsilon prevents a division by zero for a layer with a zero gradient.
     """
     return powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=POWERSGD_START, orthogonalization_epsilon=1e-12)

@@ -1,11 +1,11 @@
-"""Tensors whose values come when they are needed, and the record of what user code does with them before.
+"""Lazy tensors, and the record of the operations of user code on them.
 
-A forward may give its outputs as ``Deferred``: user code computes a loss of them, which is recorded function by
-function (as ``__torch_function__`` shows them) and run on tensors without values for its shape. Then one of two things
-happens. ``backward()`` is called on a recorded scalar: the record says how the loss comes from the outputs, and the
-forward may still choose how to compute both. Or something needs a value (``item()``, ``print``, a hook, a custom
-``autograd.Function``): the forward is done at once, and what was recorded is done with it. Nothing is approximated in
-either case. Afterwards the tensors are ordinary ones: the same objects, with values.
+A forward may return its outputs as ``Deferred``. User code computes a loss from them. Each function call is recorded
+(by ``__torch_function__``) and run on fake tensors for its shapes. Then there are two cases. (1) ``backward()`` is
+called on a recorded scalar: the record tells how the loss depends on the outputs, and the forward can still choose how
+to compute both. (2) Something needs a value (``item()``, ``print``, a hook, a custom ``autograd.Function``): the
+forward and the recorded operations run at once. Both cases are exact. Afterwards the tensors are ordinary: the same
+objects, with values.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
     )
     for name in names
 }
-"""What a number such as a loss is often written to by: ``loss /= steps``."""
+"""In-place operations that are common on a loss (``loss /= steps``), with their out-of-place forms."""
 
 _OWN = ("record", "number")
 _COUNTED_HERE = 3
-"""References to a tensor that are not the user's: the list, the loop, the argument of ``getrefcount``."""
+"""References to a tensor in our own code: the list, the loop, the argument of ``getrefcount``."""
 
 
 class ValueSource(Protocol):
-    """What the outputs come from."""
+    """The forward behind deferred outputs."""
 
     def now(self, why: str) -> Sequence[Tensor]:
-        """The outputs with their values, differentiable. ``why``: what asks for them, in words."""
+        """Compute the outputs, differentiable. ``why``: the name of the operation that needs them."""
 
     def backward(self, loss: Deferred, grad: Tensor | None) -> bool:
-        """Forward, loss and gradients. False: the forward alone was done instead."""
+        """Compute forward, loss and gradients. False: only the forward was computed."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Ref:
 
 @dataclass(frozen=True)
 class External:
-    """Stands for a tensor that came from elsewhere."""
+    """Stands for a tensor from outside the record."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class Node:
-    """One function that was called, and the numbers of its results."""
+    """One recorded function call, and the numbers of its results."""
 
     function: Callable[..., Any]
     args: Any
@@ -99,7 +99,7 @@ class Node:
 
 
 class OperationRecord:
-    """Of one forward. ``fakes``: its outputs without values; ``mode``: theirs."""
+    """The record of one forward. ``fakes``: its outputs as fake tensors, of fake mode ``mode``."""
 
     def __init__(
         self, source: ValueSource, fakes: Sequence[Tensor], mode: FakeTensorMode, device: torch.device
@@ -123,14 +123,14 @@ class OperationRecord:
 
     @property
     def done(self) -> bool:
-        """Whether values are there."""
+        """Whether the values are computed."""
         return self._values is not None
 
     def fake(self, tensor: Deferred) -> Tensor:
         return self._fakes[tensor.number]
 
     def value(self, tensor: Deferred, why: str) -> Tensor:
-        """Of a recorded tensor."""
+        """The value of a recorded tensor; computes all values if necessary."""
         number = tensor.number
         if self._values is None:
             self.come(self._source.now(why))
@@ -138,12 +138,12 @@ class OperationRecord:
         return self._values[number]
 
     def backward(self, loss: Deferred, grad: Tensor | None) -> bool:
-        """As ``ValueSource``."""
+        """See ``ValueSource.backward``."""
         self.check_externals()
         return self._source.backward(loss, grad)
 
     def come(self, outputs: Sequence[Tensor], known: dict[int, Tensor] | None = None) -> None:
-        """The outputs have values: so has all that was recorded. ``known``: what need not be computed."""
+        """Set the outputs' values, and run the recorded operations. ``known``: results that exist already."""
         if self._values is not None:
             return
         self.check_externals()
@@ -154,12 +154,12 @@ class OperationRecord:
         self._settle()
 
     def come_alone(self, known: dict[int, Tensor]) -> None:
-        """Only these are still asked for."""
+        """Set only these values: nothing else is used any more."""
         self._values = dict(known)
         self._settle()
 
     def _settle(self) -> None:
-        """The user's tensors become ordinary ones, where Python lets them; others answer with their values."""
+        """Turn the user's tensors into ordinary ones where Python allows it; others forward to their values."""
         assert self._values is not None
         taken: dict[int, Tensor] = {}
         for tensor in self._living:
@@ -171,12 +171,12 @@ class OperationRecord:
         self._living, self.nodes, self.externals, self.outputs = [], [], [], []
 
     def wanted(self, loss: Deferred) -> bool:
-        """Whether user code still holds something beside ``loss``."""
+        """Whether user code still holds another recorded tensor than ``loss``."""
         self.outputs = []
         return any(tensor is not loss and sys.getrefcount(tensor) > _COUNTED_HERE for tensor in self._living)
 
     def check_externals(self) -> None:
-        """Raises ``RuntimeError`` for a tensor that was written since it took part."""
+        """Raises ``RuntimeError`` if an external tensor was written after it was recorded."""
         for tensor, version in zip(self.externals, self._versions, strict=True):
             if _version(tensor) != version:
                 raise RuntimeError(
@@ -187,7 +187,7 @@ class OperationRecord:
     # ----------------------------------------------------------------------------------------------------- recording
 
     def called(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The results of a function, without values; ``NotImplemented`` where values are needed."""
+        """Record a function call, and return deferred results; ``NotImplemented`` if values are needed."""
         name = getattr(function, "__name__", "")
         written = args[0] if name in _IN_PLACE and isinstance(args[0], Deferred) else None
         if written is not None:
@@ -200,7 +200,7 @@ class OperationRecord:
         try:
             with self._mode, _NoChance():  # type: ignore[no-untyped-call]
                 results = function(*fakes[0], **fakes[1])
-        except Exception:  # noqa: BLE001  # done on real values it raises in the user's words, or does not
+        except Exception:  # noqa: BLE001  # on real values it may succeed, or raises the right error
             return NotImplemented
         made = tensors_in(results)
         if not made or not all(isinstance(tensor, FakeTensor) for tensor in made):
@@ -232,7 +232,7 @@ class OperationRecord:
         self.nodes.append(Node(function, *given, numbers, torch.is_grad_enabled(), autocast))
 
     def _takes(self, values: Any) -> bool:
-        """Whether nothing beside this record asks for gradients, or has no values either."""
+        """Whether all other tensors have values and require no gradient, and no other record is involved."""
         for one in tensors_in(values):
             if isinstance(one, Deferred):
                 if one.record is not self:
@@ -243,7 +243,7 @@ class OperationRecord:
 
 
 class Deferred(Tensor):
-    """A tensor of a ``OperationRecord``."""
+    """A tensor of an ``OperationRecord``."""
 
     record: OperationRecord
     number: int
@@ -294,7 +294,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def settled(values: Any, why: str, but: OperationRecord | None = None) -> Any:
-    """``values`` with ordinary tensors in place of deferred ones; those of ``but`` may wait."""
+    """``values`` with deferred tensors replaced by ordinary ones, except tensors of the record ``but``."""
 
     def real(tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Deferred) or (tensor.record is but and not tensor.record.done):
@@ -307,7 +307,7 @@ def settled(values: Any, why: str, but: OperationRecord | None = None) -> Any:
 
 
 def backward(original: Callable[..., Any], tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """In place of ``torch.autograd.backward``: a recorded loss is computed together with its gradients."""
+    """Replaces ``torch.autograd.backward``: a recorded loss is computed together with its gradients."""
     losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     loss = losses[0] if len(losses) == 1 else None
     if isinstance(loss, Deferred) and not loss.record.done and loss.dim() == 0 and not _asks_for_more(*args, **kwargs):
@@ -320,14 +320,14 @@ def backward(original: Callable[..., Any], tensors: Any, grad_tensors: Any = Non
 def _backward(
     loss: Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
-    """``Tensor.backward``."""
+    """Replaces ``Tensor.backward``."""
     torch.autograd.backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _asks_for_more(
     retain_graph: Any = None, create_graph: bool = False, grad_variables: Any = None, inputs: Any = None
 ) -> bool:
-    """The further arguments of ``torch.autograd.backward``."""
+    """Whether the other arguments of ``torch.autograd.backward`` ask for more than a plain backward."""
     return create_graph or grad_variables is not None or inputs is not None
 
 
@@ -337,7 +337,7 @@ def _writes(name: str) -> bool:
 
 
 class _NoChance(TorchDispatchMode):
-    """Raises where random numbers are drawn."""
+    """Raises ``RuntimeError`` if random numbers are drawn."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -346,7 +346,7 @@ class _NoChance(TorchDispatchMode):
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Containers built anew, everything in them changed."""
+    """Rebuild containers with ``change`` applied to all their items."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(mapped(item, change) for item in value))
     if type(value) in (list, tuple):
@@ -363,7 +363,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _become(tensor: Deferred, value: Tensor) -> bool:
-    """Make the object an ordinary tensor. False where something beside Python holds the value, or holds it weakly."""
+    """Turn the object into an ordinary tensor. False if the value has weak references or is held outside Python."""
     kept = {name: held for name, held in vars(tensor).items() if name not in _OWN}
     try:
         torch.utils.swap_tensors(tensor, value)
@@ -374,12 +374,12 @@ def _become(tensor: Deferred, value: Tensor) -> bool:
 
 
 def install(patches: Patches) -> None:
-    """What does not ask ``__torch_function__`` knows of deferred tensors for the time of the patches."""
+    """Patch functions that bypass ``__torch_function__``, so that they support deferred tensors."""
     patches.around(torch.autograd, "backward", backward)
-    own: Any = vars(torch.autograd.Function)["apply"]  # a method of C's from 2.15 on
+    own: Any = vars(torch.autograd.Function)["apply"]  # implemented in C from PyTorch 2.15 on
 
     def applied(cls: type, *args: Any, **kwargs: Any) -> Any:
-        """What a custom function does with its arguments is below Python's sight."""
+        """A custom function needs values: its forward is not seen by ``__torch_function__``."""
         args, kwargs = settled((args, kwargs), cls.__name__)
         return own.__get__(None, cls)(*args, **kwargs)
 

@@ -1,7 +1,7 @@
-"""The training forward of a distributed model: each rank computes its rows of the batch, and all get all outputs.
+"""The training forward of a distributed model: each rank computes its rows of the batch; all ranks get all outputs.
 
-Before the first forward of its kind the model is tried on this rank's rows and watched, operation by operation
-(``batchwise``): only what is proved to treat the samples one by one is divided.
+Before the first forward of a kind, a trial runs the model on this rank's rows and follows each operation
+(``batchwise``). A forward is divided only if it provably processes each sample independently.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Learned:
-    """What a trial found. ``dims``: where the inputs' samples are, if not in the first dimension."""
+    """The result of a trial. ``dims``: the dimensions of the samples in the inputs, if not the first."""
 
     ways: tuple[Way, ...]
     dims: Dims | None = None
 
 
 def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str) -> tuple[Way, ...] | Refused:
-    """What all ranks found; what one refuses, all refuse."""
+    """The result that all ranks found; if one rank refuses, all refuse."""
     found = of_every_rank(mine, group)
     refusal = next((one for one in found if isinstance(one, Refused)), None)
     if refusal is None and any(one != found[0] for one in found):
@@ -59,7 +59,7 @@ def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str
 
 
 class Divider:
-    """Divides the forwards of all root modules of a job among the ranks of ``group``."""
+    """Divides the forwards of all root modules in a job among the ranks of ``group``."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class Divider:
         self._padded = packing.Padded(packing.over_ranks(group))
         self._sharing: dict[int, batchnorm.Sharing | None] = {}
         self.samples: int | None = None
-        """Samples of the batch that a loader gave last."""
+        """Number of samples in the last batch of a loader."""
         self.replicated = True
-        """Whether what a forward is given now is the whole batch, the same on all ranks."""
+        """Whether the inputs of a forward are now the global batch, equal on all ranks."""
         self.divided = False
-        """Whether a forward was divided: the gradients are parts then."""
+        """Whether a forward was divided: gradients are then partial."""
         self.ways: tuple[Way, ...] = ()
-        """How the outputs of the last forward were made of the ranks' parts; empty when it was not divided."""
+        """How the outputs of the last forward were combined from the ranks' parts; empty if it was not divided."""
         self.in_front = True
-        """Whether the last forward had its samples in the first dimension, if it was divided."""
+        """Whether the last forward had its samples in the first dimension (true if it was not divided)."""
         self.exact = True
-        """Whether a gradient that comes back is the same on all ranks, as it is outside functional calls."""
+        """Whether incoming gradients are equal on all ranks, as they are outside functional calls."""
 
     def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``forward(*args, **kwargs)`` of a root, divided where it can be. Raises ``StrategyError`` where not."""
+        """``forward(*args, **kwargs)`` of a root module, divided. Raises ``StrategyError`` if that is not possible."""
         self.ways, self.in_front = (), True
         share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
         if not self._whole and share is not None:
@@ -113,13 +113,13 @@ class Divider:
 
     @property
     def dividing(self) -> bool:
-        """Whether forwards are divided among ranks, where they have a batch of samples."""
+        """Whether forwards with a batch are divided among ranks."""
         return not self._whole and self._group.size() > 1
 
     def sliced(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: BatchShard
     ) -> Any:
-        """The forward of a loop that has its rows of the batch alone."""
+        """The forward of a loop whose inputs are already this rank's rows of the batch."""
         self.divided = True
         if self._accumulation is None:
             with OwnStream(self._rank), self._padded:
@@ -131,7 +131,7 @@ class Divider:
             return closed(self._in_parts(forward, module, args, kwargs, ways, dims, share))
 
     def _undivided(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Among no other ranks, or too small for them."""
+        """A forward that is not divided among ranks: one rank only, or too few samples."""
         share = self._parts(args, kwargs)
         if share is None:
             return forward(*args, **kwargs)
@@ -144,7 +144,7 @@ class Divider:
         )
 
     def _parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchShard | None:
-        """A batch that lies on this rank alone, in parts; None where it is not to be."""
+        """A batch on a single rank, divided into parts for accumulation; None if it is not divided."""
         total = self._total(args, kwargs)
         if self._accumulation is None or self._group.size() > 1 or total is None or total < self._accumulation.count:
             return None
@@ -160,7 +160,7 @@ class Divider:
         dims: Dims,
         share: BatchShard,
     ) -> Any:
-        """Outputs, opened, of this rank's rows, one part of them after another where that is asked for."""
+        """The ``opened`` outputs of this rank's rows, computed in parts with gradient accumulation."""
         forward = opening(forward)
         if self._accumulation is None or ways is None:
             with self._padded:
@@ -170,7 +170,7 @@ class Divider:
     def learn(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], share: BatchShard
     ) -> Learned:
-        """How the ranks' outputs make the whole batch's, found by a trial. Raises ``StrategyError``."""
+        """Find by a trial how the outputs of the ranks are combined. Raises ``StrategyError``."""
         if self.replicated:
             self._check_data(module, (args, kwargs))
         tensors, dims = tensors_in((args, kwargs)), None
@@ -187,7 +187,7 @@ class Divider:
     def _found_elsewhere(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int
     ) -> tuple[tuple[Way, ...], Dims] | None:
-        """What a trial finds with the samples in another dimension; None where it finds nothing either."""
+        """The result of a trial with the samples in another dimension; None if that is refused, too."""
         tensors = tensors_in((args, kwargs))
         for dims in elsewhere(tensors, total) if self._anywhere and not self._trusted else ():
             share = self._over(samples_in(tensors, dims))
@@ -199,14 +199,14 @@ class Divider:
     def ready(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Way, ...] | None:
-        """What is learned, before the module is changed; None where there is nothing to divide."""
+        """Run the trial before the module is changed; None if there is nothing to divide."""
         share = self._share(args, kwargs) or self._parts(args, kwargs)
         if share is None or self._whole:
             return None
         return self.learn(forward, module, args, kwargs, share).ways
 
     def part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What this rank's forward will be given."""
+        """The inputs that this rank's forward will get."""
         share = self._share(args, kwargs)
         if self._whole or share is None:
             return args, kwargs
@@ -216,7 +216,7 @@ class Divider:
         return found
 
     def samples_of_part(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """How many samples ``part`` gives, where a loader has said how many there are."""
+        """The number of samples in ``part``; None unless a loader told the size of the batch."""
         if self.samples not in [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]:
             return None
         share = self._share(args, kwargs)
@@ -224,19 +224,19 @@ class Divider:
 
     @property
     def synchronised(self) -> bool:
-        """Whether ranks exchange moments of batches in some model."""
+        """Whether batch normalisation is synchronised in some model."""
         return any(sharing is not None for sharing in self._sharing.values())
 
     def shares(self, module: nn.Module, sharing: batchnorm.Sharing | None) -> None:
-        """The batch normalisation of a root is synchronised."""
+        """Register the synchronised batch normalisation of a root module."""
         self._sharing[id(module)] = sharing
 
     def whole_batch(self) -> AbstractContextManager[None]:
-        """Within it every rank has all of what its batch normalisation is given."""
+        """Within it, every rank gives the global batch to its batch normalisation."""
         return batchnorm.whole_batch(*self._sharing.values())
 
     def _share(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchShard | None:
-        """The rows to divide; None where nothing is to be divided: no batch, one rank, fewer samples than ranks."""
+        """The rows to divide; None if there is no batch, only one rank, or fewer samples than ranks."""
         return None if self._group.size() == 1 else self._over(self._total(args, kwargs))
 
     def _over(self, samples: int | None) -> BatchShard | None:
@@ -250,7 +250,7 @@ class Divider:
         return agreed(mine, self._group, "the ranks' parts")
 
     def _check_data(self, module: nn.Module, given: Any) -> None:
-        """Raise ``StrategyError`` where the ranks were given different batches."""
+        """Raise ``StrategyError`` if the ranks have different batches."""
         check_alike(
             of_every_rank(fingerprint(given), self._group), f"data in the first batch for {own_class(module).__name__}"
         )
@@ -281,7 +281,7 @@ def _other_outputs() -> StrategyError:
 
 
 def weight_of(part: torch.Tensor, way: AddedParts, share: BatchShard) -> float | torch.Tensor:
-    """What a rank's value counts with in the whole batch's. ``counted``: all ranks call it."""
+    """The weight of a rank's value in the value of the global batch. A collective call if ``counted``."""
     if not way.mean:
         return 1.0
     if not way.counted:
@@ -294,7 +294,7 @@ def weight_of(part: torch.Tensor, way: AddedParts, share: BatchShard) -> float |
 
 
 def targets_of(loss: torch.Tensor) -> torch.Tensor:
-    """By what a rank's cross entropy was divided. Raises ``StrategyError`` when it is none."""
+    """The divisor of a rank's cross entropy. Raises ``StrategyError`` if the loss is no cross entropy."""
     found: torch.Tensor | None = divisor_of(loss)
     if found is None:
         raise StrategyError("the loss was a cross entropy in the first steps and is none now", WHOLE)
@@ -302,7 +302,7 @@ def targets_of(loss: torch.Tensor) -> torch.Tensor:
 
 
 def _kind(module: nn.Module, tensors: Sequence[torch.Tensor], total: int) -> Hashable:
-    """Equal for forwards of which one trial speaks for all: a sequence of one shows nothing of longer ones."""
+    """A key: equal for forwards that share one trial. Sizes of 1 differ: they say nothing about larger sizes."""
     shapes = []
     for tensor in tensors:
         batch = tensor.dim() > 0 and tensor.size(0) == total

@@ -1,4 +1,4 @@
-"""What is sent while the backward that makes it still runs: buckets whose gradients have all come."""
+"""Sends full buckets of gradients while the backward is still running."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from .layout import Bucket, BucketLayout
 
 REGULAR = 3
-"""Steps alike before anything is sent within the backward; the last of them shows the order of the gradients."""
+"""Number of regular steps before buckets are sent early; the last of them shows the order of the gradients."""
 
 
 class Early:
-    """Sends buckets that are full while the backward still runs, once steps were seen to be alike.
+    """Sends full buckets while the backward is still running, after ``REGULAR`` regular steps.
 
-    The last of those shows with which gradient a bucket is full. The last bucket, which tells what came, is sent after
-    the backward. A gradient that comes a second time (reentrant checkpointing) to a bucket that was sent raises the
-    alarm, and is averaged afterwards. ``send`` begins to average a bucket; every rank sends them in one order.
+    The last of these steps shows which gradient completes a bucket. The last bucket, which tells which gradients came,
+    is sent after the backward. A gradient that comes again after its bucket was sent (reentrant checkpointing) raises
+    the alarm, and is averaged later. ``send`` starts to average a bucket; all ranks send buckets in the same order.
     """
 
     def __init__(self, send: Callable[[Bucket], None]) -> None:
@@ -29,15 +29,15 @@ class Early:
         self._forbidden = False
         self._handles: list[Any] = []
         self._buckets: list[Bucket] = []
-        """All but the last."""
+        """All buckets but the last."""
         self._fills: dict[Bucket, nn.Parameter] = {}
         self._sent = 0
         self._armed = False
         self.twice = False
-        """Whether, in the backward that has ended, a gradient came again that had been sent."""
+        """Whether a gradient came again after it was sent, in the backward that has ended."""
 
     def begin(self, layout: BucketLayout, *, regular: bool) -> None:
-        """A backward begins. ``regular``: nothing in it communicates."""
+        """A backward begins. ``regular``: it does not communicate."""
         self.twice = False
         if self._forbidden or not regular or len(layout.buckets) == 1:
             return
@@ -60,13 +60,13 @@ class Early:
         self._fills[bucket] = parameter
 
     def _hook(self) -> None:
-        """A call for each bucket, not for each gradient."""
+        """Hook only the last gradient of each bucket: one call per bucket, not one per gradient."""
         self._unhook()
         for parameter in self._fills.values():
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
     def _arrived(self, _parameter: Tensor) -> None:
-        """The gradient has come with which a bucket was full."""
+        """A hook: the last gradient of a bucket has come. Sends all buckets that are full, in order."""
         if not self._armed:
             return
         with torch.no_grad():
@@ -76,7 +76,7 @@ class Early:
                 self._sent += 1
 
     def stop(self) -> bool:
-        """The backward has ended. Whether buckets may have been sent in it."""
+        """The backward has ended. Returns whether buckets may have been sent early."""
         was, self._armed = self._armed, False
         if was:
             sent = self._buckets[: self._sent]
@@ -84,12 +84,12 @@ class Early:
         return was
 
     def forbid(self) -> None:
-        """Some rank raised the alarm, on all ranks alike: no bucket is sent early any more."""
+        """After an alarm, which all ranks see: never send buckets early again."""
         self._forbidden = self._forbidden or bool(self._buckets)
         self.end()
 
     def end(self) -> None:
-        """No hook is left."""
+        """Remove all hooks."""
         self._unhook()
         self._fills.clear()
         self._buckets, self._alike, self._armed, self.twice = [], 0, False, False

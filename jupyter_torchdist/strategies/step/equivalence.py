@@ -1,8 +1,8 @@
-"""A model whose layers are divided, held against itself as it was: one forward and backward before, one after.
+"""Compares a model before and after its layers are divided: one forward and backward each.
 
-What divides a model's inside (``tensor``, ``context``) recognises layers by their form, and user code between them may
-do what cannot be seen from there. So the same rows go through both, without dropout, and outputs and gradients must
-be the same but for rounding.
+Tensor and context parallelism (``tensor``, ``context``) recognise layers by their form; they do not see the user code
+between layers. So the same rows go through both models, without dropout. Outputs and gradients must be equal up to
+rounding.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .halves import without_chance
 
 @dataclass(frozen=True)
 class Measure:
-    """Of a tensor: its norm, and its products with a few vectors of random signs.
+    """The norm of a tensor, and its products with a few vectors of random signs.
 
-    The mean square of the differences of two tensors' products is about the square of the norm of their difference
+    For two tensors, the mean squared difference of their products estimates the squared norm of their difference
     (Achlioptas, *Database-friendly random projections*, 2003).
     """
 
@@ -42,31 +42,31 @@ class Measure:
     products: tuple[float, ...]
 
     def distance(self, other: Measure) -> float:
-        """About the norm of the difference."""
+        """An estimate of the norm of the difference."""
         squares = [(one - two) ** 2 for one, two in zip(self.products, other.products, strict=True)]
         return math.sqrt(sum(squares) / len(squares))
 
 
 @dataclass(frozen=True)
 class Measures:
-    """By name: of what a forward gives, and of the gradients of parameters."""
+    """Measures of the outputs of a forward and of the gradients of parameters, by name."""
 
     outputs: dict[str, Measure]
     gradients: dict[str, Measure]
     notes: dict[str, Any] = field(default_factory=dict)
-    """What a forward in training leaves beside its outputs."""
+    """Side effects of a forward in training mode."""
 
 
 FEW = 2
-"""Samples of a batch, which stand for all. The whole model is there, with gradients: more would need more memory than
-any later step."""
+"""How many samples of a batch are compared. The undivided model and its gradients are in memory: more samples could
+need more memory than any later step."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 ROUNDING = {torch.bfloat16: 0.2, torch.float16: 0.03, torch.float32: 5e-3, torch.float64: 1e-6}
-"""How far apart two results may be, as a part of either: what is taken for another one differs by a tenth or more."""
+"""Relative tolerance between two results; a wrong result differs by a tenth or more."""
 NOISE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-6, torch.float64: 1e-12}
-"""…as a part of the largest: gradients that are zero but for rounding."""
+"""Tolerance relative to the largest norm: for gradients that are zero up to rounding."""
 
 _PRODUCTS, _COLUMNS = 8, 4096
 _INSTEAD = {
@@ -80,7 +80,7 @@ _INSTEAD = {
 
 
 class Equivalence:
-    """Measures of a model, taken before it is changed. Nothing where a rank lacks the weights, or the memory."""
+    """Measures a model before it is changed. Checks nothing if a rank lacks the weights or the memory."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Equivalence:
         samples: int | None,
         context: ParallelContext,
     ) -> None:
-        """``samples`` that ``inputs`` have, of which two are enough; None: not known. All ranks call it."""
+        """``samples``: how many samples ``inputs`` hold (only ``FEW`` are used); None: unknown. A collective call."""
         self._forward, self._module, self._inputs = forward, module, inputs
         self._before = Measures({}, {})
         self._lacking = any(parameter.is_meta for parameter in module.parameters())
@@ -103,7 +103,7 @@ class Equivalence:
             )
 
     def _fits(self, samples: int | None) -> bool:
-        """Measure two samples; all, where the model does not take two. False without the memory for that."""
+        """Measure ``FEW`` samples, or all if the model does not accept so few. False if out of memory."""
         given = self._inputs
         try:
             if samples is not None and samples > FEW:
@@ -113,7 +113,7 @@ class Equivalence:
                     return True
                 except torch.OutOfMemoryError:
                     raise
-                except Exception:  # noqa: BLE001  # a batch size that is written in the model
+                except Exception:  # noqa: BLE001  # the model has a fixed batch size
                     self._inputs = given
             self._before = self._measured()
         except torch.OutOfMemoryError:
@@ -121,7 +121,7 @@ class Equivalence:
         return True
 
     def compare(self, what: str, explain: Callable[[BaseException], StrategyError | None]) -> None:
-        """Raise ``StrategyError`` where the changed model computes something else, or nothing; ``what`` changed it."""
+        """Raise ``StrategyError`` if the model fails or computes something else after ``what`` has changed it."""
         if self._lacking:
             return
         try:
@@ -177,7 +177,7 @@ class Equivalence:
         return Measures(found, gradients, self._noted())
 
     def _noted(self) -> dict[str, Any]:
-        """What a forward in training leaves; nothing where it leaves it to chance."""
+        """The side effects of a forward in training mode; none if it draws random numbers."""
         args, kwargs = map_tensors(self._inputs, lambda tensor: tensor.detach())
         with no_trace(self._module) as belongings, undone(), without_chance(self._module):
             state = torch.get_rng_state()
@@ -190,20 +190,20 @@ class Equivalence:
 
 
 def few(tensor: torch.Tensor, samples: int | None, count: int = FEW) -> torch.Tensor:
-    """The first samples of a tensor of a batch; another as it is."""
+    """The first samples of a batched tensor; other tensors unchanged."""
     is_of_the_batch = tensor.dim() and tensor.size(0) == samples and not isinstance(tensor, nn.Parameter)
     return tensor[:count] if is_of_the_batch else tensor
 
 
 def _someone(lacks: bool, device: torch.device) -> bool:
-    """Whether any rank of the job does; all ask."""
+    """Whether any rank of the job ``lacks`` something; a collective call."""
     told = torch.tensor(float(lacks), device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     return bool(told.item())
 
 
 def _signed_sum(output: torch.Tensor) -> torch.Tensor:
-    """A number into which every element enters with a sign of its own, the same ones on all ranks."""
+    """The sum of all elements with random signs, which are equal on all ranks."""
     full = whole(output).float()
     columns, rows = _signs(full.numel(), full.device)
     signs = (rows[:, :1] * columns[:, 0]).flatten()[: full.numel()].view(full.shape)
@@ -213,7 +213,7 @@ def _signed_sum(output: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _measure(tensor: torch.Tensor) -> Measure:
-    values = whole(tensor.detach()).flatten().float().nan_to_num(0.0, 0.0, 0.0)  # a mask's infinities
+    values = whole(tensor.detach()).flatten().float().nan_to_num(0.0, 0.0, 0.0)  # infinities of a mask
     columns, rows = _signs(values.numel(), values.device)
     padded = functional.pad(values, (0, len(rows) * len(columns) - len(values)))
     products = ((padded.view(len(rows), len(columns)) @ columns) * rows).sum(0)
@@ -221,7 +221,7 @@ def _measure(tensor: torch.Tensor) -> Measure:
 
 
 def _signs(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signs of columns and of rows, whose products are those of ``count`` elements; the same ones each time."""
+    """Random signs of columns and rows; their products are the signs of ``count`` elements. Equal at each call."""
     generator = torch.Generator().manual_seed(2003)
     columns, rows = (
         torch.randint(2, (size, _PRODUCTS), generator=generator).mul(2).sub(1).float().to(device)
@@ -231,14 +231,14 @@ def _signs(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _kind_of(parameter: torch.Tensor) -> torch.dtype:
-    """How exactly it is computed with."""
+    """The dtype that limits the precision of computations with ``parameter``."""
     tensor_cores = parameter.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    rounded = torch.float16 if tensor_cores else parameter.dtype  # TF32 has as many digits
+    rounded = torch.float16 if tensor_cores else parameter.dtype  # TF32 has the precision of fp16
     return rounded if rounded in ROUNDING else torch.float32
 
 
 def _of_autocast(module: nn.Module) -> list[torch.dtype]:
-    """What the cell's autocast computes in, where it is within one."""
+    """The dtypes of the cell's active autocast contexts."""
     devices = {parameter.device.type for parameter in module.parameters()}
     found = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
     return [kind for kind in found if kind in ROUNDING]
@@ -246,7 +246,7 @@ def _of_autocast(module: nn.Module) -> list[torch.dtype]:
 
 @contextmanager
 def _not_zero(module: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Parameters that begin at zero have values, as training gives them: behind them nothing could be seen."""
+    """Give random values to parameters that are all zero: they would hide errors in the layers before them."""
     parameters = [parameter for name, parameter in module.named_parameters() if name in names]
     generator = torch.Generator().manual_seed(2003)
     for parameter in parameters:
@@ -265,7 +265,7 @@ def _not_zero(module: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 @contextmanager
 def _gradients_aside(module: nn.Module) -> Iterator[None]:
-    """The gradients of within are forgotten, and no hook of the cell's sees them; those of before come back."""
+    """Discard gradients computed within, without hooks of the cell; restore the previous ones afterwards."""
     kept = [(parameter, parameter.grad, parameter._backward_hooks) for parameter in module.parameters()]
     for parameter, _, _ in kept:
         parameter.grad = parameter._backward_hooks = None

@@ -1,4 +1,4 @@
-"""Gradients that are averaged by no wrapper: after a backward, in buckets."""
+"""Averages gradients in buckets after a backward, without a wrapper around the model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..core.outputs import opened
 from ..core.scatter import tensors_in
 
 BUCKET_BYTES = 25 * 2**20
-"""As large as a bucket of DDP."""
+"""The bucket size of DDP."""
 ALONE_BYTES = 2**19
-"""From here on a gradient is averaged where it is: two copies would cost more than a collective of its own."""
+"""Gradients from this size on are averaged in place: two copies would cost more than a separate collective."""
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Replace each gradient by its mean over ``group``; every rank names the same parameters in the same order.
+    """Replace each gradient by its mean over ``group``; every rank gives the same parameters in the same order.
 
-    A gradient that is None on some ranks counts as zeros there; one that is None on all stays None. Averaging what
-    is the same on all ranks already changes nothing, so accumulated gradients may be averaged again.
+    A gradient that is None on some ranks counts as zeros there; if it is None on all ranks, it remains None.
+    Gradients that are equal on all ranks do not change, so accumulated gradients may be averaged again.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained or group.size() == 1:
@@ -51,9 +51,9 @@ UNUSED, SPARSE, DENSE = 0, 1, 2
 
 
 def used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> list[int]:
-    """``UNUSED``, ``SPARSE`` or ``DENSE``: each gradient on the ranks that have one; dense where these differ.
+    """``UNUSED``, ``SPARSE`` or ``DENSE`` for each gradient, over all ranks; dense if ranks differ.
 
-    A rank that has all, and dense ones, waits for nobody.
+    A rank on which all gradients are dense does not wait for the others.
     """
     device = local(parameters[0]).device
     states = [state_of(parameter) for parameter in parameters]
@@ -66,12 +66,12 @@ def used_somewhere(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup)
 
 
 def state_of(parameter: nn.Parameter) -> int:
-    """``UNUSED``, ``SPARSE`` or ``DENSE``, of this rank's gradient."""
+    """``UNUSED``, ``SPARSE`` or ``DENSE`` for this rank's gradient."""
     return UNUSED if parameter.grad is None else SPARSE if parameter.grad.is_sparse else DENSE
 
 
 def average_sparse(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
-    """Rows of an embedding: sent with their indices, never as a whole table."""
+    """Average the sparse gradient of an embedding: rows and indices are sent, never the full table."""
     mine = parameter.grad
     if mine is None:
         none = parameter.new_empty((0, *parameter.shape[1:]))
@@ -88,7 +88,7 @@ def _rows(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
 
 
 def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one type and device, up to a bucket's size, in order; large ones each for themselves."""
+    """Group tensors of one dtype and device up to the bucket size, in order; each large tensor alone."""
     buckets: list[list[Tensor]] = []
     open_: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     room: dict[tuple[torch.dtype, torch.device], int] = {}
@@ -107,7 +107,7 @@ def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def average_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
-    """Begin to replace gradients of one type and device by their means over ``group``; what is returned ends it."""
+    """Start to replace gradients of one dtype and device by their means; the returned function completes it."""
     in_place = len(bucket) == 1 and bucket[0].is_contiguous()
     flat = bucket[0] if in_place else torch.cat([tensor.reshape(-1) for tensor in bucket])
     flat /= group.size()  # before the sum, as DDP does: half precision would overflow
@@ -124,7 +124,7 @@ def average_bucket(bucket: list[Tensor], group: dist.ProcessGroup) -> Callable[[
 
 
 def average_after_backward(model: nn.Module, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Average the gradients of ``parameters`` at the end of every backward through ``model``, on all ranks alike."""
+    """Average the gradients of ``parameters`` at the end of every backward through ``model``, on all ranks."""
 
     def average() -> None:
         average_gradients(parameters, group)
@@ -137,9 +137,9 @@ def average_after_backward(model: nn.Module, parameters: Sequence[nn.Parameter],
 
 
 class AtEndOfBackward:
-    """Does something once at the end of each backward that comes through a model's outputs or its parameters.
+    """Calls ``do`` once at the end of each backward through the outputs or parameters of a model.
 
-    A rank that used none of the parameters takes part because of the outputs.
+    The hooks on outputs also include a rank that used none of the parameters.
     """
 
     def __init__(self, do: Callable[[], None]) -> None:
@@ -147,14 +147,14 @@ class AtEndOfBackward:
         self.asked = False
 
     def watch(self, _model: nn.Module, _args: object, output: object) -> None:
-        """A forward hook."""
-        self.asked = False  # a backward that raised has not come to its end
+        """Forward hook of the model."""
+        self.asked = False  # an earlier backward that raised did not reset it
         for tensor in tensors_in(opened(output)):
             if tensor.requires_grad:
                 tensor.register_hook(self.ask)
 
     def ask(self, _tensor: Tensor) -> None:
-        """A hook of a tensor."""
+        """Tensor hook: schedules the call for the end of the backward."""
         if not self.asked:
             self.asked = True
             at_end_of_backward(self._end)

@@ -1,8 +1,8 @@
-"""A trial beside the proof: a model's rows in two parts must give what they give in one.
+"""A numerical check beside ``batchwise``: two parts of a batch must give the same outputs as the undivided batch.
 
-What is followed operation by operation (``batchwise``) does not see how a number in Python came about: ``h / len(h)``,
-``if len(h) >= 8``, a count kept in an attribute, a statistic taken by NumPy. It shows in the values, where a part has
-the rows of a rank and both together are the whole batch. A batch too large for that is tried with fewer rows.
+``batchwise`` does not see where a number in Python comes from: ``h / len(h)``, ``if len(h) >= 8``, a counter in an
+attribute, a statistic of NumPy. The values show it, if one part has the rows of a rank and both parts together are the
+global batch. For a batch that is too large, fewer rows are used.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ..core.scatter import BatchShard as Share
 from ..core.scatter import tensors_in
 
 Forward = Callable[[int, int], object]
-"""The outputs for the samples from one number to another."""
+"""``forward(low, high)``: the outputs for the samples from ``low`` to ``high``."""
 
 _CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Of the largest value: kernels for other sizes add in another order, those of a GPU with ten bits."""
+"""Tolerance relative to the largest value: kernels for other sizes add in another order, TF32 with ten bits."""
 
 
 ROOM = 16 * 2**20
-"""Bytes of inputs and outputs up to which the whole batch is tried on every rank."""
+"""Up to this many bytes of inputs and outputs, every rank tries the global batch."""
 
 
 Join = Callable[[Sequence[list[torch.Tensor]], int], Sequence[torch.Tensor | None]]
-"""The whole's outputs, of both halves' and how many samples the first has; None for what cannot be told."""
+"""``join(halves, first)``: the joined outputs, where the first half has ``first`` samples; None: cannot be joined."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """The samples that are tried, and how many of them the first part has."""
+    """The range of samples in the check, and the number of samples in the first part."""
 
     start: int
     stop: int
@@ -44,7 +44,7 @@ class Window:
 
 
 def window(share: Share, bytes_of_a_sample: float) -> Window:
-    """The whole batch, of which the first part is a rank's; else this rank's rows, two at the least."""
+    """The global batch, with the rows of a rank as first part; if too large, this rank's rows (at least two)."""
     if share.total * bytes_of_a_sample <= ROOM:
         return Window(0, share.total, share.sizes[0])
     start, stop = at_least_two(share)
@@ -52,7 +52,7 @@ def window(share: Share, bytes_of_a_sample: float) -> Window:
 
 
 def at_least_two(share: Share) -> tuple[int, int]:
-    """This rank's rows; beside a single one its neighbour's, as one sample shows no order and no pairs."""
+    """This rank's rows, with a neighbour if there is only one: one sample shows no order and no pairs."""
     start, stop = share.mine.start, share.mine.stop
     if stop - start > 1:
         return start, stop
@@ -60,7 +60,7 @@ def at_least_two(share: Share) -> tuple[int, int]:
 
 
 def halves_differ(forward: Forward, tried: Window, join: Join) -> bool:
-    """Whether the two parts' outputs, joined, are not the whole's. A forward of chance is not judged."""
+    """Whether the joined outputs of the parts differ from the undivided outputs. False if random numbers are drawn."""
     drew = False
 
     def outputs(low: int, high: int) -> list[torch.Tensor]:
@@ -81,7 +81,7 @@ def halves_differ(forward: Forward, tried: Window, join: Join) -> bool:
 
 
 def _run(forward: Forward, low: int, high: int) -> object:
-    """Without a graph, unless the model takes gradients in its forward (forces of an energy)."""
+    """Run without a graph, unless the forward computes gradients itself (forces from an energy)."""
     try:
         with torch.no_grad():
             return forward(low, high)
@@ -100,14 +100,14 @@ def _close(one: torch.Tensor | None, other: torch.Tensor) -> bool:
     if not one.numel():
         return True
     if not one.is_floating_point():
-        return bool((one != other).float().mean() < 0.01)  # a tie may fall the other way
+        return bool((one != other).float().mean() < 0.01)  # ties may be resolved differently
     scale = other.abs().nan_to_num(posinf=0.0).max().clamp(min=1e-6)
     return torch.allclose(one, other, rtol=0.0, atol=float(scale) * _CLOSE.get(one.dtype, 5e-2), equal_nan=True)
 
 
 @contextlib.contextmanager
 def without_chance(module: nn.Module) -> Iterator[None]:
-    """Dropout lets all through, and batch normalisation, which is synchronised elsewhere, takes what it knows."""
+    """Disable dropout; batch normalisation (synchronised elsewhere) uses its running statistics."""
     still = [
         part
         for part in module.modules()

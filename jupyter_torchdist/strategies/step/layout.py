@@ -1,4 +1,4 @@
-"""Which gradients travel together: flat buckets, in an order that all ranks share."""
+"""The assignment of gradients to flat buckets, in the same order on all ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ...torch_private.places import unflatten_dense_tensors
 from ...torch_private.tensors import copy_all, is_dense, storage_references
 
 ALARMS, CARGO = 2, 4
-"""Numbers behind those that tell which gradients a rank had; the second ones are for whoever calls."""
+"""How many numbers follow the flags of the gradients in the last bucket: for alarms, and for the caller."""
 LAST_BYTES = 2**21
-"""The last bucket, for which nothing is left to overlap with, is no larger. Twice DDP's first one: what is sent early
-takes processor time from the backward, and of a small model one bucket is the faster way."""
+"""Maximum size of the last bucket, which overlaps with nothing. Twice the first bucket of DDP: early sending takes CPU
+time from the backward, and for a small model one bucket is faster."""
 
 Memory = tuple[Tensor, list[Tensor]]
 """A flat tensor, and a view of it for each gradient."""
 
 _OURS_ALONE = 2
-"""Users of a storage, beside such views, that no other tensor has: the flat one, and who asks."""
+"""References to an otherwise unused storage, beside the views: the flat tensor and the caller."""
 
 
 class Bucket:
-    """Gradients of one type and device, laid end to end in ``flat`` while they are sent.
+    """Gradients of one dtype and device, flattened into ``flat`` while they are sent.
 
-    ``tail`` numbers of the last bucket follow them. ``sent`` is the work in flight. ``flat`` is another one in each
-    backward while the gradients of the last, which the cell may have kept, lie in theirs.
+    In the last bucket ``tail`` numbers follow them. ``sent`` is the work in flight. A backward gets a new ``flat``
+    while gradients of the previous backward, which the cell may have kept, still use the old one.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisor: int, tail: int = 0) -> None:
@@ -46,9 +46,9 @@ class Bucket:
         self._last: Memory | None = None
         self.sent: Any = None
         self.pieces: list[Tensor] = []
-        """Of ``flat``, each as its parameter lies in memory; the tail is not among them."""
+        """Views of ``flat`` with the strides of the parameters; without the tail."""
         self.came: list[bool] = []
-        """Which gradients this rank had, when that was looked at last."""
+        """Which gradients this rank had at the last ``look``."""
         self._is_empty = False
         self._is_filled = False
         self._divisor = divisor
@@ -69,7 +69,7 @@ class Bucket:
         return self._memory is not None
 
     def open(self) -> None:
-        """A backward begins in which all gradients are new: autograd adds them to zeros, where they are sent from."""
+        """Start a backward without existing gradients: autograd accumulates into zeros in the bucket."""
         self._memory, self._is_empty = self._free(), False
         self._memory[0].zero_()
         self._place(*self._memory)
@@ -77,7 +77,7 @@ class Bucket:
             parameter.grad = piece
 
     def look(self) -> bool:
-        """Whether this rank has all gradients. In an open bucket a place is written to when one comes."""
+        """Whether this rank has all gradients. In an open bucket, a piece was written to if its gradient came."""
         if self._is_open:
             in_place = [
                 parameter.grad is piece and piece._version > 0
@@ -94,14 +94,14 @@ class Bucket:
         return all(self.came)
 
     def _is_zero(self, number: int) -> bool:
-        """Whether nothing has come to a place of an open bucket."""
+        """Whether no gradient has come to a piece of an open bucket."""
         piece = self.pieces[number]
         return self.parameters[number].grad is piece and piece._version == 0
 
     def fill(self, tail: Tensor | None, *, summed: bool) -> None:
-        """``flat`` holds all of this rank's gradients, after a ``look``: zeros where it has none.
+        """Put all gradients of this rank into ``flat``, zeros for missing ones; call ``look`` before.
 
-        ``summed``: they are not divided.
+        ``summed``: gradients are not divided.
         """
         if self.flat is None:
             shared = self._shared()
@@ -133,11 +133,11 @@ class Bucket:
 
     def _place(self, flat: Tensor, parts: Sequence[Tensor]) -> None:
         self.flat = flat
-        # Views of the storage, but not of a tensor: detach_() works. New ones in each backward, as gradients are.
+        # ``data``: not views of a tensor, so detach_() works. New ones in each backward, as gradients are.
         self.pieces = [part.data for part in parts]
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
-        """Of ``flat``, a view for each parameter."""
+        """Views of ``flat``, one for each parameter."""
         parts = list(unflatten_dense_tensors(flat, self.parameters))
         for number, start in self._odd:
             one = self.parameters[number]
@@ -149,7 +149,7 @@ class Bucket:
         return flat, self._parts(flat)
 
     def _free(self) -> Memory:
-        """Memory of no gradient: that of the last backward, where none is left; new memory costs a fault a page."""
+        """Unused memory: from the last backward if its gradients are gone. New memory costs page faults."""
         last, self._last = self._last, None
         if last is not None:
             flat, parts = last
@@ -159,7 +159,7 @@ class Bucket:
         return self._new()
 
     def _shared(self) -> Tensor | None:
-        """The storage in which gradients lie one after the other, with room for the tail, and nothing else."""
+        """The flat tensor of a storage that holds exactly these gradients and the tail, if there is one."""
         first = self.parameters[0].grad
         if first is None or first.is_sparse or first.dtype != self.dtype or first.storage_offset():
             return None
@@ -176,27 +176,27 @@ class Bucket:
         return first.as_strided((self.elements,), (1,))
 
     def let_go(self) -> None:
-        """No gradient of an open bucket lies in ``flat`` any more: one that comes from now on is a further one."""
+        """Detach the gradients of an open bucket from ``flat``: a gradient that comes later is an additional one."""
         if self._is_open and not self._is_empty:
             self._is_empty = True
             for parameter in self.parameters:
                 parameter.grad = None
 
     def means(self, used: Sequence[bool] | None) -> list[tuple[nn.Parameter, Tensor]]:
-        """What came of an open bucket; ``used``: which gradients some rank had, None for all."""
+        """The means of an open bucket; ``used``: which gradients exist on some rank, None for all."""
         pairs = zip(self.parameters, self.pieces, strict=True)
         return [pair for number, pair in enumerate(pairs) if used is None or used[number]]
 
     def wait(self) -> None:
-        """Nobody else writes to ``flat`` any more: a later backward may have it. CUDA keeps memory itself."""
+        """Wait for the collective. A later backward may then reuse ``flat``; for CUDA the allocator does that."""
         self.sent.wait()
         if self.device.type == "cpu":
             self._last = self._memory
 
     def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
-        """The gradients become the means; those of which ``used`` says that no rank had one stay None.
+        """Set the gradients to the means; a gradient that exists on no rank (``used``) remains None.
 
-        ``views``: they are those in ``flat``, and nothing is copied.
+        ``views``: the gradients become views of ``flat``, without a copy.
         """
         if self._is_open and not self._is_empty and used is None:
             return
@@ -217,17 +217,17 @@ class Bucket:
             copy_all(given, means)
 
     def clear(self) -> None:
-        """As before it was filled."""
+        """Reset to the state before ``fill``."""
         self.flat = self.sent = self._memory = None
         self._is_filled = False
         self.pieces, self.came = [], []
 
 
 class BucketLayout:
-    """Buckets of up to ``bucket_bytes``, those of the last parameters first: a backward begins with them.
+    """Buckets of up to ``bucket_bytes``, starting with the last parameters, as a backward does.
 
-    ``counted``: the last one ends with a number for each parameter (whether this rank had its gradient), ``ALARMS``
-    more, and ``CARGO``.
+    ``counted``: the last bucket ends with a flag for each parameter (whether this rank had its gradient), then
+    ``ALARMS`` and ``CARGO`` more numbers.
     """
 
     def __init__(
@@ -250,10 +250,10 @@ class BucketLayout:
             bucket.index = index
         self.parameters = [parameter for bucket in self.buckets for parameter in bucket.parameters]
         self.has_places = all(getattr(parameter, "grad_dtype", parameter.dtype) for parameter in self.parameters)
-        """Whether it is known of which type each gradient will be."""
+        """Whether the dtype of every gradient is known in advance."""
 
     def tail(self, numbers: Sequence[float]) -> Tensor | None:
-        """What is copied to the end of the last bucket: ``numbers``, filled up with zeros."""
+        """The tail of the last bucket: ``numbers``, padded with zeros."""
         if not self.counted:
             return None
         last = self.buckets[-1]
@@ -261,14 +261,14 @@ class BucketLayout:
         return torch.frombuffer(values, dtype=torch.float64)
 
     def told(self, *, whole: bool) -> list[float]:
-        """The sums (means, where gradients were averaged) of the ranks' tails; not ``whole``: of alarms and cargo."""
+        """The sums (or means, as for gradients) of the ranks' tails; not ``whole``: only of alarms and cargo."""
         last = self.buckets[-1]
         assert last.flat is not None
         numbers: list[float] = last.flat[last.elements - (last.tail if whole else ALARMS + CARGO) :].real.tolist()
         return numbers
 
     def look(self) -> bool:
-        """Whether this rank has all gradients, of buckets that are not sent."""
+        """``look`` at the buckets that are not sent. Returns whether this rank has all gradients."""
         for bucket in self.buckets:
             if not bucket.is_sent:
                 bucket.look()
@@ -279,7 +279,7 @@ class BucketLayout:
         return [came for bucket in self.buckets for came in bucket.came]
 
     def take(self, used: Sequence[bool] | None, *, views: bool) -> None:
-        """See ``Bucket.take``; ``used`` in the order of ``parameters``."""
+        """See ``Bucket.take``; ``used`` has the order of ``parameters``."""
         start = 0
         for bucket in self.buckets:
             end = start + len(bucket.parameters)
@@ -297,7 +297,7 @@ class BucketLayout:
         return found
 
     def give_up(self) -> None:
-        """No gradient lies in a bucket any more."""
+        """Detach all gradients from the buckets."""
         for bucket in self.buckets:
             bucket.let_go()
         self.clear()
@@ -308,7 +308,7 @@ class BucketLayout:
 
 
 def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters of one type and device, in order; the first group, which is sent last, is a small one."""
+    """Group parameters of one dtype and device, in order; the first group is small, because it is sent last."""
     groups: list[list[nn.Parameter]] = []
     open_: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     room: dict[tuple[torch.dtype, torch.device], int] = {}
@@ -325,13 +325,13 @@ def _grouped(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list
 
 
 def _strides_in_memory(parameter: nn.Parameter) -> tuple[int, ...] | None:
-    """Of its gradient in a bucket; None for one number after the other."""
+    """The strides of its gradient in a bucket; None if contiguous."""
     if parameter.is_contiguous() or not is_dense(parameter):
         return None
     return parameter.stride()
 
 
 def _type_of(parameter: nn.Parameter) -> torch.dtype:
-    """Of its gradients."""
+    """The dtype of its gradients."""
     kind: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return kind or parameter.dtype

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 
 def materialise(forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Let them learn it before ``module`` is tried and divided. Parameters are drawn as they would have been."""
+    """Materialise lazy layers before ``module`` is tried and divided. Parameters get their usual random values."""
     if not any(is_lazy(one) for one in (*module.parameters(), *module.buffers())):
         return
     modes = [(part, part.training) for part in module.modules()]

@@ -1,4 +1,4 @@
-"""Which dimension of a model's inputs has the samples: the first, or, where that proves wrong, another one."""
+"""Finds the dimension of the samples in a model's inputs: the first, or another one if the first is refused."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import nn
 from ..core.scatter import BatchShard, cut_rows, map_tensors
 
 Dims = tuple[int | None, ...]
-"""For each tensor of the inputs the dimension of its samples; None for what is the same for all of them."""
+"""For each input tensor the dimension of its samples; None for tensors that all samples share."""
 
 
 def in_front(tensors: Sequence[torch.Tensor], total: int) -> Dims:
-    """Where ``total`` samples are in the first dimension."""
+    """Dimension 0 for every tensor with ``total`` samples there."""
     return tuple(0 if _has(tensor, 0, total) else None for tensor in tensors)
 
 
 def elsewhere(tensors: Sequence[torch.Tensor], total: int) -> list[Dims]:
-    """Where else they may be: in another dimension of some tensors (hidden states), behind time in all of them, or in
-    the first of them alone (beside a mask of time by time)."""
+    """Other candidates: another dimension of some tensors (hidden states), the dimension after time in all tensors, or
+    in the first tensor only (beside a time × time mask)."""
     front = in_front(tensors, total)
     found = [tuple(_only(tensor, total) if dim is None else dim for tensor, dim in zip(tensors, front, strict=True))]
     first = next((one for one in tensors if one.dim() > 1 and not isinstance(one, nn.Parameter)), None)
@@ -33,12 +33,12 @@ def elsewhere(tensors: Sequence[torch.Tensor], total: int) -> list[Dims]:
 
 
 def samples_in(tensors: Sequence[torch.Tensor], dims: Dims) -> int:
-    """How many samples there are, by the first tensor that has any."""
+    """The number of samples, from the first tensor with samples."""
     return next(tensor.size(dim) for tensor, dim in zip(tensors, dims, strict=True) if dim is not None)
 
 
 def cut(values: Any, rows: BatchShard, dims: Dims) -> Any:
-    """``values`` with this rank's part of each tensor."""
+    """``values`` with each tensor cut to this rank's rows."""
     dim = iter(dims)
     return map_tensors(values, lambda one: one if (where := next(dim)) is None else cut_rows(one, rows, where))
 
@@ -59,6 +59,6 @@ def _has(tensor: torch.Tensor, dim: int, samples: int) -> bool:
 
 
 def _only(tensor: torch.Tensor, samples: int) -> int | None:
-    """The one dimension behind the first that has as many."""
+    """The only dimension after the first of size ``samples``; None if there is not exactly one."""
     found = [dim for dim in range(1, tensor.dim()) if _has(tensor, dim, samples)]
     return found[0] if len(found) == 1 else None

@@ -1,4 +1,4 @@
-"""A part of a model that is called by itself, by a method other than ``forward``: named where it cannot be divided."""
+"""Explains errors for a submodule that is called directly, by a method other than the model's ``forward``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _CONTAINERS = (nn.ModuleDict, nn.ModuleList)
 def explain(
     error: StrategyError, part: nn.Module, strategy: str, pending: Collection[torch.Tensor]
 ) -> StrategyError | None:
-    """``error``, which says of ``part`` that it cannot be divided, with why it was to be; None where it is no part.
+    """``error`` (``part`` cannot be divided), with the call that caused it; None if ``part`` is no submodule.
 
-    ``pending``: what optimizers train and no module was distributed with.
+    ``pending``: parameters of optimizers that are not distributed yet.
     """
     owner, method = _method(part, pending) or (_whole(part, pending), "")
     if owner is None:
@@ -41,9 +41,9 @@ def explain(
 
 
 def _method(part: nn.Module, pending: Collection[torch.Tensor]) -> tuple[nn.Module, str] | None:
-    """The innermost method of the user's, of a module that holds ``part`` and trains more, within which it is called.
+    """The innermost running user method of a module that contains ``part`` and trains more parameters.
 
-    No such module was called: it would have been the one to be distributed.
+    Such a module itself was not called: otherwise it would have been distributed.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -57,13 +57,13 @@ def _method(part: nn.Module, pending: Collection[torch.Tensor]) -> tuple[nn.Modu
 
 
 def _whole(part: nn.Module, pending: Collection[torch.Tensor]) -> nn.Module | None:
-    """The largest model that ``part`` is of."""
+    """The largest model that contains ``part``."""
     found = [one for one in all_of(nn.Module) if _trains_more(one, part, pending)]
     return max(found, key=lambda one: sum(1 for _ in one.modules()), default=None)
 
 
 def _trains_more(holder: nn.Module, part: nn.Module, pending: Collection[torch.Tensor]) -> bool:
-    forward = inspect.getattr_static(type(holder), "forward")  # of a torch.jit script it is a descriptor that fails
+    forward = inspect.getattr_static(type(holder), "forward")  # for torch.jit scripts, getattr would raise
     if holder is part or isinstance(holder, _CONTAINERS) or forward is nn.Module.forward:
         return False
     if not any(module is part for module in holder.modules()):

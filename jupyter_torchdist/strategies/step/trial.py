@@ -1,4 +1,4 @@
-"""The trial of a forward: fewer samples than the batch has, followed through every operation."""
+"""The trial of a forward: it runs on fewer samples than the batch has, and each operation is followed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Refused:
 
 
 class Trial:
-    """Finds how the whole batch's outputs are made of parts. Raises nothing of the forward's."""
+    """Finds how the outputs of the global batch are combined from parts. Errors of the forward are not raised."""
 
     def __init__(
         self, rank: int, whole_batch: Callable[[], AbstractContextManager[None]], *, trusted: bool, anywhere: bool
@@ -50,7 +50,7 @@ class Trial:
     def __call__(
         self, forward: Call, module: nn.Module, inputs: Any, share: BatchShard, dims: Dims
     ) -> tuple[Way, ...] | Refused:
-        """``inputs``: arguments, by position and by name; ``dims``: where their samples are."""
+        """``inputs``: positional and keyword arguments; ``dims``: the dimensions of their samples."""
         forward = opening(forward)
         low, high = at_least_two(share)
         size = high - low
@@ -77,7 +77,7 @@ class Trial:
             differ = self._halves_differ(forward, module, inputs, window(share, held), dims, ways, notes)
         except StrategyError as error:
             return Refused(error.message)
-        except Exception as error:  # noqa: BLE001  # whatever the user's forward raises on fewer samples
+        except Exception as error:  # noqa: BLE001  # the user's forward may raise anything on fewer samples
             recover(module)
             why = _likely_cause(list(entered), tensors_in(inputs), share.total)
             return Refused(
@@ -99,9 +99,9 @@ class Trial:
         ways: Sequence[Way | Refused],
         notes: list[dict[str, Any]],
     ) -> bool:
-        """Whether rows of the batch disprove what was followed; ``notes`` are what the whole and the parts note.
+        """Whether a run in halves disproves the result; adds the notes of the undivided run and of the parts.
 
-        Every rank tries, whatever it has found: a model that is sharded already communicates in its forward.
+        Every rank runs it, whatever it has found: the forward of a sharded model communicates.
         """
 
         lengths: list[int] = []
@@ -155,7 +155,7 @@ class Trial:
 def _beside_its_outputs(
     differ: bool, changed: str | None, kept: str | None, notes: Sequence[dict[str, Any]], branch: object
 ) -> str:
-    """Why a forward whose outputs can be joined is not the same in parts; empty where it is."""
+    """Why a forward cannot be divided although its outputs can be joined; empty if it can."""
     if differ:
         return "its result for a sample changes when the batch has fewer samples"
     if changed:
@@ -181,7 +181,7 @@ def _beside_its_outputs(
 def _joined(
     way: Way | Refused, parts: tuple[torch.Tensor, torch.Tensor], samples: tuple[int, int]
 ) -> torch.Tensor | None:
-    """The whole's output of two parts, which have so many samples; None: that cannot be told."""
+    """The joined output of two parts with these numbers of samples; None if it cannot be joined."""
     one, other = parts
     if isinstance(way, JoinedRows) and way.turns:
         in_turns = [part.unflatten(way.dim, (-1, count)) for part, count in zip(parts, samples, strict=True)]
@@ -195,7 +195,7 @@ def _joined(
 
 
 def _likely_cause(cut: Sequence[torch.Tensor], given: Sequence[torch.Tensor], samples: int) -> str:
-    """What makes most forwards fail on fewer samples."""
+    """The most common cause of a failure on fewer samples."""
     if all(tensor.dim() == 1 for tensor in cut):
         return "is it given one sample, without a batch"
     if any(tensor.dim() > 1 and samples in tensor.shape[1:] and tensor.size(0) != samples for tensor in given):

@@ -1,4 +1,4 @@
-"""How the whole output of a forward is made of the parts."""
+"""How the full output of a forward is combined from the parts of the ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """The whole output is the ranks' parts one after the other along ``dim``, as many rows a sample as there are.
+    """The full output is the concatenation of the ranks' parts along ``dim``, with any number of rows per sample.
 
-    ``turns``: along ``dim`` all samples come in turn, with one row each, as often as there are rows (time in front).
-    ``single``: there was one row a sample, which says nothing of the order of more.
+    ``turns``: along ``dim`` the samples repeat, with one row each in every repetition (time in front).
+    ``single``: the trial had one row per sample, so the order of several rows is unknown.
     """
 
     dim: int
@@ -20,9 +20,9 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class AddedParts:
-    """The whole output is the sum of the ranks': of means, each counted with its samples.
+    """The full output is the sum of the ranks' outputs; for a ``mean``, weighted by the number of samples.
 
-    ``counted``: with the targets that took part instead, as a cross entropy leaves out those to be ignored.
+    ``counted``: weighted by the number of targets that count: a cross entropy leaves out ignored targets.
     """
 
     mean: bool
@@ -31,7 +31,7 @@ class AddedParts:
 
 @dataclass(frozen=True)
 class SameEverywhere:
-    """Nothing of the batch is in the output: every rank has the same."""
+    """The output does not depend on the batch: it is equal on every rank."""
 
 
 Way = JoinedRows | AddedParts | SameEverywhere

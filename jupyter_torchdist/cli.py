@@ -23,7 +23,7 @@ from .protocol.columns import beside
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
 from .protocol.options.help import help_text
 from .protocol.state import JobState
-from .verbs import defaults, parse, torchrun
+from .verbs import ansi, defaults, parse, torchrun
 from .verbs.perform import perform
 from .verbs.stream import Console
 from .verbs.waiting import ENDING, Ended, Interrupts, wait
@@ -96,6 +96,7 @@ def _run(words: list[str]) -> int:
     if request.options.plan:
         prepared = prepare(request)
         memory = prepared.memory()
+        _say_notes(prepared.capture.notes)
         print(
             "\n\n".join(
                 [plan_tables.plan_table(prepared.plan), *([plan_tables.memory_table(memory)] if memory else ())]
@@ -104,6 +105,7 @@ def _run(words: list[str]) -> int:
         return 0
     with Interrupts(ENDING) as interrupts:
         job = submit(request, starting=interrupts.hold)
+        _say_notes(job.manifest.notes)
         if request.options.background:
             print(job.id, flush=True)
             _say(_goes_on(job))
@@ -225,5 +227,10 @@ def in_shell(text: str) -> str:
     return text
 
 
+def _say_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        _say(f"note: {note}")
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(ansi.safe(text), file=sys.stderr, flush=True)

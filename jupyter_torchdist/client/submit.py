@@ -109,6 +109,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     )
     inventory = _inventory(options)
     capture = _capture(request, cwd)
+    capture = replace(capture, notes=(*options.ignored, *capture.notes))
     plan = _plan(spec, home, inventory, lambda first: copy_fits(spec, capture, first, cwd, home, inventory))
     return PreparedJob(spec, capture, plan, cwd, home)
 

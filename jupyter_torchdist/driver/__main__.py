@@ -7,7 +7,6 @@ its standard input: then the kernel is gone.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -22,6 +21,8 @@ from ..protocol.paths import JobPaths, make_private, runtime_dir
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
 from ..protocol.world import World
+from ..store.files import lock
+from ..store.journal import JournalInUse
 from . import zygote
 from .run import Driver
 
@@ -77,29 +78,44 @@ class Warmth:
 
 def _drive(paths: JobPaths, world: World | None = None, blobs: str = "") -> None:
     with _sole_driver(paths.job) as sole:
-        if sole:
-            Driver(paths, registry.launcher, world, blobs).run()
+        if not sole:
+            return
+        try:
+            driver = Driver(paths, registry.launcher, world, blobs)
+        except JournalInUse as error:  # a driver whose lock file was lost, or on another host
+            print(error, file=sys.stderr)
+            return
+        driver.run()
 
 
 class _sole_driver(contextlib.AbstractContextManager[bool]):
-    """A lock file on this machine's own disk, because not every network file system supports locks."""
+    """A lock file on this machine's own disk, because not every network file system supports locks.
+
+    Who has the lock removes the file. A process that opened the file before that holds the lock of nothing, so it looks
+    whether the path still names what it locked, and opens the path again.
+    """
 
     def __init__(self, job: str) -> None:
         self._path = make_private(runtime_dir()) / f"driver-{job}.lock"
+        self._fd = -1
 
     def __enter__(self) -> bool:
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        self._path.write_text(str(os.getpid()))
-        return True
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if not lock(fd):
+                os.close(fd)
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(self._path)):
+                    self._fd = fd
+                    return True
+            os.close(fd)
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        os.close(self._fd)
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._fd)
 
 
 if __name__ == "__main__":

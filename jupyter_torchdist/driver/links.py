@@ -165,7 +165,7 @@ class Link:
     # -- the job
 
     def start(self, assignment: Assignment, blobs: Path, digests: list[str]) -> None:
-        """Start the node's part; a node without this disk first gets the files and blobs it lacks."""
+        """Start the node's part. A node that does not share this disk first gets the files and blobs it lacks."""
         self.started = True
         self._blob_directory = blobs
         self._order = lambda: self._prepare(assignment, digests)

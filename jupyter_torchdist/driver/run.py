@@ -375,7 +375,7 @@ class Driver:
         return owners.get(Path(name).name)
 
     def _take(self, link: Link, event: Event) -> None:
-        """A node's event into the journal, once."""
+        """Write a node's event to the journal, unless it is there already."""
         if event.kind == "launcher.rendezvous" and link is self._links[0]:
             self._endpoint = (event.data["address"], event.data["port"])
             self._start_others()

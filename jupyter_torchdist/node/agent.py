@@ -253,7 +253,7 @@ class Agent:
             self._refuse(peer, job, error)
 
     def _refuse(self, peer: Peer, name: str, error: OSError) -> None:
-        """This node cannot do it (a full disk, no process to be had): the driver hears why."""
+        """Tell the driver why this node cannot do what it asked for (a full disk, no process available)."""
         job = self._jobs.get(name)
         if job is not None and job.launcher is None:
             job.expected = False
@@ -283,7 +283,7 @@ class Agent:
         self._stop = True
 
     def _on_prepare(self, peer: Peer, said: Prepare, body: bytes) -> None:
-        """A node without the driver's disk: take the job's files, say which blobs are missing."""
+        """On a node without the driver's disk: store the job's files, answer which blobs are missing."""
         missing = prepare(said.job, said.files, said.blobs)
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
@@ -372,7 +372,7 @@ class Agent:
                     job.end(0.0, now)
 
     def _on_follow(self, peer: Peer, said: Follow, body: bytes) -> None:
-        """A driver takes up a job: this agent's own, or one that an earlier agent left."""
+        """A driver takes up a job that this agent or an earlier agent started."""
         name = safe_name(said.job)
         shared = said.shared
         job = self._jobs.get(name)
@@ -408,7 +408,7 @@ class Agent:
             self._changed = time.monotonic()
 
     def _on_forget(self, peer: Peer, said: OfJob, body: bytes) -> None:
-        """The driver has everything of a job that has ended."""
+        """The driver has received all data of a job that has ended."""
         job = self._jobs.get(said.job)
         if job is not None and job.state == "ended":
             self._remove(said.job)

@@ -27,7 +27,7 @@ def replica_blobs() -> Path:
 
 
 def prepare(job: str, files: dict[str, str], digests: Sequence[str]) -> list[str]:
-    """Take the job's files; the digests of the blobs that are not here."""
+    """Write the job's files. Returns the digests of the blobs that this node does not have."""
     paths, blobs = replica(job), replica_blobs()
     for name, text in files.items():
         write_private(paths.root / safe_name(name), text.encode("utf-8"))

@@ -59,15 +59,15 @@ FINAL_STATES = ("succeeded", "failed", "cancelled", "timed_out", "lost")
 
 @dataclass(frozen=True)
 class ErrorRecord(Record):
-    """An exception of a rank, in words that need nothing of its class. ``frames`` run from outer to inner."""
+    """An exception of a rank as text, which does not need its class. ``frames`` run from outer to inner."""
 
     type: str
     module: str
     message: str
     text: str
-    """The whole traceback, causes and notes, as Python prints it (user's frames only)."""
+    """The complete traceback with causes and notes, as Python prints it (the user's frames only)."""
     frames: tuple[tuple[str, int, str, str], ...] = ()
-    """(file, line as the user counts, function, source line)."""
+    """(file, line number that the user sees, function, source line)."""
     t: float = 0.0
 
     @property

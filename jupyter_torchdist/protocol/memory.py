@@ -27,7 +27,7 @@ class ParameterSize:
 
 @dataclass(frozen=True)
 class Rehearsed(Record):
-    """One step of the cell as a rank (of a pipeline: the fullest) takes it, under one strategy."""
+    """One step of the cell on one rank (in a pipeline: the fullest rank), under one strategy."""
 
     parameters: tuple[ParameterSize, ...] = ()
     buffers: int = 0

@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Inventory(Record):
-    """What one node has. Memory in bytes."""
+    """The resources of one node. Memory in bytes."""
 
     host: str
     cores: int
@@ -56,7 +56,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan(Record):
-    """One job, decided. The first node hosts the rendezvous store."""
+    """The plan of one job. The first node hosts the rendezvous store."""
 
     job: str
     world_size: int

@@ -90,7 +90,7 @@ def start_ticks(pid: int) -> int:
 
 @dataclass(frozen=True)
 class ProcessId(Record):
-    """A process, named so that the name can never mean another one."""
+    """A process, with enough data that it can never be confused with another process."""
 
     host: str
     boot: str

@@ -21,7 +21,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Options(Record):
-    """One field an option; the defaults are what happens without any."""
+    """One field for each option, with its default."""
 
     gpus: int | None = None
     ranks: int | None = None
@@ -40,6 +40,8 @@ class Options(Record):
     resume: bool = False
     remarks: tuple[str, ...] = ()
     """Remarks on settings of a configuration file."""
+    ignored: tuple[str, ...] = ()
+    """Files of options that are not used, each with the reason."""
     out: tuple[str, ...] = ("auto",)
     collect: str = "rank0"
     exclude: tuple[str, ...] = ()
@@ -60,7 +62,7 @@ class Options(Record):
     """MASTER_PORT; 0: a free port."""
 
     def to_json(self) -> dict[str, Any]:
-        """Without the values of ``--env NAME=VALUE``: no value of the environment is ever written down."""
+        """Without the values of ``--env NAME=VALUE``, because values of the environment are never stored."""
         return {**super().to_json(), "env": [item.split("=", 1)[0] for item in self.env]}
 
 
@@ -302,7 +304,7 @@ PROGRAMS = ("script", "module")
 
 @dataclass(frozen=True)
 class JobSpec(Record):
-    """One job, as asked for. ``source`` is the cell without the magic's line."""
+    """The specification of one job. ``source`` is the cell without the magic's line."""
 
     job: str
     kind: str

@@ -14,7 +14,7 @@ RANK_ENDS = ("done", "failed", "interrupted", "killed", "stopped", "lost")
 
 @dataclass(frozen=True)
 class Waiting(Record):
-    """The collective that a rank waits in: the ``number``-th of its ``group``."""
+    """The collective in which a rank waits: the ``number``-th of its ``group``."""
 
     operation: str
     """For example ``all_reduce``."""
@@ -59,7 +59,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class JobState(Record):
-    """A job at one point of its journal; ``seq`` is that point."""
+    """A job after one event of its journal; ``seq`` is the number of this event."""
 
     job: str = ""
     name: str | None = None

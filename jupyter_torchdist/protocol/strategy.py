@@ -21,7 +21,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class StrategyPlan(Record):
-    """One job's strategy, decided. The degrees of all dimensions multiply to the world size."""
+    """The strategy of one job. The product of all degrees is the world size."""
 
     name: str = "none"
     """The chosen strategy, for example ``fsdp+tp``; for ``auto`` the strategy that it chose."""

@@ -12,7 +12,7 @@ LIBRARIES = ("pandas", "scipy", "sklearn")
 
 @dataclass(frozen=True)
 class World(Record):
-    """What a rank shares with the process that asked for it."""
+    """What a rank shares with the process that started the job."""
 
     environ: dict[str, str]
     cwd: str
@@ -23,4 +23,4 @@ class World(Record):
     python: str
     """The interpreter."""
     libraries: tuple[str, ...] = ()
-    """Modules of ``LIBRARIES`` that it had imported: ranks will probably want them."""
+    """Modules of ``LIBRARIES`` that this process had imported: ranks will probably need them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -96,6 +97,17 @@ def write_all(fd: int, view: memoryview) -> None:
     """Write all of ``view``: one write(2) accepts at most 2 GiB and may write less."""
     while view.nbytes:
         view = view[os.write(fd, view) :]
+
+
+def lock(fd: int) -> bool:
+    """Take the lock of an open file; False while another process has it. True where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def private(*directories: Path) -> Path:

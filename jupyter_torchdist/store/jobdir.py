@@ -63,17 +63,17 @@ def _submitted(spec: JobSpec, plan: Plan) -> Event:
 
 
 def read_spec(paths: JobPaths) -> JobSpec:
-    """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no specification."""
+    """The job's specification. Raises ``JobNotFound``, or ``DamagedJob`` if the file is missing or invalid."""
     return _read(paths, paths.spec, JobSpec)
 
 
 def read_plan(paths: JobPaths) -> Plan:
-    """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no plan."""
+    """The job's plan. Raises ``JobNotFound``, or ``DamagedJob`` if the file is missing or invalid."""
     return _read(paths, paths.plan, Plan)
 
 
 def read_manifest(paths: JobPaths) -> Manifest:
-    """Raises ``JobNotFound``, or ``DamagedJob`` for a file that is no manifest."""
+    """The job's manifest. Raises ``JobNotFound``, or ``DamagedJob`` if the file is missing or invalid."""
     return _read(paths, paths.manifest, Manifest)
 
 

@@ -12,11 +12,15 @@ from ..protocol.paths import JobPaths
 from ..protocol.reserve import reserve
 from ..protocol.state import JobState, fold
 from ..protocol.typed import Malformed
-from .files import publish_json, read_json, write_all, writing
+from .files import lock, publish_json, read_json, write_all, writing
 from .jobdir import read_plan, read_spec
 
 ROOM = 256 * 1024
 """Bytes reserved on the disk for the journal, so that it can be completed when the disk is full."""
+
+
+class JournalInUse(StoreError):
+    """Another process writes this journal."""
 
 
 class Writer:
@@ -26,6 +30,9 @@ class Writer:
         self._paths = paths
         with writing(paths.root):
             self._fd = os.open(paths.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if not lock(self._fd):
+            os.close(self._fd)
+            raise JournalInUse(f"another driver writes {paths.journal}", "wait for it: the job has a driver")
         self.events, end = read(paths)
         """The events in the journal when it was opened."""
         self._end = end

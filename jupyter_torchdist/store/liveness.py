@@ -22,14 +22,14 @@ SILENCE = 60.0
 
 @dataclass(frozen=True)
 class Driver(Record):
-    """Who drives a job; ``beat`` is when it last said so, in seconds since the epoch on its own clock."""
+    """A job's driver. ``beat``: time of its last heartbeat, in seconds since the epoch on its own clock."""
 
     process: ProcessId
     beat: float
 
 
 def publish_driver(paths: JobPaths, process: ProcessId, beat: float) -> None:
-    """The driver's heartbeat. Raises ``StoreError``."""
+    """Write the driver's heartbeat. Raises ``StoreError``."""
     publish_json(paths.driver, Driver(process, beat).to_json())
 
 

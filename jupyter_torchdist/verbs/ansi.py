@@ -12,10 +12,14 @@ _HTML_COLOURS = ("#3e424d", "#e75c58", "#00a250", "#b58900", "#208ffb", "#d160c4
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_RESET = "\x1b[0m"
 
 
 def safe(text: str) -> str:
-    """``text`` for a terminal: colours are kept, all other escapes and control characters removed, lines folded."""
+    """``text`` for a terminal: colours stay, other escapes and control characters go, lines are folded at ``\\r``.
+
+    A colour does not outlast the text.
+    """
     if "\r" in text:
         text = "\n".join(fold(line) for line in text.split("\n"))
     if not _CONTROL.search(text):
@@ -23,7 +27,12 @@ def safe(text: str) -> str:
     pieces = _ESCAPE.split(text)
     kept = [match[0] if _COLOUR.fullmatch(match[0]) else "" for match in _ESCAPE.finditer(text)]
     kept.append("")
-    return "".join(_CONTROL.sub("", piece) + escape for piece, escape in zip(pieces, kept, strict=True))
+    shown = "".join(_CONTROL.sub("", piece) + escape for piece, escape in zip(pieces, kept, strict=True))
+    last = next((escape for escape in reversed(kept) if escape), _RESET)
+    if last in (_RESET, "\x1b[m"):
+        return shown
+    end = shown.endswith("\n")
+    return shown[: len(shown) - end] + _RESET + "\n" * end
 
 
 def drop_colours(text: str) -> str:

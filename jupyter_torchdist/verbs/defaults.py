@@ -1,7 +1,8 @@
 """Options from files: ``torchdist.toml`` beside the notebook, ``pyproject.toml`` there or above, the user's file.
 
-The nearest file that sets an option wins. Files that another user can write are ignored, which a note says. A value may be TOML's own (``ranks = 2``, ``out = ["a", "b"]``,
-``fresh = true``) or the text one would write after the option (``timeout = "2h"``).
+The nearest file that sets an option wins. A file that another user can write is ignored, and a note says so. A value
+may be TOML's own (``ranks = 2``, ``out = ["a", "b"]``, ``fresh = true``) or the text one would write after the option
+(``timeout = "2h"``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def options(words: str | Sequence[str], directory: Path) -> Options:
 
 
 def load(directory: Path) -> Options:
-    """The options that hold for a notebook or script in ``directory``. Raises ``OptionError``."""
+    """The default options for a notebook or script in ``directory``. Raises ``OptionError``."""
     options, remarks = Options(), []
     for found in reversed(list(_found(directory))):
         if found.refused:

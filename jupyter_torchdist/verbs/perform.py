@@ -24,7 +24,7 @@ CANCEL_SECONDS = 10.0
 
 
 def perform(arguments: argparse.Namespace) -> Iterator[str]:
-    """The text of a verb in pieces that end with a newline. Raises ``TorchDistError``."""
+    """The text of a verb in pieces that end with a newline, safe for a terminal. Raises ``TorchDistError``."""
     verbs = {
         "jobs": _jobs,
         "show": _show,
@@ -36,7 +36,7 @@ def perform(arguments: argparse.Namespace) -> Iterator[str]:
         "plan": _plan,
         "stop": _stop,
     }
-    return verbs[arguments.verb](arguments)
+    return map(ansi.safe, verbs[arguments.verb](arguments))
 
 
 def _jobs(arguments: argparse.Namespace) -> Iterator[str]:

@@ -105,7 +105,7 @@ class Console:
         for log, text in self._lines.drain():
             self._print(log, text)
         if state.state != "succeeded":
-            self._err.write(f"{job_text.title(state)}: {job_text.headline(state, now)}\n")
+            self._err.write(ansi.safe(f"{job_text.title(state)}: {job_text.headline(state, now)}\n"))
             self._err.flush()
 
     def _print(self, log: Log, text: str) -> None:

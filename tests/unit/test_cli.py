@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist import cli
 from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.testing import FakeJob
 
@@ -124,3 +126,17 @@ def test_rm(capsys: pytest.CaptureFixture[str]) -> None:
     old = FakeJob().running().ended()
     assert "removed 1 job" in run(capsys, "rm", "--older", "7d")[1]
     assert not old.paths.root.exists()
+
+
+def test_no_word_of_a_job_moves_or_renames_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;renamed\x07\x1b[2J\x1b[1A\x9b5Aevil"
+    with FakeJob(options=Options(ranks=2, name=evil), label=evil, source=f"# {evil}\n").running() as job:
+        job.rank(0).prints(f"{evil}\n").failed(ValueError(evil))
+        job.rank(1).failed(type(evil, (Exception,), {})(evil))
+        job.tell("job.note", text=evil)
+        job.ended("failed", evil, 0)
+        name = job.paths.job
+        for words in (["jobs"], ["show", name], ["logs", name], ["attach", name], ["cancel", name], ["show", evil]):
+            _, out, err = run(capsys, *words)
+            assert "evil" in out + err
+            assert not re.search(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)", out + err), words

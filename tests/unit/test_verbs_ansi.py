@@ -56,3 +56,8 @@ def test_only_colours_are_left_for_a_terminal(text: str) -> None:
 @given(ANY_OUTPUT)
 def test_lines_stay_lines(text: str) -> None:
     assert ansi.safe(text).count("\n") == text.count("\n")
+
+
+def test_a_colour_ends_with_its_text() -> None:
+    assert ansi.safe("\x1b[8mhidden\n") == "\x1b[8mhidden\x1b[0m\n"
+    assert ansi.safe("\x1b[31ma\x1b[m\n") == "\x1b[31ma\x1b[m\n"

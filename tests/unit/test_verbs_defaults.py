@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,81 @@ def test_a_table_is_asked_for(project: Path) -> None:
     write(project / "pyproject.toml", "[tool]\ntorchdist = 3\n")
     with pytest.raises(OptionError, match="not a table"):
         defaults.load(project)
+
+
+# -- files of other users
+
+
+def ignored(directory: Path) -> str:
+    options = defaults.load(directory)
+    assert replace(options, ignored=()) == Options(), "nothing of it is used"
+    (why,) = options.ignored
+    return why
+
+
+@pytest.mark.parametrize("name", ["torchdist.toml", "../pyproject.toml"])
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file away")
+def test_a_file_of_another_user_is_ignored_in_words(project: Path, name: str) -> None:
+    path = project.parent / "pyproject.toml" if "pyproject" in name else project / name
+    write(path, "env = ['PYTHONPATH=/tmp/evil']\n" if "torchdist" in name else "[tool.torchdist]\nranks = 4\n")
+    os.chown(path, 65534, -1)
+    assert ignored(project) == (
+        f"{path} is ignored, because it belongs to nobody; if you trust it, give it with --config, or copy it"
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a link away")
+def test_a_link_that_another_user_made_is_ignored(project: Path, tmp_path: Path) -> None:
+    write(tmp_path / "mine.toml", "ranks = 4\n")
+    (project / "torchdist.toml").symlink_to(tmp_path / "mine.toml")
+    assert defaults.load(project).ranks == 4
+    os.chown(project / "torchdist.toml", 65534, -1, follow_symlinks=False)
+    assert "it belongs to nobody" in ignored(project)
+
+
+@pytest.mark.parametrize("mode", [0o602, 0o620, 0o666])
+def test_a_file_that_others_can_write_is_ignored_in_words(project: Path, mode: int) -> None:
+    path = project / "torchdist.toml"
+    write(path, "ranks = 4\n")
+    path.chmod(0o644)
+    assert defaults.load(project).ranks == 4
+    if os.getuid() == 0 and mode == 0o620:
+        os.chown(path, -1, 4)  # a group that is not the user's own
+    path.chmod(mode)
+    assert ignored(project) == (
+        f"{path} is ignored, because other users can write to it; chmod go-w makes it yours alone"
+    )
+
+
+def test_what_is_ignored_is_not_read_and_the_next_project_counts(project: Path) -> None:
+    write(project / "pyproject.toml", "[tool.torchdist]\nthis = is = not = toml")
+    (project / "pyproject.toml").chmod(0o666)
+    write(project.parent / "pyproject.toml", "[tool.torchdist]\nranks = 4\n")
+    options = defaults.options("--grace 9", project)
+    assert (options.ranks, options.grace) == (4, 9.0)
+    assert "is ignored, because other users can write to it" in options.ignored[0]
+
+
+def test_what_is_no_file_or_cannot_be_read_sets_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(project / "torchdist.toml")
+    (project / "pyproject.toml").mkdir()
+    (project.parent / "pyproject.toml").symlink_to("/dev/zero")
+    assert defaults.load(project) == Options()
+    write(project.parents[1] / "pyproject.toml", "[tool.torchdist]\nranks = 4\n")
+    refuse = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(refuse))
+    assert defaults.load(project) == Options()
+
+
+@pytest.mark.parametrize("text", ["tool = 3\n# torchdist\n", "[[tool]]\ntorchdist = 1\n", "[torchdist]\n"])
+def test_a_project_with_other_tables(project: Path, text: str) -> None:
+    write(project / "pyproject.toml", text)
+    assert defaults.load(project) == Options()
+
+
+def test_a_file_that_is_nested_too_deep_names_itself(project: Path) -> None:
+    path = project / "torchdist.toml"
+    write(path, f"ranks = {'[' * 5000}{']' * 5000}\n")
+    with pytest.raises(OptionError, match="cannot be read") as caught:
+        defaults.load(project)
+    assert str(path) in caught.value.message

@@ -67,8 +67,7 @@ class Link:
         """Pieces of blobs that are not yet queued in the channel (see ``ROOM``)."""
         self._end: float | None = None
         self._order: Callable[[], None] | None = None
-        """Sends the start order. Repeated on each new channel until a message shows that the agent received it."""
-        self._known = False
+        """Sends the start order. Repeated on each new channel: the agent may be another one, which knows no job."""
 
     # -- connection
 
@@ -78,7 +77,7 @@ class Link:
         self._heard = self._pinged = now
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
         if self.started and not self.ended:
-            if self._order is not None and not self._known:
+            if self._order is not None:  # the agent follows a job that runs, and starts what a dead agent had not
                 self._order()
             else:
                 self._follow()
@@ -152,9 +151,7 @@ class Link:
             return
         self._heard = now
         self._down_since = None
-        for message, body in messages:
-            self._known |= message.get("type") in ("grown", "bytes", "ended")
-            yield message, body
+        yield from messages
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         """Send if possible. Important messages are repeated when the channel is reopened."""

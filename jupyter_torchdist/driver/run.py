@@ -70,6 +70,8 @@ class Driver:
         self._standing = policy.resumed(self._state)
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._offsets: dict[str, int] = {}
+        self._errors: dict[str, str] = {}
+        """What launchers and agents said of their own failures, by node and kind."""
         self._refused: set[str] = set()
         """Event files with lines that were refused, which was said."""
         self._stalled: set[str] = set()
@@ -242,6 +244,7 @@ class Driver:
         self._attempt += 1
         self._standing = policy.AttemptStatus()
         self._stalled.clear()
+        self._errors.clear()
         self._endpoint = None
         self._begin(fresh=True)
 
@@ -250,7 +253,10 @@ class Driver:
             end = replace(end, reason=f"the files of job {self._paths.job} were deleted while it ran")
         elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
-        reason = end.reason if self._state.ranks or end.state != "failed" else f"{end.reason}\n{self._launcher_words()}"
+        reason = end.reason
+        if end.state == "failed" and end.first_failure is None:
+            words = self._launcher_words() if not self._state.ranks else ""
+            reason = "\n".join([reason, *self._errors.values(), words])
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
             self._paths_summary()
@@ -379,6 +385,8 @@ class Driver:
         if event.kind == "launcher.rendezvous" and link is self._links[0]:
             self._endpoint = (event.data["address"], event.data["port"])
             self._start_others()
+        if event.kind in ("launcher.ended", "node.ended") and event.data.get("error"):
+            self._errors[f"{event.node} {event.kind}"] = event.data["error"].strip().rpartition("\n")[2]
         if event.kind not in INTERNAL and (event.t, event.kind, event.node, event.rank) not in self._seen:
             self._append(event)
 

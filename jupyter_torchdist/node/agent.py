@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -246,11 +247,14 @@ class Agent:
         said = understood(DRIVER_SAYS, message)
         try:
             getattr(self, f"_on_{message['type']}")(peer, said, body)
-        except ValueError as error:  # a name that is not the name of a file
-            raise ChannelError(f"a message {message['type']!r} with wrong data: {error}") from error
         except OSError as error:
             job = said.assignment.job if isinstance(said, Start) else getattr(said, "job", "")
             self._refuse(peer, job, error)
+        except ChannelError:
+            raise
+        except Exception as error:  # a message that nothing fits must not end the jobs of other drivers
+            traceback.print_exc()
+            raise ChannelError(f"a message {message['type']!r} with wrong data: {error!r}") from error
 
     def _refuse(self, peer: Peer, name: str, error: OSError) -> None:
         """Tell the driver why this node cannot do what it asked for (a full disk, no process available)."""
@@ -306,12 +310,17 @@ class Agent:
             return
         if old is not None:
             old.close()
+        files = assignment.node_paths
+        began = old is None and files.agent_events.exists()  # by an agent that died: its launcher may be on the way
         job = NodeJob(assignment.job_paths, assignment.node, assignment.node_plan().ranks, assignment.attempt)
         job.events.write("node.up", agent=ProcessId.mine().to_json())
         self._jobs[name] = job
         self._follow(peer, job, shared, said.offsets)
         self._changed = time.monotonic()
-        if assignment.fresh:
+        if began:
+            job.expected = True
+            self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
+        elif assignment.fresh:
             self._start_fresh(assignment)
         else:
             job.expected = True
@@ -357,14 +366,14 @@ class Agent:
                 continue
             if job.state != "starting" or processes_of_job(assignment.token):
                 job.expected = False
-            elif assignment.job not in self._retried:
+            elif assignment.job not in self._retried and not assignment.fresh:
                 self._retried.add(assignment.job)
                 self._pool.launch(assignment)
             else:
                 job.expected = False
-                job.events.write(
-                    "job.note", text="warm processes fail on this machine, so the ranks start in new interpreters"
-                )
+                if not assignment.fresh:
+                    text = "warm processes fail on this machine, so the ranks start in new interpreters"
+                    job.events.write("job.note", text=text)
                 try:
                     self._start_fresh(replace(assignment, fresh=True))
                 except OSError as error:
@@ -382,7 +391,7 @@ class Agent:
             self._jobs[name] = job
             job.poll(time.monotonic())
             if job.launcher is None:
-                job.end(0.0, time.monotonic())
+                job.end(0.0, time.monotonic(), "the agent was killed before it had started the ranks\n")
         self._follow(peer, job, shared, said.offsets)
 
     def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:

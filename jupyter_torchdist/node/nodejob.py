@@ -233,10 +233,11 @@ class NodeJob:
     def dump_stacks(self) -> None:
         self.signal(signal.SIGUSR1)
 
-    def end(self, grace: float, now: float) -> None:
+    def end(self, grace: float, now: float, error: str = "") -> None:
         """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. A later call may shorten that."""
         if self.state == "ended":
             return
+        self._error += error
         if self.state != "ending":
             self.state = "ending"
             self.kill_at = now + grace

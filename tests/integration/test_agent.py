@@ -21,6 +21,7 @@ from jupyter_torchdist.protocol import frames, version
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.connect import connect_agent
 from jupyter_torchdist.protocol.errors import ChannelError, LaunchError
+from jupyter_torchdist.protocol.events import parse_lines
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job, stat_fields
@@ -305,14 +306,14 @@ def test_a_job_that_cannot_be_started_is_refused(connect: Callable[[], Peer], tm
     assert peer.agent() == agent
 
 
-def test_an_interpreter_that_is_not_there_is_refused(connect: Callable[[], Peer], job: JobPaths) -> None:
-    for fresh in (False, True):
-        peer = connect()
-        peer.say("start", assignment=assignment(job.root, fresh=fresh, python="/nonexistent/python"), shared=True)
-        assert "/nonexistent/python" in peer.wait_for("refused")["reason"]
-        assert peer.wait_for("ended")["job"] == job.job
-        peer.say("forget", job=job.job)
-        assert peer.hello()["jobs"] == []
+@pytest.mark.parametrize("fresh", [False, True])
+def test_an_interpreter_that_is_not_there_is_refused(connect: Callable[[], Peer], job: JobPaths, fresh: bool) -> None:
+    peer = connect()
+    peer.say("start", assignment=assignment(job.root, fresh=fresh, python="/nonexistent/python"), shared=True)
+    assert "/nonexistent/python" in peer.wait_for("refused")["reason"]
+    assert peer.wait_for("ended")["job"] == job.job
+    peer.say("forget", job=job.job)
+    assert peer.hello()["jobs"] == []
 
 
 # -- a job that is ended while it is being started
@@ -429,3 +430,28 @@ def test_a_job_of_which_nothing_is_known_is_over(connect: Callable[[], Peer], jo
     peer.say("follow", job=job.job, **follow)
     assert peer.wait_for("ended", 10)["job"] == job.job
     peer.say("forget", job=job.job)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_a_dead_agent_had_not_started_is_started(connect: Callable[[], Peer], job: JobPaths, fresh: bool) -> None:
+    files = job.node("node0")
+    files.root.mkdir()
+    with contextlib.closing(EventFile(files.agent_events)) as dead:
+        dead.write("node.up", agent=ProcessId.mine().to_json())
+    peer = connect()
+    peer.say("start", assignment=assignment(job.root, fresh=fresh), shared=True)
+    assert wait_until(files.launcher_events.exists, 60)
+    peer.say("end", job=job.job, grace=0.0)
+    assert peer.wait_for("ended")["job"] == job.job
+    peer.say("forget", job=job.job)
+
+
+def test_a_driver_without_the_order_hears_that_nothing_was_started(connect: Callable[[], Peer], job: JobPaths) -> None:
+    peer = connect()
+    order = {"job": job.job, "job_root": str(job.root), "node": "node0", "ranks": [0], "attempt": 1}
+    peer.say("follow", **order, shared=True, offsets={})
+    assert peer.wait_for("ended")["job"] == job.job
+    events = parse_lines(job.node("node0").agent_events.read_bytes()).events
+    assert [event.data["error"] for event in events if event.kind == "node.ended"] == [
+        "the agent was killed before it had started the ranks\n"
+    ]

@@ -15,7 +15,8 @@ from ..launchers.base import Launcher, Submission
 from ..protocol.assignment import Assignment
 from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
-from ..protocol.events import AGENT, LAUNCHER, RANK, Event, Source, parse_lines
+from ..protocol.eventreader import EventReader
+from ..protocol.events import AGENT, LAUNCHER, RANK, Event, Source
 from ..protocol.messages import (
     AGENT_SAYS,
     Ended,
@@ -29,6 +30,7 @@ from ..protocol.messages import (
     understood,
 )
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import read_plain
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, fold
@@ -69,11 +71,10 @@ class Driver:
         self._state: JobState = fold(self._writer.events, journal.asked_for(paths))
         self._standing = policy.resumed(self._state)
         self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
-        self._offsets: dict[str, int] = {}
+        self._readers: dict[str, EventReader] = {}
+        """Of event files, by their names."""
         self._errors: dict[str, str] = {}
         """What launchers and agents said of their own failures, by node and kind."""
-        self._refused: set[str] = set()
-        """Event files with lines that were refused, which was said."""
         self._stalled: set[str] = set()
         self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
         self._links: list[Link] = []
@@ -269,7 +270,7 @@ class Driver:
         words = []
         for node in self._plan.nodes:
             with contextlib.suppress(OSError):
-                text = self._paths.node(node.name).launcher_log.read_text(encoding="utf-8", errors="backslashreplace")
+                text = read_plain(self._paths.node(node.name).launcher_log).decode("utf-8", "backslashreplace")
                 words += text.splitlines()[-_LAST_WORDS:]
         return "\n".join(words)
 
@@ -352,23 +353,18 @@ class Driver:
                 self._read_events(link, str(file.relative_to(self._paths.root)))
 
     def _read_events(self, link: Link, name: str) -> None:
-        source = self._source(link, name)
-        if source is None:
-            return
-        offset = self._offsets.get(name, 0)
-        with contextlib.suppress(FileNotFoundError):
-            with open(self._paths.root / name, "rb") as file:
-                file.seek(offset)
-                parsed = parse_lines(file.read(), source)
-            self._offsets[name] = offset + parsed.taken
-            for event in parsed.events:
-                self._take(link, replace(event, node=link.node.name))
-            if parsed.refused and name not in self._refused:
-                self._refused.add(name)
-                text = (
-                    f"{Path(name).name} on {link.node.called} has lines that its owner may not write; they are ignored"
-                )
-                self._say("job.note", text=text)
+        reader = self._readers.get(name)
+        if reader is None:
+            source = self._source(link, name)
+            if source is None:
+                return
+            reader = self._readers[name] = EventReader(self._paths.root / name, source)
+        refused = reader.refused
+        for event in reader.read():
+            self._take(link, replace(event, node=link.node.name))
+        if reader.refused and not refused:
+            text = f"{reader.path.name} on {link.node.called} has lines that its owner may not write; they are ignored"
+            self._say("job.note", text=text)
 
     def _source(self, link: Link, name: str) -> Source | None:
         """Who owns an event file of the node; None for a file that nobody of ours writes."""

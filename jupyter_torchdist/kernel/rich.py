@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import codec
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 from ..protocol.state import JobState
 
 if TYPE_CHECKING:
@@ -61,12 +62,12 @@ class RichOutput:
         try:
             if os.stat(self._file).st_size <= self._offset:  # called often, so it must be cheap
                 return []
-            with open(self._file, "rb") as file:
+            with open_plain(self._file) as file:
                 file.seek(self._offset)
                 data = file.read(CHUNK)
                 if len(data) == CHUNK:
                     data += file.readline()
-        except FileNotFoundError:
+        except OSError:
             return []
         end = data.rfind(b"\n") + 1
         self._offset += end

@@ -14,6 +14,7 @@ from typing import Any
 from ..protocol.errors import RankFailed
 from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 from . import rebuild
 from .bundle import Loaded
 from .results import Reader, ResultPickler, made_once, memo_of_job
@@ -107,7 +108,7 @@ def load_exception(
     description: Any = None
     found: Any = None
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             description = pickle.load(file)
             known = _LazyMemo(path, main_dict) if memo is None else memo
             with made_once(JobPaths(path.parent.parent).job, main_dict):

@@ -23,6 +23,7 @@ from ..protocol import codec
 from ..protocol.bundle import Manifest
 from ..protocol.errors import DamagedJob, RankFailed, StoreError
 from ..protocol.paths import Home, JobPaths
+from ..protocol.plainfiles import open_plain, read_plain
 from . import rebuild
 from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
 from .compare import Comparison, comparison_of
@@ -208,7 +209,7 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
     known = memo if memo is not None else memo_of_job(directory, main_dict)
     values, updates = Values(), []
     try:
-        with open(path, "rb") as file, made_once(directory.job, main_dict):
+        with open_plain(path) as file, made_once(directory.job, main_dict):
             reader = Reader(file, known, main_dict, buffers=_result_buffers(directory, rank))
             while (part := reader.load()) is not None:
                 if isinstance(part, dict):
@@ -234,7 +235,7 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
 def memo_of_job(directory: JobPaths, main_dict: dict[str, Any]) -> Memo:
     """The captured objects of a job by place, read from its bundle."""
     try:
-        manifest = Manifest.from_json(codec.loads(directory.manifest.read_bytes()))
+        manifest = Manifest.from_json(codec.loads(read_plain(directory.manifest)))
     except (OSError, ValueError, KeyError) as error:
         raise DamagedJob(
             f"{directory.manifest} cannot be read: {error}",

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from ..protocol.paths import NodePaths
+from ..protocol.plainfiles import read_plain
 from ..protocol.process import ProcessId
 from ..usercode.frames import OURS
 
@@ -63,7 +64,7 @@ class Endings:
     def _place(self, rank: int, begin: int) -> str:
         path = self._files.stacks(rank)
         try:
-            text = path.read_bytes()[begin:].decode("utf-8", "replace")
+            text = read_plain(path)[begin:].decode("utf-8", "replace")
         except OSError:
             text = ""
         words = where(text)

@@ -17,6 +17,7 @@ from ..protocol import codec
 from ..protocol.gauges import Gauges, rounded
 from ..protocol.nvml import Nvml
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import read_plain
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from .loads import LOOK_SECONDS, Load, Loads
@@ -111,9 +112,9 @@ class Board:
         self._latest: dict[int, Gauges] = {}
         self.gpus: dict[int, str] = {}
         with contextlib.suppress(OSError, ValueError):
-            self.gpus = Plan.from_json(codec.loads(paths.plan.read_bytes())).gpu_of_rank()
+            self.gpus = Plan.from_json(codec.loads(read_plain(paths.plan))).gpu_of_rank()
         with contextlib.suppress(OSError, ValueError, AttributeError):  # from an earlier agent
-            written = codec.loads(self._path.read_bytes())
+            written = codec.loads(read_plain(self._path))
             self._latest = {int(rank): Gauges.from_json(value) for rank, value in written.items()}
 
     def write(self, found: Mapping[int, Gauges]) -> None:

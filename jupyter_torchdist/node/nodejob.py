@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..protocol.eventreader import EventReader
 from ..protocol.events import LAUNCHER, RANK, Event, Source
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from ..ranks.eventfile import EventFile
 from .endings import Endings
 from .out_of_memory import OutOfMemory
-from .tail import EventTail
 
 STALL_SECONDS = 10.0
 """Ranks that have not reached their first user line are hanging when they use no CPU for this time, and the last event
@@ -88,8 +88,8 @@ class NodeJob:
         """The files in which launcher and ranks write events for the agent."""
         return [tail.path for tail in (self._launcher_tail, *self._rank_tails.values())]
 
-    def _tail(self, path: Path, source: Source) -> EventTail:
-        return EventTail(path, source, 0 if self.adopt or not path.exists() else path.stat().st_size)
+    def _tail(self, path: Path, source: Source) -> EventReader:
+        return EventReader(path, source, 0 if self.adopt or not path.exists() else path.stat().st_size)
 
     # -- looking
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..protocol.channel import Channel
-from ..protocol.events import Event, Source, parse_lines
 from ..protocol.frames import CHUNK
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 
 _FIRST = 4096
 """Bytes in the first frame; each later frame may be twice as large. A channel that breaks early still delivers some."""
@@ -22,28 +22,6 @@ _SETTLED = 1_000_000_000
 
 _BACKLOG = 2 * CHUNK
 """When a slow driver has so many bytes outstanding, no more are read for it."""
-
-
-@dataclass
-class EventTail:
-    """Reads new events of one ``*.events`` file, complete lines only."""
-
-    path: Path
-    source: Source | None
-    """Who may write into it; None: anybody."""
-    offset: int = 0
-
-    def read(self) -> list[Event]:
-        try:
-            if os.stat(self.path).st_size <= self.offset:
-                return []
-            with open(self.path, "rb") as file:
-                file.seek(self.offset)
-                parsed = parse_lines(file.read(CHUNK), self.source)
-        except OSError:  # not there yet, or no longer
-            return []
-        self.offset += parsed.taken
-        return parsed.events
 
 
 @dataclass
@@ -88,12 +66,12 @@ class Shipment:
             version = status.st_mtime_ns, status.st_ino
             if version != self._gauges and self.channel.pending <= _BACKLOG:
                 name = f"nodes/{self.node}/{path.name}"
-                with open(path, "rb") as file:
+                with open_plain(path) as file:
                     self.channel.send({"type": "whole", "job": self.paths.job, "file": name}, file.read(CHUNK))
                 self._gauges = version
 
     def _send(self, name: str, offset: int, size: int) -> bool:
-        with open(self.paths.root / name, "rb") as file:
+        with open_plain(self.paths.root / name) as file:
             file.seek(offset)
             while offset < size:
                 if self.channel.pending > _BACKLOG:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..protocol import codec
 from ..protocol.feed import Progress
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 from ..store import metrics
 
 POINTS = 40
@@ -131,7 +132,7 @@ def _logged(record: metrics.Record) -> dict[str, object]:
 def _lines(path: Path, offset: int, limit: int) -> list[bytes]:
     """The lines that end within ``limit`` bytes from ``offset`` on; the first line may be cut at its start."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_plain(path, buffering=0) as file:
             file.seek(offset)
             return file.read(limit).split(b"\n")[:-1]
     except OSError:

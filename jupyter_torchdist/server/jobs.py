@@ -22,6 +22,7 @@ from ..feed.rerun import command
 from ..protocol.errors import DamagedJob, StoreError, UserError
 from ..protocol.events import FINAL_STATES
 from ..protocol.paths import Home, JobPaths
+from ..protocol.plainfiles import open_plain
 from ..store import catalog, jobdir, journal, liveness, logs
 from .base import Handler, Refusal, in_thread, permitted
 
@@ -165,4 +166,4 @@ def open_log(paths: JobPaths, name: str) -> BinaryIO:
     if not found:
         stream = {"out": "stdout", "err": "stderr"}[match[2]]
         raise Refusal(404, f"rank {match[1]} of job {paths.job} has written nothing to {stream}")
-    return open(found[0].path, "rb", buffering=0)
+    return open_plain(found[0].path, buffering=0)

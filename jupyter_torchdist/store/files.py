@@ -14,6 +14,7 @@ from typing import Any
 from ..protocol import codec
 from ..protocol.errors import DamagedJob, StoreError
 from ..protocol.paths import make_private
+from ..protocol.plainfiles import read_plain
 
 LARGE = 1024 * 1024
 """From this many bytes on, the free space is checked before the write."""
@@ -126,7 +127,7 @@ def publish_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object at ``path``. Raises ``DamagedJob`` if it is missing, unreadable or not an object."""
     try:
-        value = codec.loads(path.read_bytes())
+        value = codec.loads(read_plain(path))
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
     if not isinstance(value, dict):

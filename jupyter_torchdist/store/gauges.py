@@ -10,6 +10,7 @@ from pathlib import Path
 from ..protocol import codec
 from ..protocol.gauges import Gauges
 from ..protocol.paths import JobPaths, is_safe
+from ..protocol.plainfiles import open_plain
 
 _MOST = 4 * 1024 * 1024
 """Largest number of bytes read from one node's file: each rank needs some hundred bytes."""
@@ -48,7 +49,7 @@ class GaugeFiles:
             version = status.st_mtime_ns, status.st_ino
             if version == self._nodes.get(path, ((0, 0), {}))[0]:
                 return False
-            with open(path, "rb") as file:
+            with open_plain(path) as file:
                 self._nodes[path] = version, _parsed(file.read(_MOST))
         except OSError:
             return False

@@ -14,6 +14,7 @@ from ..protocol.bundle import Manifest
 from ..protocol.errors import JobNotFound
 from ..protocol.events import Event
 from ..protocol.paths import Home, JobPaths
+from ..protocol.plainfiles import read_plain
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.typed import Malformed, Record
@@ -99,7 +100,7 @@ def taken_requests(paths: JobPaths) -> list[str]:
     found = []
     for file in [paths.requests / name for name in names]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            found.append(str(codec.loads(file.read_bytes()).get("kind")))
+            found.append(str(codec.loads(read_plain(file)).get("kind")))
         with contextlib.suppress(OSError):
             file.unlink()
     return found

@@ -9,6 +9,7 @@ from types import TracebackType
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.events import Event, parse_lines
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 from ..protocol.reserve import reserve
 from ..protocol.state import JobState, fold
 from ..protocol.typed import Malformed
@@ -29,7 +30,9 @@ class Writer:
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
         with writing(paths.root):
-            self._fd = os.open(paths.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(
+                paths.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
         if not lock(self._fd):
             os.close(self._fd)
             raise JournalInUse(f"another driver writes {paths.journal}", "wait for it: the job has a driver")
@@ -85,7 +88,7 @@ def read(paths: JobPaths, offset: int = 0) -> tuple[list[Event], int]:
         size = os.stat(paths.journal).st_size
         if size <= offset:  # cheap, since a waiting cell polls fifty times a second
             return [], size
-        with open(paths.journal, "rb") as file:
+        with open_plain(paths.journal) as file:
             file.seek(offset)
             parsed = parse_lines(file.read())
     except FileNotFoundError:

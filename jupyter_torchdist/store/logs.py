@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 
 STREAMS = ("out", "err")
 
@@ -36,7 +37,12 @@ def files(paths: JobPaths, rank: int | None = None, stream: str | None = None) -
     for node in _entries(paths.nodes):
         for entry in _entries(Path(node.path)):
             match = _NAME.fullmatch(entry.name)
-            if match and rank in (None, int(match[1])) and stream in (None, match[2]):
+            if (
+                match
+                and entry.is_file(follow_symlinks=False)
+                and rank in (None, int(match[1]))
+                and stream in (None, match[2])
+            ):
                 found.append(LogFile(int(match[1]), match[2], node.name, Path(entry.path)))
     return sorted(found, key=lambda file: (file.rank, STREAMS.index(file.stream), file.node))
 
@@ -61,7 +67,7 @@ def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
     pieces: list[bytes] = []
     newlines = 0
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_plain(path, buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             start = end
             while start > 0 and end - start < limit and newlines <= lines:
@@ -70,7 +76,7 @@ def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
                 file.seek(start)
                 pieces.append(file.read(step))
                 newlines += pieces[-1].count(b"\n")
-    except FileNotFoundError:
+    except OSError:
         return ""
     data = b"".join(reversed(pieces))
     if start > 0:
@@ -94,10 +100,10 @@ def _whole_characters(data: bytes) -> bytes:
 def lines(path: Path) -> Iterator[str]:
     """Every line with its newline. A line longer than ``LINE_LIMIT`` bytes is returned in pieces."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             while piece := file.readline(LINE_LIMIT):
                 yield decode(piece)
-    except FileNotFoundError:
+    except OSError:
         return
 
 

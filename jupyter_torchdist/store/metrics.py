@@ -8,6 +8,7 @@ from typing import Any
 
 from ..protocol import codec
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 
 Record = dict[str, Any]
 
@@ -31,12 +32,12 @@ def read(paths: JobPaths, rank: int, offset: int = 0, limit: int = _CHUNK) -> tu
 
 def _read(path: Path, offset: int, limit: int) -> tuple[list[Record], int]:
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             file.seek(offset)
             data = file.read(limit)
             if len(data) == limit and b"\n" not in data:
                 data += file.readline()
-    except FileNotFoundError:
+    except OSError:
         return [], offset
     end = data.rfind(b"\n") + 1
     return list(_records(data[:end])), offset + end

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..protocol import feed
 from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
+from ..protocol.plainfiles import open_plain
 from . import logs
 from .times import Mark, TimeIndex
 
@@ -79,7 +80,7 @@ class Log:
 def read(path: Path, start: int, end: int) -> bytes:
     """Bytes ``start`` to ``end`` of a file, as far as they exist."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open_plain(path, buffering=0) as file:
             file.seek(start)
             return file.read(max(0, end - start))
     except OSError:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from ..protocol.plainfiles import open_fd
 from ..protocol.times import ERR, RECORD
 from .logs import STREAMS
 
@@ -86,7 +87,7 @@ class _Records:
     def __init__(self, path: Path, stream: str) -> None:
         self._flag = ERR if STREAMS.index(stream) else 0
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_fd(path)
             self.count = os.fstat(self._fd).st_size // RECORD.size
         except OSError:
             self._fd, self.count = -1, 0

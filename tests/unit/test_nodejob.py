@@ -19,7 +19,7 @@ import pytest
 
 from jupyter_torchdist.node import nodejob
 from jupyter_torchdist.node.nodejob import NodeJob
-from jupyter_torchdist.node.tail import EventTail
+from jupyter_torchdist.protocol.eventreader import EventReader
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.process import JOB_TOKEN, ProcessId, job_token, processes_of_job
@@ -82,7 +82,7 @@ class Tree:
         return NodeJob(self.paths, "node0", ranks, **options)
 
     def events(self) -> list[Event]:
-        return EventTail(self.paths.node("node0").agent_events, None).read()
+        return EventReader(self.paths.node("node0").agent_events, None).read()
 
     def exits(self) -> dict[int | None, tuple[Any, ...]]:
         told = [event for event in self.events() if event.kind == "rank.exited"]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from jupyter_torchdist.node.replica import publish_private
-from jupyter_torchdist.node.tail import EventTail, Shipment
+from jupyter_torchdist.node.tail import Shipment
 from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.errors import ChannelError
+from jupyter_torchdist.protocol.eventreader import EventReader
 from jupyter_torchdist.protocol.events import Event
 from jupyter_torchdist.protocol.frames import CHUNK
 from jupyter_torchdist.protocol.paths import JobPaths
@@ -28,7 +29,7 @@ def line(kind: str) -> bytes:
 
 def test_whole_lines_only(tmp_path: Path) -> None:
     path = tmp_path / "x.events"
-    tail = EventTail(path, None)
+    tail = EventReader(path, None)
     assert tail.read() == []
     path.write_bytes(line("a") + line("b")[:-5])
     assert [event.kind for event in tail.read()] == ["a"]
@@ -41,13 +42,13 @@ def test_whole_lines_only(tmp_path: Path) -> None:
 def test_from_an_offset_on(tmp_path: Path) -> None:
     path = tmp_path / "x.events"
     path.write_bytes(line("old") + line("new"))
-    assert [event.kind for event in EventTail(path, None, len(line("old"))).read()] == ["new"]
+    assert [event.kind for event in EventReader(path, None, len(line("old"))).read()] == ["new"]
 
 
 def test_a_file_that_went_away_or_shrank(tmp_path: Path) -> None:
     path = tmp_path / "x.events"
     path.write_bytes(line("a"))
-    tail = EventTail(path, None)
+    tail = EventReader(path, None)
     assert len(tail.read()) == 1
     path.write_bytes(b"")
     assert tail.read() == []
@@ -65,12 +66,12 @@ def test_an_event_that_a_full_disk_refused_comes_with_a_later_one(tmp_path: Path
         events.write("rank.dropped", lines=7)  # must neither raise nor fill the memory
     os.dup2(disk, events.fd)
     events.write("rank.done")
-    found = EventTail(path, None).read()
+    found = EventReader(path, None).read()
     assert found[0].kind == "rank.dropped"
     assert {event.rank for event in found} == {3}
     assert path.stat().st_size < 100_000
     events.write("rank.done")
-    assert EventTail(path, None).read()[-1].kind == "rank.done"
+    assert EventReader(path, None).read()[-1].kind == "rank.done"
     events.close()
     os.close(disk)
     os.close(full)

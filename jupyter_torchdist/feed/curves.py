@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..protocol.errors import UserError
-from ..protocol.feed import Drawn, Series
+from ..protocol.feed import CurvesAsked, Drawn, Series
 from .bins import Bins, joined
 from .curveindex import Closer, CurveIndex, RankCurves
 from .merging import Grid
@@ -54,26 +54,24 @@ class Question:
         return self.low <= (step if self.axis == "step" else t) <= self.high
 
     @staticmethod
-    def of(asked: dict[str, Any], index: CurveIndex) -> Question:
-        """Parse a question. Raises ``UserError`` if it asks for more than one answer can hold."""
+    def of(asked: CurvesAsked, index: CurveIndex) -> Question:
+        """The question for the ranks and curves there are. Raises ``UserError`` for more than one answer can hold."""
         known = sorted(index.ranks)
-        wanted = [rank for rank in known if rank in asked.get("ranks", [])] if asked.get("ranks") else known
-        ranks = wanted[:1] if asked["mode"] == "rank0" else wanted
-        names = [name for name in asked.get("names") or index.names.kept if name in index.names.kept]
+        wanted = [rank for rank in known if rank in asked.ranks] if asked.ranks else known
+        ranks = wanted[:1] if asked.mode == "rank0" else wanted
+        names = [name for name in asked.names or index.names.kept if name in index.names.kept]
         if len(names) * len(ranks) > SERIES:
             raise UserError(f"{len(names)} curves of {len(ranks)} ranks are too many for one plot", "choose fewer")
-        low, high = asked.get("low"), asked.get("high")
-        band = asked["mode"] == "band"
+        band = asked.mode == "band"
         shown = len(names) * (1 if band else len(ranks))
-        width = min(max(int(asked.get("width") or 1000), _FEWEST), max(_FEWEST, POINTS // max(1, shown)))
-        axis = "time" if asked.get("x") == "time" else "step"
+        width = min(max(int(asked.width), _FEWEST), max(_FEWEST, POINTS // max(1, shown)))
         return Question(
             tuple(names),
             tuple(ranks),
             band,
-            axis,
-            -math.inf if low is None else float(low),
-            math.inf if high is None else float(high),
+            asked.x,
+            -math.inf if asked.low is None else asked.low,
+            math.inf if asked.high is None else asked.high,
             width,
         )
 
@@ -171,7 +169,7 @@ class Points:
         return list(map(list, zip(*rows, strict=True)))
 
 
-def answer(index: CurveIndex, asked: dict[str, Any]) -> Work:
+def answer(index: CurveIndex, asked: CurvesAsked) -> Work:
     """Compute the series. Raises ``UserError``."""
     with index.lock:
         question = Question.of(asked, index)

@@ -6,6 +6,7 @@ second. Each call ends within about 0.1 s (a search: 0.15 s). Longer work contin
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,16 +19,25 @@ from ..protocol.feed import (
     RATE,
     UNSEEN,
     VERSION,
+    Acked,
     Around,
+    AroundAsked,
+    Asked,
+    CancelAsked,
+    CurvesAsked,
     Events,
     Gone,
     Hello,
     Lines,
     Older,
+    OlderAsked,
+    Opened,
     Said,
+    SearchAsked,
     Status,
 )
 from ..protocol.paths import Home, JobPaths
+from ..protocol.typed import Malformed
 from ..store import jobdir, liveness, presence, segments
 from ..store.gauges import GaugeFiles
 from ..store.segments import Log
@@ -113,7 +123,8 @@ class Feed:
         if kind == "open":
             return self._open(message)
         if kind == "ack":
-            self._acked = max(self._acked, min(_whole(message.get("n")), self._n))
+            with contextlib.suppress(Malformed):
+                self._acked = max(self._acked, min(Acked.from_json(message).n, self._n))
             return []
         if kind == "ask":
             return self._ask(message)
@@ -130,8 +141,9 @@ class Feed:
         self._tasks.clear()
 
     def _open(self, message: Message) -> list[Message]:
-        have = message.get("logs")
-        offsets = {str(name): _whole(end) for name, end in have.items()} if isinstance(have, dict) else {}
+        offsets: dict[str, int] = {}
+        with contextlib.suppress(Malformed):
+            offsets = Opened.from_json(message).logs
         try:
             self._start(offsets)
             said = [self._hello()]
@@ -142,10 +154,13 @@ class Feed:
         return said
 
     def _ask(self, message: Message) -> list[Message]:
-        number = _whole(message.get("id"))
+        try:
+            asked = Asked.from_json(message)
+        except Malformed:
+            return []  # without a number there is nobody to answer
         if len(self._tasks) >= TASKS:
-            return [self._say("answer", id=number, error="too many questions at once; ask again")]
-        self._tasks.append(_Task(number, self._work(message), message.get("what") == "curves"))
+            return [self._say("answer", id=asked.id, error="too many questions at once; ask again")]
+        self._tasks.append(_Task(asked.id, self._work(asked.what, message), asked.what == "curves"))
         return self._go_on(WORK)
 
     # ---- out
@@ -318,20 +333,19 @@ class Feed:
             return end.value  # type: ignore[no-any-return]
         except TorchDistError as error:
             return {"error": _sentence(error)}
-        except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-            return {"error": f"this question cannot be answered ({type(error).__name__}: {error})"}
+        except (Malformed, OSError) as error:
+            return {"error": f"this question cannot be answered: {error}"}
         return None
 
-    def _work(self, asked: Message) -> curves.Work:
-        if asked.get("what") == "curves":
-            return (yield from curves.answer(self._curves, asked))
+    def _work(self, what: str, asked: Message) -> curves.Work:
+        if what == "curves":
+            return (yield from curves.answer(self._curves, CurvesAsked.from_json(asked)))
         answers: dict[str, Callable[[Message], curves.Answer]] = {
             "older": self._older,
             "around": self._around,
-            "search": lambda asked: search(self._all_logs(), asked),
+            "search": lambda asked: search(self._all_logs(), SearchAsked.from_json(asked)),
             "cancel": self._cancel,
         }
-        what = str(asked.get("what"))
         if what == "cancel" and not self._may_cancel:
             raise UserError("this job is not yours to cancel", "ask its owner")
         if what not in answers:
@@ -346,23 +360,19 @@ class Feed:
         return self._logs
 
     def _cancel(self, asked: Message) -> Said:
-        return {"said": cancel(self._paths, self._home, bool(asked.get("kill")))}
+        return {"said": cancel(self._paths, self._home, CancelAsked.from_json(asked).kill)}
 
     def _older(self, asked: Message) -> Older:
-        at = {str(name): _whole(offset) for name, offset in asked["at"].items()}
-        return history.older(self._all_logs(), at, list(asked.get("files") or []), _whole(asked["limit"]))
+        said = OlderAsked.from_json(asked)
+        return history.older(self._all_logs(), said.at, list(said.files), said.limit)
 
     def _around(self, asked: Message) -> Around:
-        log = self._all_logs().get(str(asked["file"]))
+        said = AroundAsked.from_json(asked)
+        log = self._all_logs().get(said.file)
         if log is None:
             return {"segments": []}
-        return history.around(log, _whole(asked["offset"]), _whole(asked["limit"]))
+        return history.around(log, max(0, said.offset), said.limit)
 
 
 def _sentence(error: TorchDistError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def _whole(value: Any) -> int:
-    """A non-negative integer sent by a view; 0 if the value is invalid."""
-    return int(value) if isinstance(value, (int, float)) and 0 <= value < 2**62 else 0

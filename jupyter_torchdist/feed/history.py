@@ -49,7 +49,7 @@ def older(logs: dict[str, Log], at: dict[str, int], names: list[str], limit: int
     """The ``limit`` bytes before ``at``, merged by time. A file that is not in ``at`` is read from its end."""
     limit = min(max(limit, 1), MOST)
     readers = {
-        name: BackReader(log, min(at.get(name, log.size()), log.size()))
+        name: BackReader(log, min(max(0, at.get(name, log.size())), log.size()))
         for name, log in logs.items()
         if not names or name in names
     }

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from ..protocol.errors import UserError
-from ..protocol.feed import LINE_LIMIT, Found, Hit
+from ..protocol.feed import LINE_LIMIT, Found, Hit, SearchAsked
 from ..store import logs as store_logs
 from ..store import segments
 from ..store.segments import Log
@@ -144,13 +143,10 @@ def _lines(data: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def search(logs: dict[str, Log], question: dict[str, Any]) -> Found:
+def search(logs: dict[str, Log], asked: SearchAsked) -> Found:
     """The answer to a ``search`` question. Raises ``UserError`` for an invalid or too slow pattern."""
-    pattern = Pattern.of(str(question["pattern"]), bool(question.get("regex")), bool(question.get("case")))
-    names = question.get("files") or list(logs)
-    at = question.get("at")
-    chosen = {name: logs[name] for name in names if name in logs}
-    if at is not None:
-        chosen = {name: log for name, log in chosen.items() if name in at}
-        at = {str(name): int(offset) for name, offset in at.items()}
-    return Search(chosen, pattern, at).run()
+    pattern = Pattern.of(asked.pattern, asked.regex, asked.case)
+    chosen = {name: logs[name] for name in asked.files or logs if name in logs}
+    if asked.at is not None:
+        chosen = {name: log for name, log in chosen.items() if name in asked.at}
+    return Search(chosen, pattern, asked.at).run()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from ..feed import curves, status
 from ..feed.curveindex import CurveIndex
+from ..protocol.feed import CurvesAsked
 from ..protocol.paths import JobPaths
 from .picture import Trace
 from .snapshot import CURVES, Progress
@@ -77,7 +77,7 @@ class Curves:
             return sum(rank.offset for rank in self._index.ranks.values())
 
     def _trace(self, name: str) -> Trace | None:
-        asked: dict[str, Any] = {"names": [name], "mode": "band", "x": "step", "width": POINTS}
+        asked = CurvesAsked("band", (name,), width=POINTS)
         series = _whole(curves.answer(self._index, asked))["series"]
         rows = [row for row in zip(*(series[0][key] for key in curves.COLUMNS), strict=True) if math.isfinite(row[1])]
         return Trace(*map(tuple, zip(*rows, strict=True))) if len(rows) > 1 else None

@@ -46,9 +46,11 @@ ask        id, what, and:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypedDict
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypedDict
 
 from .gauges import Gauges
+from .typed import Record
 
 VERSION = 1
 
@@ -208,3 +210,77 @@ class Said(TypedDict):
     """The answer to ``cancel``."""
 
     said: str
+
+
+# -- the view says
+
+
+@dataclass(frozen=True)
+class Opened(Record):
+    """``open``."""
+
+    logs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Acked(Record):
+    """``ack``."""
+
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class Asked(Record):
+    """``ask``, whatever the question is."""
+
+    id: int
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class OlderAsked(Record):
+    """``older``."""
+
+    at: dict[str, int]
+    limit: int
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AroundAsked(Record):
+    """``around``."""
+
+    file: str
+    offset: int
+    limit: int
+
+
+@dataclass(frozen=True)
+class SearchAsked(Record):
+    """``search``."""
+
+    pattern: str
+    regex: bool = False
+    case: bool = False
+    files: tuple[str, ...] = ()
+    at: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class CurvesAsked(Record):
+    """``curves``."""
+
+    mode: Literal["rank0", "ranks", "band"]
+    names: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    x: Literal["step", "time"] = "step"
+    low: float | None = None
+    high: float | None = None
+    width: float = 1000.0
+
+
+@dataclass(frozen=True)
+class CancelAsked(Record):
+    """``cancel``."""
+
+    kill: bool = False

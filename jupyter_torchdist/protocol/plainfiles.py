@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 def open_fd(path: Path | str) -> int:
-    """A descriptor of a plain file. Raises ``OSError`` for any other: a pipe never ends, a link may lead to a secret."""
+    """A descriptor of a plain file. Raises ``OSError`` for others: a pipe never ends, a link may lead to a secret."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

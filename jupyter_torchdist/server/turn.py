@@ -17,6 +17,9 @@ from ..protocol.paths import Home, JobPaths
 from ..store import journal
 from .base import AUTH_RESOURCE, Handler, Refusal, permitted
 
+MOST = 64
+"""Messages in one request."""
+
 LONGEST = 2.0
 """Seconds; a view repeats a question that takes longer in the next request."""
 
@@ -29,8 +32,8 @@ class Turn(Handler):
     async def post(self, job: str) -> None:
         """The messages of a new feed. The view's first message is ``open``, with the offsets that the view has."""
         said = self.body().get("messages")
-        if not isinstance(said, list) or not all(isinstance(message, dict) for message in said):
-            raise Refusal(400, "messages is not a list of objects", "a view sends a list of messages to a feed")
+        if not isinstance(said, list) or not all(isinstance(message, dict) for message in said) or len(said) > MOST:
+            raise Refusal(400, f"messages is not a list of at most {MOST} objects", "a view sends messages to a feed")
         may = self.authorizer.is_authorized(self, self.current_user, "write", AUTH_RESOURCE)
         may_cancel = bool(await ensure_async(may))
         await self.answer(turn, self.paths(job), self.data, may_cancel, said)

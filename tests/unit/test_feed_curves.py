@@ -17,6 +17,7 @@ from jupyter_torchdist.feed.bins import MOST, Bins, Rows, number
 from jupyter_torchdist.feed.curveindex import CurveIndex
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import UserError
+from jupyter_torchdist.protocol.feed import CurvesAsked
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.testing import FakeJob
 from tests.curves import answer_of
@@ -44,16 +45,8 @@ def index_of(job: FakeJob) -> CurveIndex:
 
 
 def ask(job: FakeJob, **words: Any) -> dict[str, Any]:
-    question: dict[str, Any] = {
-        "names": [],
-        "mode": "ranks",
-        "ranks": [],
-        "x": "step",
-        "low": None,
-        "high": None,
-        "width": 1000,
-    }
-    return answer_of(curves.answer(index_of(job), {**question, **words}))
+    question = CurvesAsked.from_json({"mode": "ranks", **words})
+    return answer_of(curves.answer(index_of(job), question))
 
 
 def series(job: FakeJob, **words: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 from jupyter_torchdist.feed import curves
 from jupyter_torchdist.feed.bins import MOST
 from jupyter_torchdist.feed.curveindex import CurveIndex
+from jupyter_torchdist.protocol.feed import CurvesAsked
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.testing import FakeJob
 from tests.curves import answer_of
@@ -42,7 +43,7 @@ def ask(index: CurveIndex, mode: str = "band", x: str = "step", width: int = 100
 
 
 def begun(index: CurveIndex, mode: str = "band", x: str = "step", width: int = 100) -> curves.Work:
-    asked: dict[str, Any] = {"names": [], "mode": mode, "ranks": [], "x": x, "low": None, "high": None, "width": width}
+    asked = CurvesAsked.from_json({"mode": mode, "x": x, "width": width})
     return curves.answer(read(index), asked)
 
 

@@ -14,7 +14,7 @@ from jupyter_torchdist.feed import search as module
 from jupyter_torchdist.feed.pattern import Pattern
 from jupyter_torchdist.feed.search import search
 from jupyter_torchdist.protocol.errors import UserError
-from jupyter_torchdist.protocol.feed import LINE_LIMIT, Hit
+from jupyter_torchdist.protocol.feed import LINE_LIMIT, Hit, SearchAsked
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.times import RECORD
 from jupyter_torchdist.store import segments
@@ -35,7 +35,7 @@ def ask(job: FakeJob, pattern: str, **words: Any) -> list[Hit]:
     logs = segments.find(job.paths)
     while True:
         question = {"pattern": pattern, "regex": False, "case": True, "files": [], **words, "at": at}
-        answer = search(logs, question)
+        answer = search(logs, SearchAsked.from_json(question))
         found += answer["hits"]
         at = answer["at"]
         if at is None:
@@ -75,9 +75,10 @@ def test_a_call_is_short_and_the_next_one_goes_on(job: FakeJob, monkeypatch: pyt
     monkeypatch.setattr(module, "BUDGET", 0.01)
     job.rank(0).prints(b"".join(b"line %08d of the log\n" % number for number in range(300_000)))
     logs = segments.find(job.paths)
-    at, calls, hits, searched = None, 0, 0, 0
+    at: dict[str, int] | None = None
+    calls, hits, searched = 0, 0, 0
     while calls == 0 or at is not None:
-        answer = search(logs, {"pattern": r"0{5}\d?7 ", "regex": True, "case": False, "files": [], "at": at})
+        answer = search(logs, SearchAsked(r"0{5}\d?7 ", regex=True, at=at))
         calls, hits = calls + 1, hits + len(answer["hits"])
         searched, at = searched + answer["searched"], answer["at"]
     assert (hits, searched) == (10, 300_000 * 25)
@@ -87,7 +88,7 @@ def test_a_call_is_short_and_the_next_one_goes_on(job: FakeJob, monkeypatch: pyt
 def test_many_hits_come_in_parts(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUDGET", 60.0)
     job.rank(0).prints("same\n" * 3000)
-    answer = search(segments.find(job.paths), {"pattern": "same"})
+    answer = search(segments.find(job.paths), SearchAsked("same"))
     assert len(answer["hits"]) == module.HITS
     assert answer["at"] == {"0.out": (3000 - module.HITS) * 5}
     assert len(ask(job, "same")) == 3000
@@ -111,7 +112,7 @@ def test_a_line_that_takes_too_long_is_told_and_ends_the_search(job: FakeJob, pa
 
 def test_a_slow_line_does_not_take_the_hits_before_it(job: FakeJob) -> None:
     job.rank(0).prints("a" * 3000 + "!\nfine a\n")
-    answer = search(segments.find(job.paths), {"pattern": "(a|aa)+$", "regex": True})
+    answer = search(segments.find(job.paths), SearchAsked("(a|aa)+$", regex=True))
     assert [hit["text"] for hit in answer["hits"]] == ["fine a"]
     assert answer["at"] == {"0.out": 3002}
 
@@ -163,7 +164,7 @@ def test_what_python_does_not_know_is_no_expression(pattern: str) -> None:
 
 def test_no_expression_is_told(job: FakeJob) -> None:
     with pytest.raises(UserError, match="not a regular expression"):
-        search({}, {"pattern": "(", "regex": True})
+        search({}, SearchAsked("(", regex=True))
     assert Pattern.of("(", False, True).find("f(x)", 1.0) == 1
 
 

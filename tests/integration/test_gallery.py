@@ -20,7 +20,7 @@ DEEPSPEED = find_spec("deepspeed") is not None
 
 SHOWN: dict[str, dict[str, str]] = {
     "auto": {
-        "plan": "auto chose ddp: CPU ranks",
+        "plan": "auto chose ddp: the ranks are on CPUs, whose memory is not checked",
         "option": "auto chose pp: -O pp is given",
         "sharded": "auto chose fsdp: -O sharding_strategy is one of its options",
     },

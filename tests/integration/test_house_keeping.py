@@ -200,7 +200,7 @@ def test_every_verb_in_a_notebook(home: Path, kernel: Notebook) -> None:
         words = refusal(kernel.try_run(f"%dist {verb} 20991231"), "JobNotFound")
         assert "there is no job '20991231' in" in words and "`%dist` lists the jobs" in words
         words = refusal(kernel.try_run(f"%dist {verb} 20260102-030405-aa"), "JobNotFound")
-        assert "2 jobs begin with '20260102-030405-aa'" in words and "give more characters of the id" in words
+        assert "2 jobs begin with '20260102-030405-aa'" in words and "give more of the id" in words
         words = refusal(kernel.try_run(f"%dist {verb} ../../etc"), "JobNotFound")
         if verb != "rm":
             assert "required: JOB" in refusal(kernel.try_run(f"%dist {verb}"), "OptionError")

@@ -35,7 +35,7 @@ def test_an_interrupt_stops_the_ranks_and_brings_what_is_there(one_kernel: Noteb
     one_kernel.interrupt()
     one_kernel.finish(cell)
     assert cell.error is not None and cell.error.name == "JobCancelled"
-    assert "brought back, with values from before the end: " in cell.text and "partial" in cell.text
+    assert "brought back as they were before the end: " in cell.text and "partial" in cell.text
     assert "Traceback" not in cell.error.traceback
     assert one_kernel.value("partial") == 7
     assert one_kernel.value("issubclass(__import__('sys').last_type, KeyboardInterrupt)") is True

@@ -56,7 +56,7 @@ def test_ctrl_c_in_a_terminal(terminal: Any) -> None:
     cell(terminal, "%%distribute --ranks 2", "import time", "value = 1", "print('asleep')", "time.sleep(100)")
     terminal.expect(r"\[rank \d\] asleep\r\n\[rank \d\] asleep")
     terminal.sendintr()
-    terminal.expect("brought back, with values from before the end: .*value")
+    terminal.expect("brought back as they were before the end: .*value")
     terminal.expect("JobCancelled")
     terminal.expect_exact("In [3]:")
     assert [summary.state for summary in catalog.jobs()] == ["cancelled"]

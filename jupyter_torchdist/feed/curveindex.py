@@ -63,11 +63,20 @@ class Names:
     def admits(self, name: str) -> bool:
         if name in self.kept:
             return True
-        if len(self.kept) >= NAMES or len(name) > LONGEST_NAME:
+        if len(self.kept) >= NAMES or len(name) > LONGEST_NAME or not _is_text(name):
             self.left = True
             return False
         self.kept[name] = None
         return True
+
+
+def _is_text(name: str) -> bool:
+    """Whether a browser can take it: half a surrogate pair is none."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class RankCurves:

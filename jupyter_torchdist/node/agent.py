@@ -84,6 +84,7 @@ class Agent:
 
     def __init__(self, listener: socket.socket, directory: Path) -> None:
         self._listener = listener
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._directory = directory
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -206,6 +207,7 @@ class Agent:
         try:
             connection, _ = self._listener.accept()
         except OSError:
+            self._turn_away()
             return
         if _peer_uid(connection) != os.getuid():
             connection.close()
@@ -214,6 +216,13 @@ class Agent:
         peer = Peer(Channel(fd, fd))
         self._peers.append(peer)
         self._register(peer.channel, lambda: self._on_readable(peer))
+
+    def _turn_away(self) -> None:
+        """At the limit of descriptors: a peer that waits in the queue would wake this process for ever."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            self._listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _on_readable(self, peer: Peer) -> None:
         try:

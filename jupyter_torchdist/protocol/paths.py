@@ -60,7 +60,9 @@ def make_private(path: Path) -> Path:
 
     This includes a symbolic link of another user to a directory of this user, because anyone can write to ``/tmp``.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in reversed([path, *path.parents]):  # mkdir makes parents as the umask says, which may be 0
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
     status = path.stat()
     if {status.st_uid, path.lstat().st_uid} != {os.getuid()}:
         raise PermissionError(f"{path} belongs to another user")

@@ -147,6 +147,11 @@ describe('files', () => {
     expect(text).toBe('name,rank,step,value,low,high\n"a,""b""",3,1,0.30000000000000004,0.30000000000000004,NaN\n');
   });
 
+  it.each(['=1+1', '+1', '-1', '@sum', '\tx'])('makes no formula of the name %s', name => {
+    const text = csvText([aSeries(name, { rank: 0, x: [1], y: [2], low: [2], high: [2] })], 'step');
+    expect(text.split('\n')[1]).toMatch(/^"?'/);
+  });
+
   it('escapes names in a picture', () => {
     const text = svgText('<script>alert(1)</script>&\u0000', picture([aSeries('x')], 0.5, false), look);
     const parsed = new DOMParser().parseFromString(text, 'image/svg+xml');

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -455,3 +456,20 @@ def test_a_driver_without_the_order_hears_that_nothing_was_started(connect: Call
     assert [event.data["error"] for event in events if event.kind == "node.ended"] == [
         "the agent was killed before it had started the ranks\n"
     ]
+
+
+def test_at_its_limit_of_descriptors_it_neither_dies_nor_spins(connect: Callable[[], Peer]) -> None:
+    peer = connect()
+    agent = peer.agent()
+    used = len(os.listdir(f"/proc/{agent.pid}/fd"))
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (used, used + 100))
+    turned_away = [connect_agent(sys.executable) for _ in range(3)]
+    for one in turned_away:
+        one.settimeout(10)
+        assert one.recv(1) == b""
+        one.close()
+    began = sum(map(int, stat_fields(agent.pid)[11:13]))
+    time.sleep(1.0)
+    assert sum(map(int, stat_fields(agent.pid)[11:13])) - began < 0.5 * os.sysconf("SC_CLK_TCK"), "it spins"
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (used + 100, used + 100))
+    assert connect().agent() == agent

@@ -267,3 +267,9 @@ def test_no_call_takes_long(job: FakeJob) -> None:
         longest = max(longest, time.thread_time() - begun)
     assert index.version == 30_000
     assert longest < 0.5  # of the processor: others may have it for longer
+
+
+def test_names_that_no_browser_takes_are_left_out(job: FakeJob) -> None:
+    job.rank(0).records({"t": 1.0, "k": "log", "step": 1, "v": {"\ud800": 1.0, "x" * 300: 2.0, "loss": 3.0}})
+    answer = ask(job)
+    assert [one["name"] for one in answer["series"]] == ["loss"]

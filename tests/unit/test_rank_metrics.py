@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from jupyter_torchdist.protocol import codec
-from jupyter_torchdist.ranks.streams.metrics import Recorder
+from jupyter_torchdist.ranks.streams.metrics import LONGEST, Recorder
 from jupyter_torchdist.ranks.streams.scalars import NotAScalar, Unread, _arrival, read
 
 
@@ -167,3 +167,17 @@ def test_a_full_disk_does_not_raise() -> None:
     recorder = Recorder(Path("/dev/full"))
     recorder.log({"loss": 1.0})
     assert list(recorder.progress([1])) == [1]
+
+
+def test_any_name_makes_a_line_that_every_view_can_show(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    recorder = Recorder(path)
+    names = ["x" * 1_000_000, "\ud800 half", 'quoted "', "é", "\n"]
+    for name in names:
+        recorder.log({name: 1.0})
+    recorder.close()
+    data = path.read_bytes()
+    assert len(data) < 2000
+    (long, *others) = [next(iter(codec.loads(line)["v"])) for line in data.splitlines()]
+    assert len(long) == LONGEST and "…" in long
+    assert others == ["\\ud800 half", *names[2:]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_torchdist.protocol.errors import DamagedJob, JobNotFound, StoreError
-from jupyter_torchdist.protocol.paths import Home
+from jupyter_torchdist.protocol.paths import Home, make_private
 from jupyter_torchdist.store import files, jobdir, journal
 from jupyter_torchdist.store.blobs import BlobStore
 from jupyter_torchdist.testing import a_manifest, a_plan, a_spec
@@ -106,3 +107,14 @@ def test_names_cannot_leave_the_data_directory(place: Home) -> None:
     for name in ("../x", "", ".hidden", "a/b", "x" * 200):
         with pytest.raises(ValueError, match="cannot name a file"):
             place.job(name)
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022])
+def test_no_parent_of_the_data_directory_is_open_to_others(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        make_private(tmp_path / "a" / "b" / "home")
+    finally:
+        os.umask(before)
+    for folder in ("a", "a/b", "a/b/home"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700

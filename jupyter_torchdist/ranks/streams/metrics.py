@@ -23,6 +23,9 @@ from .scalars import Lost, NotAScalar, Unread, read
 
 T = TypeVar("T")
 
+LONGEST = 200
+"""Characters of a name. A longer one is cut in the middle, as no view shows it."""
+
 PERIOD = 0.05
 """Seconds between two writes of the file."""
 
@@ -168,7 +171,9 @@ class Recorder:
 
 def _log_line(t: float, step: int | None, auto: bool, values: dict[str, Any]) -> str:
     """One line as ``codec.dumps`` would write it, but ten times faster, because this runs in the training process."""
-    parts = ",".join([f"{_coded(name)}:{_number(value)}" for name, value in values.items()])
+    parts = ",".join(
+        [f"{_coded(name if len(name) <= LONGEST else _cut(name))}:{_number(value)}" for name, value in values.items()]
+    )
     return f'{{"t":{t!r},"k":"log","step":{_step(step)},"v":{{{parts}}}{_AUTO if auto else ""}}}\n'
 
 
@@ -183,4 +188,13 @@ def _step(step: Any) -> str:
 
 _AUTO = ',"auto":true'
 _NAN = f":{codec.dumps(nan)}"
-_coded = lru_cache(maxsize=4096)(json.dumps)  # the codec does not change the keys of an object
+
+
+@lru_cache(maxsize=4096)
+def _coded(name: str) -> str:
+    """A name as JSON. Half a surrogate pair, which no file or browser takes, is spelled out."""
+    return json.dumps(name if name.isascii() else name.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def _cut(name: str) -> str:
+    return f"{name[: LONGEST // 2]}…{name[1 - LONGEST // 2 :]}"

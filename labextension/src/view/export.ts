@@ -50,9 +50,10 @@ export async function saveCsv<C extends { name: string }>(
   say(complete ? '' : trans('written; points that were too many stand merged, with their minimum and maximum'));
 }
 
-/** Quoted where it must be (RFC 4180). */
+/** Quoted where it must be (RFC 4180). A spreadsheet takes what begins with one of these signs for a formula. */
 export function csvField(text: string): string {
-  return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const safe = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
+  return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
 function escaped(text: string): string {

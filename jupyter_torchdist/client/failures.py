@@ -55,6 +55,8 @@ def _of_rank(
         where = f" on {rank.host}" if rank.host else ""
         hint = f"`%dist logs {state.job} --rank {rank.rank}` shows what it printed last"
         why = f"{rank.why or 'ended without an error message'}{_crash_site(paths, rank.rank)}"
+        if not rank.ready and rank.node and (words := logs.last_words(paths.node(rank.node).launcher_log)):
+            why += f", before its first line: {words}"
         return RankFailed(f"rank {rank.rank}{where} {why}", hint, rank=rank.rank)
     return marshal.load_exception(paths.error(rank.rank), memo, main_dict, rank.error)
 
@@ -68,10 +70,10 @@ def _crash_site(paths: JobPaths, rank: int) -> str:
 
 
 def _not_started(paths: JobPaths, state: JobState) -> BaseException:
-    said = [logs.tail(log, 20).strip() for log in sorted(paths.nodes.glob("*/launcher.log"))]
     reason = state.reason or "the ranks could not be started"
-    words = "\n".join(text for text in said if text)
-    return LaunchError(f"{reason}\n{words}" if words else reason, "correct the cause and run the cell again")
+    words = [logs.last_words(log) for log in sorted(paths.nodes.glob("*/launcher.log"))]
+    told = "\n".join([reason, *(text for text in words if text and text not in reason)])
+    return LaunchError(told, "correct the cause and run the cell again")
 
 
 def _others(state: JobState, first: RankState | None) -> list[str]:

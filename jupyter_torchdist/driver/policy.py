@@ -179,6 +179,9 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
         return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
     if state.ranks and (absent := [node.called for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
         return Finish("failed", f"no rank of {', '.join(absent)} could be started, so the other ranks were ended", None)
+    if state.ranks and (missing := sorted(set(range(plan.world_size)) - state.ranks.keys())):
+        which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
+        return Finish("failed", f"{which} could not be started, so the other ranks were ended", None)
     if any(_lost_its_launcher(rank) for rank in state.ranks.values()):
         return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)
     if interrupted := [rank.rank for rank in state.ranks.values() if rank.state == "interrupted"]:

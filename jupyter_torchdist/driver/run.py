@@ -30,12 +30,11 @@ from ..protocol.messages import (
     understood,
 )
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import read_plain
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, fold
 from ..protocol.world import World
-from ..store import journal, liveness
+from ..store import journal, liveness, logs
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
 from . import policy
 from .engine import Engine
@@ -46,9 +45,6 @@ QUIET_TICK = 0.02
 
 PATIENCE_SECONDS = 600.0
 """How long a driver at its end waits for free disk space to write the journal's last lines."""
-
-_LAST_WORDS = 12
-"""Number of lines quoted from a launcher's log when no rank has started."""
 
 INTERNAL = ("launcher.child", "rank.ending")
 """Events that only the agent needs; they are not written to the journal."""
@@ -256,7 +252,7 @@ class Driver:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
         reason = end.reason
         if end.state == "failed" and end.first_failure is None:
-            words = self._launcher_words() if not self._state.ranks else ""
+            words = self._launcher_words() if len(self._state.ranks) < self._plan.world_size else ""
             reason = "\n".join([reason, *self._errors.values(), words])
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
@@ -267,12 +263,8 @@ class Driver:
 
     def _launcher_words(self) -> str:
         """The last lines of the launchers' logs, which show why no rank has started."""
-        words = []
-        for node in self._plan.nodes:
-            with contextlib.suppress(OSError):
-                text = read_plain(self._paths.node(node.name).launcher_log).decode("utf-8", "backslashreplace")
-                words += text.splitlines()[-_LAST_WORDS:]
-        return "\n".join(words)
+        words = [logs.last_words(self._paths.node(node.name).launcher_log) for node in self._plan.nodes]
+        return "\n".join(filter(None, words))
 
     def _paths_summary(self) -> None:
         journal.publish_summary(self._paths, self._state)

@@ -24,6 +24,7 @@ from typing import Any
 from ..protocol import inventory
 from ..protocol.assignment import Assignment
 from ..protocol.channel import Channel
+from ..protocol.diskspace import in_words
 from ..protocol.errors import ChannelError
 from ..protocol.messages import (
     DRIVER_SAYS,
@@ -271,7 +272,7 @@ class Agent:
         if job is not None and job.launcher is None:
             job.expected = False
             job.end(0.0, time.monotonic())
-        peer.channel.send({"type": "refused", "job": name, "reason": str(error)})
+        peer.channel.send({"type": "refused", "job": name, "reason": in_words(error)})
 
     def _on_hello(self, peer: Peer, said: Hello, body: bytes) -> None:
         peer.process = said.process

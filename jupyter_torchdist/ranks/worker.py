@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import marshal
 from ..protocol import codec
 from ..protocol.bundle import Manifest
+from ..protocol.diskspace import in_words
 from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
@@ -62,7 +63,10 @@ def main(job_root: str, blobs: str, node: str, *, may_connect: Callable[[], None
     ``may_connect`` returns when the launcher has forked all ranks.
     """
     bootstrap.lead_a_session()
-    rank = Rank(JobPaths(Path(job_root)), Path(blobs), node, may_connect)
+    try:
+        rank = Rank(JobPaths(Path(job_root)), Path(blobs), node, may_connect)
+    except OSError as error:
+        sys.exit(f"the files of rank {os.environ['RANK']} cannot be made: {in_words(error)}")
     try:
         rank.live()
     except BaseException as error:  # noqa: BLE001  # results cannot be written; a signal between two of our steps

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import codec
+from ..protocol.diskspace import FULL, has_no_inodes, status_of
 from ..protocol.errors import DamagedJob, StoreError
 from ..protocol.paths import make_private
 from ..protocol.plainfiles import read_plain
@@ -19,7 +20,6 @@ from ..protocol.plainfiles import read_plain
 LARGE = 1024 * 1024
 """From this many bytes on, the free space is checked before the write."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 Data = bytes | bytearray | memoryview
@@ -44,7 +44,12 @@ def writing(directory: Path, size: int = 0) -> Iterator[None]:
 
 
 def _in_words(error: OSError, directory: Path, size: int) -> StoreError:
-    if error.errno in _FULL:
+    if error.errno in FULL and has_no_inodes(directory):
+        return StoreError(
+            f"the file system of {directory} has no free inodes: it holds too many files",
+            "remove old jobs (`%dist rm JOB`), or set $TORCHDIST_HOME to a directory on another disk",
+        )
+    if error.errno in FULL:
         needed = f"{in_bytes(size)} needed, " if size else ""
         return StoreError(
             f"the disk under {directory} is full: {needed}{in_bytes(free_space(directory))} free",
@@ -63,7 +68,7 @@ def _in_words(error: OSError, directory: Path, size: int) -> StoreError:
 
 def free_space(directory: Path) -> int:
     """Bytes that this user may still write below ``directory``, without quotas that the file system does not report."""
-    status = os.statvfs(directory)
+    status = status_of(directory)
     return status.f_bavail * status.f_frsize
 
 

@@ -17,6 +17,9 @@ STREAMS = ("out", "err")
 LINE_LIMIT = 64 * 1024
 """Largest size of a line in bytes; a longer line is read in pieces of this size."""
 
+LAST_WORDS = 12
+"""Lines of a log that show why a program ended."""
+
 _BLOCK = 64 * 1024
 _NAME = re.compile(r"rank-(\d+)\.(out|err)")
 
@@ -82,6 +85,12 @@ def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
     if start > 0:
         data = _whole_characters(data)
     return "".join(_split(decode(data))[-lines:])
+
+
+def last_words(path: Path) -> str:
+    """Why a program ended, as its log shows: the last line of a traceback, or the last lines."""
+    text = tail(path, LAST_WORDS).strip()
+    return text.splitlines()[-1] if "Traceback (most recent call last)" in tail(path, 200) and text else text
 
 
 def _split(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -184,6 +185,23 @@ def test_a_driver_stays_until_its_last_line_is_written(home: Path, mount: Mount)
     driver._writer.close()
     notes = journal.state(job.paths).notes
     assert [int(note.split()[0]) for note in notes] == list(range(100))
+
+
+@needs_root
+def test_a_disk_without_inodes(home: Path, mount: Mount, tmp_path: Path) -> None:
+    """Wherever the last file is made: the words name inodes, no stack of ours is shown, and nothing hangs."""
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')\n")
+    command = [sys.executable, "-m", "jupyter_torchdist", "run", "--ranks", "2", str(script)]
+    for inodes in (2, 5, 9, 14, 18, 22, 26, 31, 40):
+        mount(f"nr_inodes={inodes},size=50m,mode=700")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert "Traceback" not in done.stderr and 'File "' not in done.stderr, (inodes, done.stderr)
+        if done.returncode == 0:
+            assert sorted(done.stdout.splitlines()) == ["[rank 0] hello", "[rank 1] hello"]
+        else:
+            assert "no free inodes" in done.stderr, (inodes, done.stderr)
+        subprocess.run(["umount", "-l", str(home)], check=True)
 
 
 @needs_root

@@ -352,8 +352,9 @@ class Driver:
                 return
             reader = self._readers[name] = EventReader(self._paths.root / name, source)
         refused = reader.refused
-        for event in reader.read():
-            self._take(link, replace(event, node=link.node.name))
+        while events := reader.read():
+            for event in events:
+                self._take(link, replace(event, node=link.node.name))
         if reader.refused and not refused:
             text = f"{reader.path.name} on {link.node.called} has lines that its owner may not write; they are ignored"
             self._say("job.note", text=text)

@@ -178,7 +178,8 @@ class NodeJob:
         self.told.add(rank)
         self.codes[rank] = code
         self._endings.over(rank)
-        self._read_rank(rank)  # events from before its exit
+        while self._read_rank(rank):  # events from before its exit
+            continue
         stopped = self._was_stopped(code, by_engine)
         why = "was stopped" if stopped else exit_in_words(code)
         if code == -signal.SIGKILL and not stopped:
@@ -267,8 +268,8 @@ class NodeJob:
         if left:
             pids = ", ".join(str(process.pid) for process in left)
             self._error += f"process {pids} does not end: SIGKILL waits for a device or a file server in the kernel\n"
-        self._read_launcher()
-        self._read_ranks()
+        while self._read_launcher() | self._read_ranks():
+            continue
         self._tell_the_rest()
         self.events.write("node.ended", attempt=self.attempt, error=self._error)
         self.state = "ended"

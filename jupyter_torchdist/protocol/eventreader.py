@@ -6,11 +6,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .events import Event, Source, parse_lines
+from .events import Event, Parsed, Source, parse_lines
 from .plainfiles import open_plain
 
 LONGEST = 16 * 1024 * 1024
 """Bytes of one line: the words of an exception are the longest part. A longer line is passed over."""
+
+
+PORTION = 1024 * 1024
+"""Bytes that are read at a time."""
 
 
 @dataclass
@@ -25,24 +29,27 @@ class EventReader:
     """Lines that were passed over so far."""
 
     def read(self) -> list[Event]:
-        """The events since the last call."""
-        found: list[Event] = []
+        """The next events, of about ``PORTION`` bytes: a flood of them takes neither the memory nor the turn of others.
+
+        Empty once everything was read.
+        """
         try:
-            if os.stat(self.path).st_size <= self.offset:
-                return []
-            with open_plain(self.path) as file:
-                file.seek(self.offset)
-                while data := file.read(LONGEST):
-                    parsed = parse_lines(data, self.source)
-                    found += parsed.events
-                    self.refused += parsed.refused
-                    taken = parsed.taken
-                    if not taken and len(data) == LONGEST:
-                        taken, self.refused = LONGEST, self.refused + 1
-                    self.offset += taken
-                    if len(data) < LONGEST:
-                        break
-                    file.seek(self.offset)
+            while os.stat(self.path).st_size > self.offset:
+                parsed = self._next()
+                self.refused += parsed.refused
+                self.offset += parsed.taken
+                if parsed.events or not parsed.taken:
+                    return parsed.events
         except OSError:
-            return found
-        return found
+            pass
+        return []
+
+    def _next(self) -> Parsed:
+        """Complete lines from ``offset`` on; a line that is too long is taken as refused. Raises ``OSError``."""
+        with open_plain(self.path) as file:
+            file.seek(self.offset)
+            data = file.read(PORTION)
+            if b"\n" not in data:
+                data += file.read(LONGEST)
+        parsed = parse_lines(data, self.source)
+        return parsed if parsed.taken or len(data) <= LONGEST else Parsed([], len(data), 1)

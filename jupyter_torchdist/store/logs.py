@@ -17,8 +17,10 @@ STREAMS = ("out", "err")
 LINE_LIMIT = 64 * 1024
 """Largest size of a line in bytes; a longer line is read in pieces of this size."""
 
-LAST_WORDS = 12
+LAST_WORDS = 3
 """Lines of a log that show why a program ended."""
+
+_STACK_OR_LOGGING = re.compile(r"\s|Traceback \(most|[DIWEC] \d{4}-\d\d-\d\d |During handling|The above exception")
 
 _BLOCK = 64 * 1024
 _NAME = re.compile(r"rank-(\d+)\.(out|err)")
@@ -88,9 +90,11 @@ def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
 
 
 def last_words(path: Path) -> str:
-    """Why a program ended, as its log shows: the last line of a traceback, or the last lines."""
-    text = tail(path, LAST_WORDS).strip()
-    return text.splitlines()[-1] if "Traceback (most recent call last)" in tail(path, 200) and text else text
+    """Why a program ended, as the end of its log shows: without stacks and lines of the ``logging`` module."""
+    kept = [
+        line.rstrip() for line in tail(path, 200).splitlines() if line.strip() and not _STACK_OR_LOGGING.match(line)
+    ]
+    return "\n".join(kept[-LAST_WORDS:])
 
 
 def _split(text: str) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_torchdist.feed.feed import Feed
 from jupyter_torchdist.protocol.errors import TorchDistError
-from jupyter_torchdist.protocol.eventreader import LONGEST, EventReader
+from jupyter_torchdist.protocol.eventreader import LONGEST, PORTION, EventReader
 from jupyter_torchdist.protocol.events import RANK, Event, Source
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.plainfiles import open_plain, read_plain
@@ -167,3 +167,14 @@ def test_an_endless_line_is_passed_over_in_parts(tmp_path: Path) -> None:
     assert [event.kind for event in reader.read()] == ["rank.ready"]
     assert reader.refused > 0
     assert reader.offset == path.stat().st_size
+
+
+def test_a_flood_of_events_comes_in_portions(tmp_path: Path) -> None:
+    path, good = tmp_path / "rank.events", Event("rank.ready", 1.0, rank=0).to_line()
+    count = 4 * PORTION // len(good)
+    path.write_bytes(good * count)
+    reader, portions = EventReader(path, None), []
+    while events := reader.read():
+        portions.append(len(events))
+    assert sum(portions) == count
+    assert max(portions) <= PORTION // len(good) + 1

@@ -54,7 +54,7 @@ def test_strategies_and_worlds(tmp_path: Path) -> None:
         assert need(found, many).parameters == sum(
             4 * -(-one.shape[0] // 1024) * one.shape[1] if len(one.shape) > 1 else 4 for one in found.parameters
         )
-        assert "16 samples is less than 1024 ranks" in found.notes[0]
+        assert "a batch has 16 samples for 1024 ranks" in found.notes[0]
         hybrid = StrategyPlan("hsdp", {"dp_replicate": 4, "dp_shard": 4})
         assert need(rehearse(hybrid), hybrid).parameters == PARAMETERS
 

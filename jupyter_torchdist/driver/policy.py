@@ -167,7 +167,8 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     # A failure before the request to stop has priority: the user must see it.
     failed_first = bool(failed) and state.state == "stopping" and state.reason == "failed"
     if _stopped_on_request(standing) and not failed_first:
-        return Finish("cancelled", "stopped on request", None)
+        killed = standing.kill or standing.interrupts > 1
+        return Finish("cancelled", "killed on request" if killed else "stopped on request", None)
     if standing.timed_out and not failed_first:
         return Finish("timed_out", f"ran longer than --timeout {plan.timeout:g}s", None)
     if standing.lost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -209,7 +209,10 @@ class _Answer:
                 rest = rests[0].joined(each)
                 whole = rest.complete
             else:
-                rest, whole = _band([rest for rest in rests if len(rest)], self._question.width, columns.spacing)
+                x = [bins.x if axis == "step" else bins.t for bins in grid.bins]
+                until = _slowest([one[-1] for one in x], min(one[0] for one in x))
+                rests = [rest for rest in rests if len(rest)]
+                rest, whole = _band(rests, self._question.width, until, columns.spacing)
             merged = (columns.x, columns.mean, columns.low, columns.high)
             series = rest.to_json(name, None if self._question.band else ranks[0], merged)
         self.series.append(series)
@@ -238,7 +241,8 @@ class _Answer:
                 found.append(points)
             yield
         if self._question.band:
-            band, whole = _band(found, self._question.width)
+            until = _slowest([points.x[-1] for points in found], min(points.x[0] for points in found)) if found else 0.0
+            band, whole = _band(found, self._question.width, until)
             self.series.append(band.to_json(name, None))
             self.complete = self.complete and whole
         elif found:
@@ -278,10 +282,19 @@ def _plans(curves: RankCurves, question: Question) -> Iterator[Closer]:
             yield Closer(curves, bins, span, wanted, question.reaches)
 
 
-def _band(ranks: list[Points], width: int, apart: float = 0.0) -> tuple[Points, bool]:
+def _slowest(lasts: Sequence[float], begin: float) -> float:
+    """Where a mean of ranks ends: beyond the slowest rank it would be of fewer ranks, and dip or jump.
+
+    ``lasts``: the last x of each rank. A rank that stopped in the first half has no say.
+    """
+    middle = (begin + max(lasts)) / 2
+    return min(last for last in lasts if last >= middle)
+
+
+def _band(ranks: list[Points], width: int, until: float, apart: float = 0.0) -> tuple[Points, bool]:
     """Mean, minimum and maximum over the ranks, and whether every point is a single step of each rank.
 
-    ``apart``: the smallest allowed distance between two points.
+    ``until``: the last x. ``apart``: the smallest allowed distance between two points.
     """
     if not ranks:
         return Points(), True
@@ -294,8 +307,11 @@ def _band(ranks: list[Points], width: int, apart: float = 0.0) -> tuple[Points, 
     for points in ranks:
         for bucket, row in _bucketed(points, begin, spacing).items():
             buckets.setdefault(bucket, []).append(row)
+    last = int((until - begin) / spacing + 1e-6) if spacing > 0 and until < end else None
     band, whole = Points(), True
-    for _, rows in sorted(buckets.items()):
+    for bucket, rows in sorted(buckets.items()):
+        if last is not None and bucket > last:
+            break
         means = [mean for _, mean, _, _, finite, _ in rows if finite]
         mean = math.fsum(value / len(means) for value in means) if means else 0.0
         lows, highs = min(row[2] for row in rows), max(row[3] for row in rows)

@@ -33,18 +33,27 @@ def _rank(curves: RankCurves, each: int) -> RankStatus:
 
 
 def progress(index: CurveIndex) -> Progress | None:
-    """A progress bar of the lowest rank that has any: the outermost unfinished bar, else the last bar."""
-    for _, curves in sorted(index.ranks.items()):
-        bars = list(curves.bars.values())
-        if bars:
-            running = [bar for bar in bars if bar.get("total") is None or bar.get("n") != bar.get("total")]
-            bar = running[0] if running else bars[-1]
-            return {
-                "desc": str(bar.get("desc", ""))[:200],
-                "n": _count(bar.get("n")) or 0,
-                "total": _count(bar.get("total")),
-            }
-    return None
+    """The progress bar of the rank that is furthest behind: what a job has done is what all its ranks have."""
+    bars = [bar for _, curves in sorted(index.ranks.items()) if (bar := _bar(curves)) is not None]
+    return min(bars, key=_share, default=None)
+
+
+def _bar(curves: RankCurves) -> Progress | None:
+    """A rank's outermost unfinished bar, else its last bar."""
+    bars = list(curves.bars.values())
+    if not bars:
+        return None
+    running = [bar for bar in bars if bar.get("total") is None or bar.get("n") != bar.get("total")]
+    bar = running[0] if running else bars[-1]
+    return {
+        "desc": str(bar.get("desc", ""))[:200],
+        "n": _count(bar.get("n")) or 0,
+        "total": _count(bar.get("total")),
+    }
+
+
+def _share(bar: Progress) -> float:
+    return bar["n"] / bar["total"] if bar["total"] else bar["n"]
 
 
 def _count(value: Any) -> float | None:

@@ -11,6 +11,7 @@ import {
   padded,
   picture,
   smoothed,
+  notFiniteSince,
   spreadAtEnd,
   spreadOfRanks,
   unscaled,
@@ -97,10 +98,10 @@ describe('what ranks have in common', () => {
     picture([aSeries('loss', { y: [1, 2, 3], low, high })], 0, false, exact);
 
   it('is one value, or from where to where', () => {
-    expect(spreadAtEnd(band([1, 2, 3], [1, 2, 3]))).toEqual({ low: 3, high: 3 });
-    expect(spreadAtEnd(band([1, 2, 2.5], [1, 2, 3.5]))).toEqual({ low: 2.5, high: 3.5 });
-    // One rank alone is at the newest step.
-    expect(spreadAtEnd(band([1, 1.5, 3], [1, 2.5, 3]))).toEqual({ low: 1.5, high: 2.5 });
+    expect(spreadAtEnd(band([1, 2, 3], [1, 2, 3]))).toEqual({ low: 3, high: 3, mean: 3 });
+    expect(spreadAtEnd(band([1, 2, 2.5], [1, 2, 3.5]))).toEqual({ low: 2.5, high: 3.5, mean: 3 });
+    // The value and its range are those of one step.
+    expect(spreadAtEnd(band([1, 1.5, 3], [1, 2.5, 3]))).toEqual({ low: 3, high: 3, mean: 3 });
     expect(spreadAtEnd(band([NaN, NaN, NaN], [NaN, NaN, NaN]))).toBeNull();
     expect(spreadAtEnd(band([1, 2, 2.5], [1, 2, 3.5], false))).toBeNull();
     expect(spreadAtEnd(picture([aSeries('loss', { rank: 0 })], 0, false, true))).toBeNull();
@@ -109,12 +110,18 @@ describe('what ranks have in common', () => {
   it('is known of last values at one step', () => {
     const ranks = (...last: [number, number][]) =>
       Object.fromEntries(last.map(([step, loss], rank) => [String(rank), { step, last: { loss } }]));
-    expect(spreadOfRanks(ranks([3, 1], [3, 2], [3, 0.5]), 'loss')).toEqual({ low: 0.5, high: 2 });
-    expect(spreadOfRanks(ranks([3, 1], [3, 1]), 'loss')).toEqual({ low: 1, high: 1 });
+    expect(spreadOfRanks(ranks([3, 1], [3, 2], [3, 0.5]), 'loss')).toEqual({ low: 0.5, high: 2, mean: 3.5 / 3 });
+    expect(spreadOfRanks(ranks([3, 1], [3, 1]), 'loss')).toEqual({ low: 1, high: 1, mean: 1 });
     expect(spreadOfRanks(ranks([3, 1], [4, 2]), 'loss')).toBeNull();
     expect(spreadOfRanks(ranks([3, 1], [3, NaN]), 'loss')).toBeNull();
     expect(spreadOfRanks(ranks([3, 1]), 'loss')).toBeNull();
     expect(spreadOfRanks(ranks([3, 1], [3, 1]), 'lr')).toBeNull();
+  });
+
+  it('knows since when there is no number', () => {
+    expect(notFiniteSince({ x: [1, 2, 3], y: [1, NaN, 2] })).toBeNull();
+    expect(notFiniteSince({ x: [1, 2, 3], y: [1, NaN, Infinity] })).toBe(2);
+    expect(notFiniteSince({ x: [], y: [] })).toBeNull();
   });
 
   it('is said under the cursor', () => {
@@ -127,14 +134,14 @@ describe('what ranks have in common', () => {
 
   it('is said beside the last value, and stays while nobody knows', () => {
     const element = document.createElement('span');
-    tellSpread(element, { low: 2.5, high: 3.5 }, 0);
+    tellSpread(element, { low: 2.5, high: 3.5, mean: 2.5 }, 0);
     expect(element.textContent).toBe('≠ 2.5 … 3.5');
     expect(element.title).toBe('The ranks differ: the last values are from 2.5 to 3.5');
     tellSpread(element, null, 0);
     expect(element.textContent).toBe('≠ 2.5 … 3.5');
-    tellSpread(element, { low: 1, high: 2 }, 300);
+    tellSpread(element, { low: 1, high: 2, mean: 1 }, 300);
     expect(element.textContent).toBe('≠ 1e300 … 2e300');
-    tellSpread(element, { low: 1, high: 1 }, 0);
+    tellSpread(element, { low: 1, high: 1, mean: 1 }, 0);
     expect(element.textContent).toBe('');
     expect(element.title).toBe('');
   });

@@ -176,7 +176,7 @@ def test_the_band_is_over_the_ranks(job: FakeJob) -> None:
     assert band["rank"] is None
     assert (band["x"][:3], band["y"][:3]) == ([0, 1, 2], [0, 3, 6])
     assert (band["low"][2], band["high"][2]) == (2, 12)
-    assert len(band["x"]) == 12
+    assert len(band["x"]) == 10, "as far as all ranks are"
     assert ask(job, mode="band")["complete"]
     assert series(job, mode="rank0")["rank"] == 0
 
@@ -273,3 +273,29 @@ def test_names_that_no_browser_takes_are_left_out(job: FakeJob) -> None:
     job.rank(0).records({"t": 1.0, "k": "log", "step": 1, "v": {"\ud800": 1.0, "x" * 300: 2.0, "loss": 3.0}})
     answer = ask(job)
     assert [one["name"] for one in answer["series"]] == ["loss"]
+
+
+def logged(job: FakeJob, rank: int, values: list[float]) -> None:
+    job.rank(rank).records(*({"t": 1.0 + x, "k": "log", "step": x, "v": {"loss": y}} for x, y in enumerate(values)))
+
+
+def test_a_mean_ends_with_the_slowest_rank(job: FakeJob) -> None:
+    logged(job, 0, [4.0, 3.0, 2.0, 0.0])
+    logged(job, 1, [6.0, 5.0, 4.0])
+    (band,) = ask(job, mode="band")["series"]
+    assert (band["x"], band["y"]) == ([0.0, 1.0, 2.0], [5.0, 4.0, 3.0])
+    assert (band["low"][-1], band["high"][-1]) == (2.0, 4.0)
+
+
+def test_a_rank_that_stopped_long_ago_does_not_end_the_mean(job: FakeJob) -> None:
+    logged(job, 0, [float(x) for x in range(10)])
+    logged(job, 1, [0.0, 1.0])
+    (band,) = ask(job, mode="band")["series"]
+    assert band["x"] == [float(x) for x in range(10)]
+
+
+def test_progress_is_of_the_rank_that_is_furthest_behind(job: FakeJob) -> None:
+    for rank, done in ((0, 200), (1, 95)):
+        job.rank(rank).records({"t": 1.0, "k": "progress", "id": 0, "desc": "train", "n": done, "total": 200})
+    found = status.progress(index_of(job))
+    assert found == {"desc": "train", "n": 95, "total": 200}

@@ -215,7 +215,8 @@ ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {
         ("cancelled", "stopped on request", None),
     ),
     "terminated on request": (RUNNING, AttemptStatus(terminate=True), ("cancelled", "stopped on request", None)),
-    "killed on request": (RUNNING, AttemptStatus(kill=True), ("cancelled", "stopped on request", None)),
+    "killed on request": (RUNNING, AttemptStatus(kill=True), ("cancelled", "killed on request", None)),
+    "interrupted twice": (RUNNING, AttemptStatus(interrupts=2), ("cancelled", "killed on request", None)),
     "what a cancel breaks is no failure": (
         job(rank(0, "interrupted"), raised(1, GLOO, 2.0), state="stopping", reason="cancelled"),
         AttemptStatus(interrupts=1),

@@ -4,7 +4,7 @@ import { button, make, save, setAttribute, setText } from './dom';
 import { pngOf, svgText } from './export';
 import { Plot, summary, type Look, type Reading } from './plot';
 import { swatch, type Settings } from './curvebar';
-import { lastValue, picture, spreadAtEnd, unscaled, type Picture, type Spread } from './series';
+import { lastValue, notFiniteSince, picture, spreadAtEnd, unscaled, type Picture, type Spread } from './series';
 import { plural, trans } from './translate';
 
 export type Range = [number, number] | null;
@@ -19,7 +19,7 @@ export interface CardActs {
 const HEIGHT = 150;
 
 /** The values of one rank differ from no other. */
-const NONE: Spread = { low: 0, high: 0 };
+const NONE: Spread = { low: 0, high: 0, mean: 0 };
 
 export class CurveCard {
   readonly element: HTMLElement;
@@ -114,8 +114,24 @@ export class CurveCard {
       this.plot = new Plot(this.frame, this.picture, this.look, acts);
     }
     this.describe(this.picture, settings);
-    const spread = settings.mode === 'band' ? spreadAtEnd(this.picture) : NONE;
-    tellSpread(this.differs, spread ?? last, spread ? this.picture.power : 0);
+    const told = settings.mode === 'band' ? ((this.range ? null : last) ?? null) : NONE;
+    const spread = told ?? spreadAtEnd(this.picture);
+    tellSpread(this.differs, spread, told ? 0 : this.picture.power);
+    if (told && told !== NONE) {
+      // What the mean of the ranks' last values is does not depend on how wide the view is.
+      setText(this.value, unscaled(told.mean, 0));
+    }
+    this.tellBroken(settings);
+  }
+
+  /** A value that is not a number is the last thing to be hidden. */
+  private tellBroken(settings: Settings): void {
+    const since = this.series.map(notFiniteSince).find(x => x !== null) ?? null;
+    setAttribute(this.value, 'data-broken', since !== null);
+    if (since !== null) {
+      const words = settings.x === 'time' ? trans('NaN') : trans('NaN since step %1', since);
+      setText(this.value, words);
+    }
   }
 
   /** The settings changed: the points are the same, their picture is not. */

@@ -30,6 +30,8 @@ export interface Picture {
 export interface Spread {
   low: number;
   high: number;
+  /** Of the ranks. */
+  mean: number;
 }
 
 /** NaN and the infinities are gaps; a canvas knows none of them. */
@@ -153,19 +155,14 @@ export function lastValue(line: Line): number | null {
   return null;
 }
 
-/** Points at the end that are looked at: in the newest not every rank may have a value yet. */
-const NEWEST = 3;
-
-/** How far the ranks are from each other at the end of their mean; null: nobody knows. */
+/** How far the ranks are from each other at the end of their mean, a step that all have; null: nobody knows. */
 export function spreadAtEnd({ lines, exact }: Picture): Spread | null {
   const line = lines[0];
   if (!exact || !line || line.rank !== null) {
     return null;
   }
-  const pairs = line.low.map((low, at) => [low, line.high[at]]).filter(pair => pair.every(isNumber));
-  const newest = (pairs as [number, number][]).slice(-NEWEST).reverse();
-  const [low, high] = newest.find(([low, high]) => low !== high) ?? newest[0] ?? [];
-  return low === undefined ? null : { low, high: high! };
+  const [low, high] = [line.low.at(-1), line.high.at(-1)];
+  return isNumber(low) && isNumber(high) ? { low, high, mean: lastValue(line) ?? low } : null;
 }
 
 /** As far as the feed tells of the ranks' last values: only those of one step can be compared. */
@@ -176,11 +173,20 @@ export function spreadOfRanks(ranks: Status['ranks'], name: string): Spread | nu
     return null;
   }
   const [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
-  return { low, high };
+  return { low, high, mean: values.reduce((sum, value) => sum + value / values.length, 0) };
 }
 
 function isNumber(value: number | null | undefined): value is number {
   return value !== null && value !== undefined;
+}
+
+/** Since which x a curve has no finite value any more; null: its last value is finite, or it never had one. */
+export function notFiniteSince({ x, y }: { x: ArrayLike<number>; y: ArrayLike<number> }): number | null {
+  let at = x.length;
+  while (at > 0 && !Number.isFinite(y[at - 1])) {
+    at -= 1;
+  }
+  return at === x.length ? null : x[at]!;
 }
 
 /** The place in `values` nearest to `at` that holds a point; null: none within the screen's reach (`reach` places). */

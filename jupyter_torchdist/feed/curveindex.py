@@ -86,6 +86,8 @@ class RankCurves:
         self.path, self.offset = path, offset
         self.by_names: dict[tuple[str, ...], Bins] = {}
         self.step: int | None = None
+        self._says_steps = False
+        """Whether user code gives steps; else the longest curve is counted, as it is drawn."""
         self.last: dict[str, float] = {}
         self.bars: dict[Any, dict[str, Any]] = {}
         self.points = 0
@@ -158,7 +160,7 @@ class RankCurves:
         kind, values = record.get("k"), record.get("v")
         if kind == "log" and isinstance(values, dict):
             if isinstance(step := record.get("step"), int):
-                self.step = step
+                self.step, self._says_steps = step, True
             names = tuple(values)
             self._latest.pop(names, None)
             self._latest[names] = values
@@ -184,6 +186,8 @@ class RankCurves:
         for bins, chosen in self._route(tuple(values)):
             x = _step(step, bins.lines)
             bins.lines += 1
+            if not self._says_steps:
+                self.step = max(self.step or 0, int(x))
             if not self._wants(x, t):
                 continue
             _, rows = batches.setdefault(id(bins), (bins, Rows()))

@@ -299,3 +299,10 @@ def test_progress_is_of_the_rank_that_is_furthest_behind(job: FakeJob) -> None:
         job.rank(rank).records({"t": 1.0, "k": "progress", "id": 0, "desc": "train", "n": done, "total": 200})
     found = status.progress(index_of(job))
     assert found == {"desc": "train", "n": 95, "total": 200}
+
+
+def test_without_steps_the_lines_are_counted(job: FakeJob) -> None:
+    job.rank(0).records(*({"t": 1.0, "k": "log", "step": None, "v": {"loss": 1.0}} for _ in range(7)))
+    job.rank(1).records({"t": 1.0, "k": "log", "step": 40, "v": {"loss": 1.0}}, log({"loss": 2.0}, 41))
+    found = status.of("running", index_of(job), {})
+    assert {rank: one["step"] for rank, one in found["ranks"].items()} == {"0": 6, "1": 41}

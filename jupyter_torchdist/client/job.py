@@ -88,9 +88,10 @@ class Job:
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
-        state = self.state
         name = f" {self.name!r}" if self.name else ""
-        return f"<Job {self.id}{name}: {state.state}, {self.plan.world_size} ranks, {self.spec.label}>"
+        # A notebook keeps this text: a state that passes would stand there for ever.
+        state = f"{self.state.state}, " if self.state.final else ""
+        return f"<Job {self.id}{name}: {state}{self.plan.world_size} ranks, {self.spec.label}>"
 
     @property
     def id(self) -> str:

@@ -26,8 +26,10 @@ def perform(ip: InteractiveShell, line: str) -> Any:
         return None
     if arguments.verb in ("attach", "rerun"):
         job = attach(arguments.job)
-        job = rerun(job) if arguments.verb == "rerun" else job
-        run.follow(ip, job)
+        if arguments.verb == "attach":
+            run.look_at(ip, job)
+        else:
+            run.follow(ip, job := rerun(job))
         return job
     if arguments.verb == "logs" and arguments.tail is None and arguments.grep is None:
         arguments.tail = TAIL

@@ -10,7 +10,7 @@ from ..protocol.errors import JobCancelled, TorchDistError
 from ..protocol.state import JobState
 from ..verbs.waiting import Interrupts, wait
 from ..views import failure_text, plan_tables, wording
-from . import cell, failure, session, show
+from . import background, cell, failure, session, show
 from .rich import RichOutput
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
         job = submit(request, starting=interrupts.hold)
         session.last = job
         if request.options.background:
+            background.watch(ip, job)
             return None if quiet else job
         return _foreground(ip, job, interrupts, quiet)
 
@@ -64,6 +65,13 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
         return None if quiet else _value(job, rich)
     finally:
         job.let_go()  # the notebook has the results now; ``td.last`` keeps the job
+
+
+def look_at(ip: InteractiveShell, job: Job) -> None:
+    """Show a job that runs without waiting for it, where its view can be updated; any other as ``follow`` does."""
+    session.last = job
+    if job.state.final or not background.watch(ip, job):
+        follow(ip, job)
 
 
 def follow(ip: InteractiveShell, job: Job) -> JobState:

@@ -463,9 +463,11 @@ def test_a_job_outlives_its_kernel(kernel: Notebook, how: str) -> None:
         kernel.kill()
     kernel.restart()
     kernel.load()
+    kernel.run("%dist attach survivor")
+    kernel.run("import jupyter_torchdist as td\ntd.last.wait()")
     cell = kernel.run("%dist attach survivor")
     assert "[rank 0] tick 14" in cell.text and "[rank 1] tick 14" in cell.text and "succeeded" in cell.text
-    kernel.run("import jupyter_torchdist as td\ntd.last.bring()")
+    kernel.run("td.last.bring()")
     assert kernel.value("(answer, data, td.last.value)") == (42, [1, 2, 3, 4], [1, 2, 3, 4])
     assert kernel.value("td.last.logs(1)") == "".join(f"tick {number}\n" for number in range(15))
 
@@ -473,6 +475,7 @@ def test_a_job_outlives_its_kernel(kernel: Notebook, how: str) -> None:
 def test_an_attached_job_shows_the_whole_failure(kernel: Notebook) -> None:
     """Of a long traceback the picture shows only the last lines."""
     kernel.run("%%distribute --ranks 2 --background --name broken\ndef f(n): f(n - 1) if n else 1 / 0\nf(20)")
+    kernel.run("import jupyter_torchdist as td\ntd.last.wait()")
     text = kernel.run("%dist attach broken").text
     assert "Traceback (most recent call last)" in text
     assert "----> 3 f(20)" in text and "ZeroDivisionError: division by zero" in text

@@ -117,7 +117,7 @@ def test_a_job_outlives_its_kernel_and_is_attached_again(
 
 
 def test_an_interrupt_while_attached_only_stops_looking(kernel: Notebook, new_notebook: Callable[[], Notebook]) -> None:
-    kernel.run(SLEEP.format(options="--background --name long"))
+    kernel.run(SLEEP.format(options="--background --watch text --name long"))
     other = new_notebook()
     cell = other.start("%dist attach long")
     other.wait_for(cell, "[rank 1] asleep")
@@ -176,3 +176,19 @@ def test_the_journal_tells_the_same(one_kernel: Notebook) -> None:
     from jupyter_torchdist.protocol.paths import home
 
     assert journal.state(home().job(summary.job)).state == "succeeded"
+
+
+def test_a_background_job_is_shown_without_waiting(one_kernel: Notebook) -> None:
+    """The view below the cell goes on by itself, and says in the end where the values are; so does an attached one."""
+    cell = one_kernel.run("%%distribute --ranks 2 --background --name bg\nimport time\ntime.sleep(1.5)\nvalue = 5")
+    assert cell.displays and not re.search("starting|running|submitted", (cell.result or {})["text/plain"]), "it stays"
+    attached = one_kernel.run("%dist attach bg")
+    assert attached.displays and one_kernel.value("1 + 1") == 2, "no cell waits"
+    shown = ""
+    while "succeeded" not in shown:  # from a thread, for whichever cell ran last
+        message = one_kernel.client.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "update_display_data":
+            shown = message["content"]["data"]["text/plain"]
+    assert "its values are still with the job: `td.attach(" in shown
+    one_kernel.run("import jupyter_torchdist as td\ntd.last.bring()")
+    assert one_kernel.value("value") == 5

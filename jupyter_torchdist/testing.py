@@ -23,7 +23,6 @@ from .launchers.base import EngineState
 from .launchers.local import LocalLauncher
 from .protocol import codec
 from .protocol.bundle import Manifest
-from .protocol.channel import Channel
 from .protocol.errors import LaunchError
 from .protocol.events import ErrorRecord, Event
 from .protocol.gauges import Gauges
@@ -32,6 +31,7 @@ from .protocol.paths import home as default_home
 from .protocol.plan import Inventory, NodePlan, Plan
 from .protocol.process import ProcessId, exit_in_words
 from .protocol.spec import JobSpec, Options
+from .protocol.wire.channel import Channel
 from .ranks import execution
 from .store import jobdir, journal, liveness
 from .store.blobs import BlobStore

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_torchdist.feed.feed import Feed
-from jupyter_torchdist.protocol import codec, frames
+from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import ChannelError, OptionError, TorchDistError
 from jupyter_torchdist.protocol.events import KINDS, RANK, Event, Source, parse_lines
-from jupyter_torchdist.protocol.messages import AGENT_SAYS, DRIVER_SAYS, understood
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.spec import parse_options
 from jupyter_torchdist.protocol.state import JobState, fold
 from jupyter_torchdist.protocol.typed import Malformed
+from jupyter_torchdist.protocol.wire import frames
+from jupyter_torchdist.protocol.wire.messages import AGENT_SAYS, DRIVER_SAYS, understood
 from jupyter_torchdist.store import gauges, jobdir, journal, metrics
 from jupyter_torchdist.store.times import TimeIndex
 from jupyter_torchdist.testing import FakeJob

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..launchers import registry
 from ..launchers.local import LocalLauncher
-from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError
 from ..protocol.paths import JobPaths, make_private, runtime_dir
 from ..protocol.plan import NodePlan
 from ..protocol.process import ProcessId
+from ..protocol.wire.channel import Channel
 from ..protocol.world import World
 from ..store.files import lock
 from ..store.journal import JournalInUse

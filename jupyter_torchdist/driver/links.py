@@ -11,12 +11,12 @@ from typing import Any
 
 from ..launchers.base import Submission
 from ..protocol.assignment import Assignment
-from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
-from ..protocol.frames import CHUNK
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId
+from ..protocol.wire.channel import Channel
+from ..protocol.wire.frames import CHUNK
 from ..store.files import publish
 
 PING_SECONDS = 2.0

@@ -13,26 +13,15 @@ from typing import Any
 
 from ..launchers.base import Launcher, Submission
 from ..protocol.assignment import Assignment
-from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError, LaunchError, StoreError
-from ..protocol.eventreader import EventReader
-from ..protocol.events import AGENT, LAUNCHER, RANK, Event, Source
-from ..protocol.messages import (
-    AGENT_SAYS,
-    Ended,
-    FileBytes,
-    Grown,
-    Missing,
-    RefusedJob,
-    Stalled,
-    Stored,
-    Whole,
-    understood,
-)
+from ..protocol.eventreader import EventReader, reader_of
+from ..protocol.events import Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, fold
+from ..protocol.wire import messages
+from ..protocol.wire.channel import Channel
 from ..protocol.world import World
 from ..store import journal, liveness, logs
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
@@ -256,7 +245,7 @@ class Driver:
             reason = "\n".join([reason, *self._errors.values(), words])
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
-            self._paths_summary()
+            journal.publish_summary(self._paths, self._state)
         for link in self._links:
             link.forget()
         self._engine.cancel()
@@ -266,9 +255,6 @@ class Driver:
         words = [logs.last_words(self._paths.node(node.name).launcher_log) for node in self._plan.nodes]
         return "\n".join(filter(None, words))
 
-    def _paths_summary(self) -> None:
-        journal.publish_summary(self._paths, self._state)
-
     def _give_up(self, error: Exception) -> None:
         """After a bug of the driver or an unusable agent: end all processes and write the reason to the journal."""
         for link in self._links:
@@ -277,7 +263,7 @@ class Driver:
         reason = error.message if isinstance(error, LaunchError) else f"the driver failed: {error!r}"
         with contextlib.suppress(StoreError):
             self._say("job.ended", state="failed", reason=reason, first_failure=None)
-            self._paths_summary()
+            journal.publish_summary(self._paths, self._state)
 
     def _lose(self, link: Link, reason: str) -> None:
         if link.node.name not in self._standing.lost:
@@ -299,25 +285,25 @@ class Driver:
         self._watch(link)  # at once: a new channel may soon reuse the closed descriptor's number
 
     def _on_message(self, link: Link, message: dict[str, Any], body: bytes) -> None:
-        said = understood(AGENT_SAYS, message)
-        if isinstance(said, Grown):
+        said = messages.understood(messages.AGENT_SAYS, message)
+        if isinstance(said, messages.Grown):
             self._read_events(link, said.file)
-        elif isinstance(said, FileBytes):
+        elif isinstance(said, messages.FileBytes):
             link.on_bytes(said.file, said.offset, body)
             if said.file.endswith(".events"):
                 self._read_events(link, said.file)
-        elif isinstance(said, Whole):
+        elif isinstance(said, messages.Whole):
             link.on_whole(said.file, body)
-        elif isinstance(said, Missing):
+        elif isinstance(said, messages.Missing):
             link.on_missing(said.blobs)
-        elif isinstance(said, Stored):
+        elif isinstance(said, messages.Stored):
             link.on_stored(said.digest, said.right)
-        elif isinstance(said, Ended) and said.attempt == self._attempt:
+        elif isinstance(said, messages.Ended) and said.attempt == self._attempt:
             link.ended = True
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
-        elif isinstance(said, Stalled) and said.attempt == self._attempt:
+        elif isinstance(said, messages.Stalled) and said.attempt == self._attempt:
             self._on_stalled(link, said.ranks)
-        elif isinstance(said, RefusedJob):
+        elif isinstance(said, messages.RefusedJob):
             raise LaunchError(
                 f"{link.node.called} cannot run the job: {said.reason}",
                 "free the resource and run the cell again",
@@ -346,11 +332,10 @@ class Driver:
 
     def _read_events(self, link: Link, name: str) -> None:
         reader = self._readers.get(name)
+        reader = reader or reader_of(self._paths.node(link.node.name), link.node.ranks, Path(name).name)
         if reader is None:
-            source = self._source(link, name)
-            if source is None:
-                return
-            reader = self._readers[name] = EventReader(self._paths.root / name, source)
+            return
+        self._readers[name] = reader
         refused = reader.refused
         while events := reader.read():
             for event in events:
@@ -358,16 +343,6 @@ class Driver:
         if reader.refused and not refused:
             text = f"{reader.path.name} on {link.node.called} has lines that its owner may not write; they are ignored"
             self._say("job.note", text=text)
-
-    def _source(self, link: Link, name: str) -> Source | None:
-        """Who owns an event file of the node; None for a file that nobody of ours writes."""
-        files, ranks = self._paths.node(link.node.name), link.node.ranks
-        owners = {files.rank_events(rank).name: Source(RANK, frozenset([rank])) for rank in ranks}
-        owners |= {
-            files.agent_events.name: Source(AGENT, frozenset(ranks)),
-            files.launcher_events.name: Source(LAUNCHER),
-        }
-        return owners.get(Path(name).name)
 
     def _take(self, link: Link, event: Event) -> None:
         """Write a node's event to the journal, unless it is there already."""

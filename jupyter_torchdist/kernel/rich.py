@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import codec
+from ..protocol.disk import open_plain
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
 from ..protocol.state import JobState
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What an engine is to the driver. What driver and agents say to each other is in ``protocol/messages.py``."""
+"""What an engine is to the driver. What driver and agents say to each other is in ``protocol/wire/messages.py``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ..protocol.channel import Channel
 from ..protocol.plan import Inventory, NodePlan, Plan
+from ..protocol.wire.channel import Channel
 
 if TYPE_CHECKING:
     from typing_extensions import Self

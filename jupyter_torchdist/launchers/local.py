@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from ..protocol.channel import Channel
-from ..protocol.connect import connect_agent
 from ..protocol.inventory import local_inventory
 from ..protocol.plan import Inventory, NodePlan
+from ..protocol.wire.channel import Channel
+from ..protocol.wire.connect import connect_agent
 from .base import ChannelPerNode
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.disk import open_plain
 from ..protocol.errors import RankFailed
 from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
 from . import rebuild
 from .bundle import Loaded
 from .results import Reader, ResultPickler, made_once, memo_of_job

@@ -21,9 +21,9 @@ from typing import IO, Any
 
 from ..protocol import codec
 from ..protocol.bundle import Manifest
+from ..protocol.disk import open_plain, read_plain
 from ..protocol.errors import DamagedJob, RankFailed, StoreError
 from ..protocol.paths import Home, JobPaths
-from ..protocol.plainfiles import open_plain, read_plain
 from . import rebuild
 from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
 from .compare import Comparison, comparison_of

@@ -1,7 +1,7 @@
 """One agent per user and node. The agent serves many drivers, starts and watches jobs, and ships what jobs write.
 
 It holds no state that its files do not hold: after its death the next one takes up every job from there.
-What it is sent and answers is in ``protocol/messages.py``.
+What it is sent and answers is in ``protocol/wire/messages.py``.
 """
 
 from __future__ import annotations
@@ -23,26 +23,12 @@ from typing import Any
 
 from ..protocol import inventory
 from ..protocol.assignment import Assignment
-from ..protocol.channel import Channel
-from ..protocol.diskspace import in_words
+from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
-from ..protocol.messages import (
-    DRIVER_SAYS,
-    BlobPiece,
-    End,
-    Follow,
-    Hello,
-    Nothing,
-    OfJob,
-    Ping,
-    Prepare,
-    Signal,
-    Start,
-    Warm,
-    understood,
-)
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
+from ..protocol.wire import messages
+from ..protocol.wire.channel import Channel
 from . import warm
 from .file_watch import Changes
 from .gauges import GaugeWatch
@@ -254,11 +240,11 @@ class Agent:
     # -- messages
 
     def _on_message(self, peer: Peer, message: dict[str, Any], body: bytes) -> None:
-        said = understood(DRIVER_SAYS, message)
+        said = messages.understood(messages.DRIVER_SAYS, message)
         try:
             getattr(self, f"_on_{message['type']}")(peer, said, body)
         except OSError as error:
-            job = said.assignment.job if isinstance(said, Start) else getattr(said, "job", "")
+            job = said.assignment.job if isinstance(said, messages.Start) else getattr(said, "job", "")
             self._refuse(peer, job, error)
         except ChannelError:
             raise
@@ -274,7 +260,7 @@ class Agent:
             job.end(0.0, time.monotonic())
         peer.channel.send({"type": "refused", "job": name, "reason": in_words(error)})
 
-    def _on_hello(self, peer: Peer, said: Hello, body: bytes) -> None:
+    def _on_hello(self, peer: Peer, said: messages.Hello, body: bytes) -> None:
         peer.process = said.process
         peer.channel.send(
             {
@@ -286,27 +272,27 @@ class Agent:
             }
         )
 
-    def _on_warm(self, peer: Peer, said: Warm, body: bytes) -> None:
+    def _on_warm(self, peer: Peer, said: messages.Warm, body: bytes) -> None:
         self._pool.warm(said.python, said.environ)
 
-    def _on_ping(self, peer: Peer, said: Ping, body: bytes) -> None:
+    def _on_ping(self, peer: Peer, said: messages.Ping, body: bytes) -> None:
         peer.channel.send({"type": "pong", "t": said.t})
 
-    def _on_stop_warm(self, peer: Peer, said: Nothing, body: bytes) -> None:
+    def _on_stop_warm(self, peer: Peer, said: messages.Nothing, body: bytes) -> None:
         self._pool.close()
         self._stop = True
 
-    def _on_prepare(self, peer: Peer, said: Prepare, body: bytes) -> None:
+    def _on_prepare(self, peer: Peer, said: messages.Prepare, body: bytes) -> None:
         """On a node without the driver's disk: store the job's files, answer which blobs are missing."""
         missing = prepare(said.job, said.files, said.blobs)
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
-    def _on_blob(self, peer: Peer, said: BlobPiece, body: bytes) -> None:
+    def _on_blob(self, peer: Peer, said: messages.BlobPiece, body: bytes) -> None:
         right = peer.incoming.take(said.digest, said.offset, body, said.last)
         if right is not None:
             peer.channel.send({"type": "stored", "digest": said.digest, "right": right})
 
-    def _on_start(self, peer: Peer, said: Start, body: bytes) -> None:
+    def _on_start(self, peer: Peer, said: messages.Start, body: bytes) -> None:
         shared, assignment = said.shared, said.assignment
         name = assignment.job
         if not shared:
@@ -390,7 +376,7 @@ class Agent:
                     job.events.write("job.note", text=f"no new interpreter can be started: {error}")
                     job.end(0.0, now)
 
-    def _on_follow(self, peer: Peer, said: Follow, body: bytes) -> None:
+    def _on_follow(self, peer: Peer, said: messages.Follow, body: bytes) -> None:
         """A driver takes up a job that this agent or an earlier agent started."""
         name = safe_name(said.job)
         shared = said.shared
@@ -410,23 +396,23 @@ class Agent:
         self._orphans.claimed(job.paths.job)
         peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
 
-    def _on_signal(self, peer: Peer, said: Signal, body: bytes) -> None:
+    def _on_signal(self, peer: Peer, said: messages.Signal, body: bytes) -> None:
         if job := self._jobs.get(said.job):
             job.signal(said.signal)
             self._changed = time.monotonic()
 
-    def _on_stacks(self, peer: Peer, said: OfJob, body: bytes) -> None:
+    def _on_stacks(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         if job := self._jobs.get(said.job):
             job.dump_stacks()
 
-    def _on_end(self, peer: Peer, said: End, body: bytes) -> None:
+    def _on_end(self, peer: Peer, said: messages.End, body: bytes) -> None:
         if job := self._jobs.get(said.job):
             if self._pool.withdraw(said.job):
                 job.expected = False
             job.end(said.grace, time.monotonic())
             self._changed = time.monotonic()
 
-    def _on_forget(self, peer: Peer, said: OfJob, body: bytes) -> None:
+    def _on_forget(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         """The driver has received all data of a job that has ended."""
         job = self._jobs.get(said.job)
         if job is not None and job.state == "ended":

@@ -9,8 +9,8 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 
+from ..protocol.disk import read_plain
 from ..protocol.paths import NodePaths
-from ..protocol.plainfiles import read_plain
 from ..protocol.process import ProcessId
 from ..usercode.frames import OURS
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from ..protocol import codec
+from ..protocol.disk import read_plain
 from ..protocol.gauges import Gauges, rounded
 from ..protocol.nvml import Nvml
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import read_plain
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId
 from .loads import LOOK_SECONDS, Load, Loads

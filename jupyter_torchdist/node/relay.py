@@ -9,7 +9,7 @@ import os
 import selectors
 import sys
 
-from ..protocol.connect import connect_agent
+from ..protocol.wire.connect import connect_agent
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..protocol.channel import Channel
-from ..protocol.frames import CHUNK
+from ..protocol.disk import open_plain
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
+from ..protocol.wire.channel import Channel
+from ..protocol.wire.frames import CHUNK
 
 _FIRST = 4096
 """Bytes in the first frame; each later frame may be twice as large. A channel that breaks early still delivers some."""

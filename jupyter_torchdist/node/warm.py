@@ -15,9 +15,9 @@ from typing import Any
 
 from ..protocol import codec
 from ..protocol.assignment import Assignment
-from ..protocol.channel import Channel
 from ..protocol.errors import ChannelError
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, processes_of_job
+from ..protocol.wire.channel import Channel
 from .assignment import import_environment
 
 IDLE_SECONDS = 15 * 60

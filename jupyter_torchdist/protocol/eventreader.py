@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .events import Event, Parsed, Source, parse_lines
-from .plainfiles import open_plain
+from .disk import open_plain
+from .events import AGENT, LAUNCHER, RANK, Event, Parsed, Source, parse_lines
+from .paths import NodePaths
 
 LONGEST = 16 * 1024 * 1024
 """Bytes of one line: the words of an exception are the longest part. A longer line is passed over."""
@@ -53,3 +55,10 @@ class EventReader:
                 data += file.read(LONGEST)
         parsed = parse_lines(data, self.source)
         return parsed if parsed.taken or len(data) <= LONGEST else Parsed([], len(data), 1)
+
+
+def reader_of(files: NodePaths, ranks: Sequence[int], name: str) -> EventReader | None:
+    """The reader of one of a node's event files; None for a file that no process of ours writes."""
+    owners = {files.rank_events(rank).name: Source(RANK, frozenset([rank])) for rank in ranks}
+    owners |= {files.agent_events.name: Source(AGENT, frozenset(ranks)), files.launcher_events.name: Source(LAUNCHER)}
+    return EventReader(files.root / name, owners[name]) if name in owners else None

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..protocol.disk import reserve
 from ..protocol.events import Event
-from ..protocol.reserve import reserve
 
 _KEPT = 64 * 1024
 """Largest size in bytes of events that wait for free space on a full disk; later events are lost."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .. import marshal
 from ..protocol import codec
 from ..protocol.bundle import Manifest
-from ..protocol.diskspace import in_words
+from ..protocol.disk import in_words
 from ..protocol.events import ErrorRecord
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..protocol import codec
+from ..protocol.disk import open_plain
 from ..protocol.feed import Progress
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
 from ..store import metrics
 
 POINTS = 40

@@ -19,10 +19,10 @@ from ..client.submit import rerun
 from ..feed.cancel import cancel
 from ..feed.captured import captured
 from ..feed.rerun import command
+from ..protocol.disk import open_plain
 from ..protocol.errors import DamagedJob, StoreError, UserError
 from ..protocol.events import FINAL_STATES
 from ..protocol.paths import Home, JobPaths
-from ..protocol.plainfiles import open_plain
 from ..store import catalog, jobdir, journal, liveness, logs
 from .base import Handler, Refusal, in_thread, permitted
 

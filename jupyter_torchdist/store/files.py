@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import codec
-from ..protocol.diskspace import FULL, has_no_inodes, status_of
+from ..protocol.disk import FULL, has_no_inodes, read_plain, status_of
 from ..protocol.errors import DamagedJob, StoreError
 from ..protocol.paths import make_private
-from ..protocol.plainfiles import read_plain
 
 LARGE = 1024 * 1024
 """From this many bytes on, the free space is checked before the write."""

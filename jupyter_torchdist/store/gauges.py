@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..protocol import codec
+from ..protocol.disk import open_plain
 from ..protocol.gauges import Gauges
 from ..protocol.paths import JobPaths, is_safe
-from ..protocol.plainfiles import open_plain
 
 _MOST = 4 * 1024 * 1024
 """Largest number of bytes read from one node's file: each rank needs some hundred bytes."""

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from ..protocol import codec
 from ..protocol.bundle import Manifest
+from ..protocol.disk import read_plain
 from ..protocol.errors import JobNotFound
 from ..protocol.events import Event
 from ..protocol.paths import Home, JobPaths
-from ..protocol.plainfiles import read_plain
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.typed import Malformed, Record

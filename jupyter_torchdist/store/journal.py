@@ -6,11 +6,10 @@ import os
 from dataclasses import replace
 from types import TracebackType
 
+from ..protocol.disk import open_plain, reserve
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.events import Event, parse_lines
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
-from ..protocol.reserve import reserve
 from ..protocol.state import JobState, fold
 from ..protocol.typed import Malformed
 from .files import lock, publish_json, read_json, write_all, writing

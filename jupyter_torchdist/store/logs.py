@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..protocol.disk import open_plain
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
 
 STREAMS = ("out", "err")
 

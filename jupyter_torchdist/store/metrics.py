@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import codec
+from ..protocol.disk import open_plain
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
 
 Record = dict[str, Any]
 

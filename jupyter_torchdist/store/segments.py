@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol import feed
+from ..protocol.disk import open_plain
 from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
-from ..protocol.plainfiles import open_plain
 from . import logs
 from .times import Mark, TimeIndex
 

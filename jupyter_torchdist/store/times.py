@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ..protocol.plainfiles import open_fd
+from ..protocol.disk import open_fd
 from ..protocol.times import ERR, RECORD
 from .logs import STREAMS
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..protocol import releases
-from ..protocol.channel import Channel
-from ..protocol.connect import connect_agent
 from ..protocol.errors import TorchDistError
 from ..protocol.inventory import local_inventory
 from ..protocol.paths import home, make_private, runtime_dir
 from ..protocol.plan import Inventory
+from ..protocol.wire.channel import Channel
+from ..protocol.wire.connect import connect_agent
 from ..views import wording
 from . import agents
 

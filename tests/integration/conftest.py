@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.protocol.connect import connect_agent
+from jupyter_torchdist.protocol.wire.connect import connect_agent
 from tests.notebook import Notebook
 
 

@@ -18,15 +18,16 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.node import replica
-from jupyter_torchdist.protocol import frames, version
-from jupyter_torchdist.protocol.channel import Channel
-from jupyter_torchdist.protocol.connect import connect_agent
+from jupyter_torchdist.protocol import version
 from jupyter_torchdist.protocol.errors import ChannelError, LaunchError
 from jupyter_torchdist.protocol.events import parse_lines
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import ProcessId, job_token, processes_of_job, stat_fields
 from jupyter_torchdist.protocol.version import agent_directory, source_digest
+from jupyter_torchdist.protocol.wire import frames
+from jupyter_torchdist.protocol.wire.channel import Channel
+from jupyter_torchdist.protocol.wire.connect import connect_agent
 from jupyter_torchdist.protocol.world import World
 from jupyter_torchdist.ranks.eventfile import EventFile
 from tests.leaks import command_of, processes_of_runtime, wait_until
@@ -80,7 +81,7 @@ class Peer:
 def directory(own_runtime: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The agent's; the same for all of a test, even while somebody edits the sources that usually name it."""
     directory = own_runtime / "agent"
-    monkeypatch.setattr("jupyter_torchdist.protocol.connect.agent_directory", lambda: directory)
+    monkeypatch.setattr("jupyter_torchdist.protocol.wire.connect.agent_directory", lambda: directory)
     return directory
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.protocol.connect import connect_agent
 from jupyter_torchdist.protocol.process import processes_of_job
+from jupyter_torchdist.protocol.wire.connect import connect_agent
 from jupyter_torchdist.store import catalog
 from jupyter_torchdist.verbs.waiting import ECHO
 from tests.leaks import wait_until

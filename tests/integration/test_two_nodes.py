@@ -24,7 +24,6 @@ from jupyter_torchdist.client.world import world_here
 from jupyter_torchdist.driver.run import Driver
 from jupyter_torchdist.launchers.base import ChannelPerNode
 from jupyter_torchdist.planning.topology import make_plan
-from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.inventory import local_inventory
 from jupyter_torchdist.protocol.paths import Home, JobPaths
@@ -32,6 +31,7 @@ from jupyter_torchdist.protocol.plan import Inventory, NodePlan
 from jupyter_torchdist.protocol.process import job_token, processes_of_job
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState
+from jupyter_torchdist.protocol.wire.channel import Channel
 from jupyter_torchdist.store import gauges, journal
 from jupyter_torchdist.store.blobs import BlobStore
 from jupyter_torchdist.store.jobdir import create_job

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_torchdist.protocol import frames
-from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.errors import ChannelError
+from jupyter_torchdist.protocol.wire import frames
+from jupyter_torchdist.protocol.wire.channel import Channel
 
 Messages = list[frames.Message]
 

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
-from jupyter_torchdist.protocol import codec, frames
+from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import ChannelError
 from jupyter_torchdist.protocol.events import parse_lines
+from jupyter_torchdist.protocol.wire import frames
 from jupyter_torchdist.verbs import ansi
 from tests import fuzz
 

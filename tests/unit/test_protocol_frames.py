@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jupyter_torchdist.protocol import frames
 from jupyter_torchdist.protocol.errors import ChannelError
+from jupyter_torchdist.protocol.wire import frames
 
 FEW = settings(max_examples=50, deadline=None)
 

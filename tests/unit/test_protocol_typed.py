@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import ChannelError
-from jupyter_torchdist.protocol.messages import AGENT_SAYS, DRIVER_SAYS, understood
 from jupyter_torchdist.protocol.typed import Malformed, Record, decode, decoder
+from jupyter_torchdist.protocol.wire.messages import AGENT_SAYS, DRIVER_SAYS, understood
 
 FEW = settings(max_examples=200, deadline=None)
 

@@ -11,12 +11,12 @@ import pytest
 
 from jupyter_torchdist.node.replica import publish_private
 from jupyter_torchdist.node.tail import Shipment
-from jupyter_torchdist.protocol.channel import Channel
 from jupyter_torchdist.protocol.errors import ChannelError
 from jupyter_torchdist.protocol.eventreader import EventReader
 from jupyter_torchdist.protocol.events import Event
-from jupyter_torchdist.protocol.frames import CHUNK
 from jupyter_torchdist.protocol.paths import JobPaths
+from jupyter_torchdist.protocol.wire.channel import Channel
+from jupyter_torchdist.protocol.wire.frames import CHUNK
 from jupyter_torchdist.ranks.eventfile import EventFile
 
 

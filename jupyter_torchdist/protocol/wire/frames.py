@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from . import codec
-from .errors import ChannelError
+from .. import codec
+from ..errors import ChannelError
 
 _HEAD = struct.Struct("!2sIQ")
 _MAGIC = b"\xa7T"

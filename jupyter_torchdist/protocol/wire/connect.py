@@ -8,10 +8,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from .errors import LaunchError
-from .paths import make_private
-from .process import JOB_TOKEN
-from .version import agent_directory
+from ..errors import LaunchError
+from ..paths import make_private
+from ..process import JOB_TOKEN
+from ..version import agent_directory
 
 _START_SECONDS = 20.0
 

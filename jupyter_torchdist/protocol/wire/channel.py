@@ -6,8 +6,8 @@ import os
 from collections import deque
 from typing import Any
 
+from ..errors import ChannelError
 from . import frames
-from .errors import ChannelError
 
 _READ = 1024 * 1024
 

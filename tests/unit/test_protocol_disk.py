@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.feed.feed import Feed
+from jupyter_torchdist.protocol.disk import open_plain, read_plain
 from jupyter_torchdist.protocol.errors import TorchDistError
 from jupyter_torchdist.protocol.eventreader import LONGEST, PORTION, EventReader
 from jupyter_torchdist.protocol.events import RANK, Event, Source
 from jupyter_torchdist.protocol.paths import Home
-from jupyter_torchdist.protocol.plainfiles import open_plain, read_plain
 from jupyter_torchdist.server import glance, jobs
 from jupyter_torchdist.server.base import Refusal
 from jupyter_torchdist.store import catalog, gauges, jobdir, journal, liveness, logs, metrics

@@ -139,6 +139,8 @@ export interface Options {
   resume: boolean;
   /** Remarks on settings of a configuration file. */
   remarks: string[];
+  /** Files of options that are not used, each with the reason. */
+  ignored: string[];
   out: string[];
   collect: string;
   exclude: string[];

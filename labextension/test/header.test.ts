@@ -48,6 +48,18 @@ describe('what it says', () => {
     expect(find(page.root, '.td-waits').hidden).toBe(true);
   });
 
+  it('says which curves are not numbers any more, even of a job that succeeded', async () => {
+    const last = (loss: number) => ({ step: 3, last: { loss, lr: 0.1 } });
+    const feed = await header(hello({ ...running, state: 'succeeded' }), status({ ranks: { 0: last(1), 1: last(1) } }));
+    expect(find(page.root, '.td-broken').hidden).toBe(true);
+    feed.say(status({ ranks: { 0: last(1), 1: last(NaN) } }));
+    await frames();
+    expect(find(page.root, '.td-broken').textContent).toBe('The last value is not a number: loss on rank 1');
+    feed.say(status({ ranks: { 0: last(Infinity), 1: last(NaN) } }));
+    await frames();
+    expect(find(page.root, '.td-broken').textContent).toBe('The last value is not a number: loss on ranks 0, 1');
+  });
+
   it('tells no state before the feed has', async () => {
     await header();
     expect(find(page.root, '.td-state').textContent).toBe('');

@@ -8,12 +8,16 @@ import { effectiveState, notesOf, titleOf, waitingLines } from './describe';
 import { make, setAttribute, setText } from './dom';
 import { duration, elapsed, firstLine, grouped, hosts, startedAt, stateWord, ticking, where } from './format';
 import { stateIcon, tone } from './icons';
+import { brokenCurves } from './series';
 import { trans } from './translate';
 
 const NOTES = 3;
 
 /** Collectives of which it is said that ranks wait in them. */
 const WAITS = 3;
+
+/** Curves of which it is said that they are not numbers any more. */
+const BROKEN = 3;
 
 export class Header {
   private readonly state = make('span.td-state', { role: 'status' });
@@ -23,6 +27,7 @@ export class Header {
   private readonly time = make('span.td-time', { role: 'timer', 'aria-label': trans('elapsed'), 'aria-live': 'off' });
   private readonly reason = make('p.td-reason', { hidden: true });
   private readonly waits = make('p.td-reason.td-waits', { hidden: true });
+  private readonly broken = make('p.td-reason.td-broken', { hidden: true, role: 'alert' });
   private readonly notes = make('ul.td-notes', { hidden: true });
   private readonly progress: ProgressBar;
   private readonly cancel: CancelControl;
@@ -44,7 +49,7 @@ export class Header {
       line.append(this.name);
     }
     line.append(make('span.td-facts', {}, this.where, this.how, this.time), actions);
-    const header = make('div.td-header', {}, line, this.reason, this.waits, this.notes);
+    const header = make('div.td-header', {}, line, this.reason, this.waits, this.broken, this.notes);
     element.append(header);
     this.progress = new ProgressBar(header);
     this.cancel = new CancelControl(actions, session, signal);
@@ -69,6 +74,9 @@ export class Header {
     setAttribute(this.where, 'title', aboutHosts(state, hello?.plan));
     setText(this.how, strategyOf(hello?.plan));
     this.says(effective);
+    const broken = brokenCurves(status?.ranks ?? {}).slice(0, BROKEN);
+    setText(this.broken, broken.map(curve => trans('The last value is not a number: %1', curve)).join('\n'));
+    this.broken.hidden = broken.length === 0;
     this.drawNotes(notesOf(state, hello?.notes ?? []));
     this.progress.draw(status?.progress ?? null, isFinal(state));
     this.cancel.update();

@@ -1,4 +1,5 @@
 /** The points of a curve on their way to the screen: gaps, smoothing, one x for all series, ranges. Pure. */
+import { trans } from './translate';
 import type { Series, Status } from '../source';
 import { number } from './format';
 
@@ -178,6 +179,22 @@ export function spreadOfRanks(ranks: Status['ranks'], name: string): Spread | nu
 
 function isNumber(value: number | null | undefined): value is number {
   return value !== null && value !== undefined;
+}
+
+/** Curves whose last value is not finite, with the ranks of which that is so: `loss on ranks 0, 1`. */
+export function brokenCurves(ranks: Status['ranks']): string[] {
+  const broken = new Map<string, string[]>();
+  for (const [rank, { last }] of Object.entries(ranks)) {
+    for (const [name, value] of Object.entries(last)) {
+      if (!Number.isFinite(Number(value))) {
+        broken.set(name, [...(broken.get(name) ?? []), rank]);
+      }
+    }
+  }
+  return [...broken].map(([name, on]) => {
+    const where = on.length === 1 ? trans('on rank %1', on[0]!) : trans('on ranks %1', on.slice(0, 8).join(', '));
+    return `${name.slice(0, 80)} ${where}`;
+  });
 }
 
 /** Since which x a curve has no finite value any more; null: its last value is finite, or it never had one. */

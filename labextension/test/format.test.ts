@@ -1,5 +1,17 @@
 import { afterEach, describe, expect, it } from 'vitest';
-import { ago, duration, elapsed, number, size, spans, sizeOf, startedAt, ticking, where } from '../src/view/format';
+import {
+  ago,
+  duration,
+  elapsed,
+  number,
+  size,
+  spans,
+  sizeOf,
+  startedAt,
+  ticking,
+  where,
+  tickTimes
+} from '../src/view/format';
 import { translateWith, plural, trans } from '../src/view/translate';
 import { aRank, aState, NOW } from './played';
 
@@ -33,6 +45,15 @@ describe('the wording of views.py', () => {
     [900e6, 80e9, '900 MB of 80 GB'],
     [0, 80e9, '0 B of 80 GB']
   ])('sizeOf(%d, %d) is %s', (part, whole, text) => expect(sizeOf(part, whole)).toBe(text));
+
+  it('times under an axis are as fine as they are apart, and name a new day', () => {
+    const noon = new Date(2026, 10, 27, 12, 0, 0).getTime() / 1000;
+    expect(tickTimes([noon, noon + 5, noon + 10])).toEqual(['12:00:00', '12:00:05', '12:00:10']);
+    expect(tickTimes([noon, noon + 3600])).toEqual(['12:00', '13:00']);
+    expect(tickTimes([noon + 6 * 3600, noon + 12 * 3600])).toEqual(['18:00', 'Nov 28']);
+    expect(tickTimes([noon, noon + 86400])).toEqual(['Nov 27', 'Nov 28']);
+    expect(tickTimes([])).toEqual([]);
+  });
 
   it('ago counts in the largest unit, and a clock set back reads as now', () => {
     expect([3, 59, 3700, 200_000].map(passed => ago(NOW - passed, NOW))).toEqual([

@@ -98,6 +98,17 @@ export function clock(t: number): string {
   return [date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(':');
 }
 
+/** Times under an axis, in seconds since the epoch: as fine as they are apart; the first of a day names the day. */
+export function tickTimes(values: readonly number[]): string[] {
+  const apart = values.length > 1 ? values[1]! - values[0]! : 1;
+  const days = values.map(t => new Date(t * 1000).toDateString());
+  return values.map((t, at) => {
+    const day = new Date(t * 1000).toLocaleDateString(language, { day: 'numeric', month: 'short' });
+    const time = apart < 60 ? clock(t) : clock(t).slice(0, 5);
+    return apart >= 86400 || (at > 0 && days[at] !== days[at - 1]) ? day : time;
+  });
+}
+
 /** When `t` was, as short as it can be said at `now`: `14:03:07`, `Nov 21, 14:03`. Both in seconds since the epoch. */
 export function startedAt(t: number, now: number): string {
   const [then, today] = [new Date(t * 1000), new Date(now * 1000)];

@@ -1,6 +1,6 @@
 /** One picture of uPlot: what is drawn how, and what a hand or a key does to it. */
 import uPlot from 'uplot';
-import { clock, number } from './format';
+import { clock, number, tickTimes } from './format';
 import { lastValue, nearest, padded, unscaled, type Line, type Picture } from './series';
 import { trans } from './translate';
 
@@ -214,7 +214,7 @@ export class Plot {
     const say = (values: readonly (number | null)[], power: number) =>
       values.map(value => (value === null ? '' : unscaled(Number(value.toPrecision(12)), power)));
     return [
-      { ...common, size: 26, space: 56, ...(time ? {} : { values: (_, values) => say(values, 0) }) },
+      { ...common, size: 26, space: 64, values: (_, values) => (time ? tickTimes(values) : say(values, 0)) },
       {
         ...common,
         size: 62,

@@ -59,7 +59,10 @@ export class Tabs {
 
   /** A few characters beside a tab's name, such as how many curves there are. */
   mark(tab: string, text: string): void {
-    setText(this.buttons.get(tab)!.lastElementChild!, text);
+    const button = this.buttons.get(tab)!;
+    setText(button.lastElementChild!, text);
+    // Read aloud, label and mark would be one word: Curves10.
+    setAttribute(button, 'aria-label', text ? `${button.firstElementChild!.textContent}, ${text}` : null);
   }
 
   private key(event: KeyboardEvent): void {

@@ -18,6 +18,9 @@ export interface CardActs {
 
 const HEIGHT = 150;
 
+/** Characters at the end of a name that stay when there is no room for all of it. */
+const TAIL = 12;
+
 /** The values of one rank differ from no other. */
 const NONE: Spread = { low: 0, high: 0, mean: 0 };
 
@@ -48,7 +51,12 @@ export class CurveCard {
     signal: AbortSignal
   ) {
     this.reset = button('button.td-link', trans('all of it'), () => acts.zoom(this, null), signal, { hidden: true });
-    const title = make('span.td-curve-name', { title: name.slice(0, 1000) }, name.slice(0, 200));
+    const shown = name.slice(0, 200);
+    const end = Math.max(shown.length - TAIL, 0);
+    const cut = /[\udc00-\udfff]/.test(shown[end] ?? '') ? end - 1 : end;
+    // Names such as train/loss and train/lr differ at their ends: room is made in the middle.
+    const parts = [make('span.td-curve-begin', {}, shown.slice(0, cut)), make('span', {}, shown.slice(cut))];
+    const title = make('span.td-curve-name', { title: name.slice(0, 1000) }, ...parts);
     const head = make(
       'div.td-curve-head',
       {},

@@ -122,6 +122,9 @@ describe('what ranks have in common', () => {
     expect(notFiniteSince({ x: [1, 2, 3], y: [1, NaN, 2] })).toBeNull();
     expect(notFiniteSince({ x: [1, 2, 3], y: [1, NaN, Infinity] })).toBe(2);
     expect(notFiniteSince({ x: [], y: [] })).toBeNull();
+    // Of one rank only.
+    expect(notFiniteSince({ x: [1, 2, 2, 3, 3], y: [1, 1, NaN, 1, NaN] })).toBe(2);
+    expect(notFiniteSince({ x: [1, 1, 2], y: [1, NaN, 1] })).toBeNull();
   });
 
   it('is said under the cursor', () => {

@@ -55,8 +55,13 @@ export class CurveCard {
     const end = Math.max(shown.length - TAIL, 0);
     const cut = /[\udc00-\udfff]/.test(shown[end] ?? '') ? end - 1 : end;
     // Names such as train/loss and train/lr differ at their ends: room is made in the middle.
-    const parts = [make('span.td-curve-begin', {}, shown.slice(0, cut)), make('span', {}, shown.slice(cut))];
-    const title = make('span.td-curve-name', { title: name.slice(0, 1000) }, ...parts);
+    const begin = cut > 0 ? [make('span.td-curve-begin', {}, shown.slice(0, cut))] : [];
+    const title = make(
+      'span.td-curve-name',
+      { title: name.slice(0, 1000) },
+      ...begin,
+      make('span', {}, shown.slice(cut))
+    );
     const head = make(
       'div.td-curve-head',
       {},

@@ -197,13 +197,20 @@ export function brokenCurves(ranks: Status['ranks']): string[] {
   });
 }
 
-/** Since which x a curve has no finite value any more; null: its last value is finite, or it never had one. */
+/**
+ * Since which x a curve has values that are not finite, without an end; null: its last value is finite. Where some ranks
+ * have a number and others none, the feed gives the point and a gap at the same x.
+ */
 export function notFiniteSince({ x, y }: { x: ArrayLike<number>; y: ArrayLike<number> }): number | null {
-  let at = x.length;
-  while (at > 0 && !Number.isFinite(y[at - 1])) {
-    at -= 1;
+  let since: number | null = null;
+  let at = x.length - 1;
+  while (at >= 0 && !Number.isFinite(y[at])) {
+    since = x[at]!;
+    while (at >= 0 && x[at] === since) {
+      at -= 1;
+    }
   }
-  return at === x.length ? null : x[at]!;
+  return since;
 }
 
 /** The place in `values` nearest to `at` that holds a point; null: none within the screen's reach (`reach` places). */

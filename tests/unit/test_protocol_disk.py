@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.feed.feed import Feed
+from jupyter_torchdist.protocol import disk
 from jupyter_torchdist.protocol.disk import open_plain, read_plain
 from jupyter_torchdist.protocol.errors import TorchDistError
 from jupyter_torchdist.protocol.eventreader import LONGEST, PORTION, EventReader
@@ -178,3 +180,15 @@ def test_a_flood_of_events_comes_in_portions(tmp_path: Path) -> None:
         portions.append(len(events))
     assert sum(portions) == count
     assert max(portions) <= PORTION // len(good) + 1
+
+
+def test_the_limit_that_was_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "not" / "there"))
+    assert disk.in_words(full) == str(full)
+    real = os.statvfs(tmp_path)
+    values = [*real[:7], 0, *real[8:]]  # f_favail
+    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result(values))
+    if real.f_files:
+        assert disk.in_words(full).endswith("the file system has no free inodes, it holds too many files")
+    other = OSError(errno.EACCES, "Permission denied", "x")
+    assert disk.in_words(other) == str(other)

@@ -88,3 +88,21 @@ def test_a_line_of_a_hundred_megabytes_takes_little_memory(tmp_path: Path) -> No
     assert [(number, line[-6:]) for number, line in found] == [(2, "needle"), (3, "last")]
     assert end == "last\n"
     assert peak < 3_000_000
+
+
+def test_last_words_are_without_stacks_and_logging(tmp_path: Path) -> None:
+    log = tmp_path / "launcher.log"
+    log.write_text(
+        "first\nsecond\nthe files of rank 0 cannot be made: the disk is full\n"
+        "W 2026-11-27 22:26:23,201 torch.multiprocessing.spawn] Terminating process 22674 via signal SIGTERM\n"
+        'Traceback (most recent call last):\n  File "x.py", line 3, in poll\n    join()\n'
+        "\nDuring handling of the above exception, another exception occurred:\n\n"
+        'Traceback (most recent call last):\n  File "x.py", line 9, in run\n    raise\n'
+        "ProcessExitedException: process 0 terminated with exit code 1\n"
+    )
+    assert logs.last_words(log).splitlines() == [
+        "second",
+        "the files of rank 0 cannot be made: the disk is full",
+        "ProcessExitedException: process 0 terminated with exit code 1",
+    ]
+    assert logs.last_words(tmp_path / "none") == ""

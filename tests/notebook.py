@@ -174,10 +174,10 @@ class Notebook:
         """Run a cell to its end, whichever it is."""
         return self.finish(self.start(code), timeout)
 
-    def start(self, code: str) -> Cell:
+    def start(self, code: str, by_a_person: bool = False) -> Cell:
         """Send a cell and return at once; ``wait_for`` and ``finish`` go on with it."""
         sent = time.monotonic()
-        self._parent = self.client.execute(code, allow_stdin=False)
+        self._parent = self.client.execute(code, allow_stdin=by_a_person)
         return Cell(code, sent)
 
     def finish(self, cell: Cell, timeout: float = 60.0) -> Cell:

@@ -68,9 +68,12 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
 
 
 def look_at(ip: InteractiveShell, job: Job) -> None:
-    """Show a job that runs without waiting for it, where its view can be updated; any other as ``follow`` does."""
+    """Show a job that runs, without waiting for it, to a person whose front end updates its view.
+
+    A program that runs a notebook waits here, as ``follow`` does: its next cell may need the job's end.
+    """
     session.last = job
-    if job.state.final or not background.watch(ip, job):
+    if job.state.final or not session.somebody_is_there(ip) or not background.watch(ip, job):
         follow(ip, job)
 
 

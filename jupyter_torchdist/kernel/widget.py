@@ -21,7 +21,7 @@ from ipykernel.comm.comm import BaseComm
 from ..feed import Feed
 from ..protocol import codec
 from ..protocol.paths import Home, JobPaths
-from . import pump
+from . import pump, session
 from .subshell import HOOK, MainShell, subshells
 
 if TYPE_CHECKING:
@@ -175,13 +175,7 @@ def _remember(live: Live) -> None:
 def possible(ip: InteractiveShell) -> bool:
     """Whether a person uses a front end that may show a widget, and its messages would be handled."""
     kernel = getattr(ip, "kernel", None)
-    return kernel is not None and SCRIPT.exists() and _somebody_is_there(ip) and _hears(kernel)
-
-
-def _somebody_is_there(ip: InteractiveShell) -> bool:
-    """Whether ``input()`` would be answered: programs that run notebooks declare that it would not."""
-    parent: Any = getattr(ip, "get_parent", dict)() or {}
-    return bool(parent.get("content", {}).get("allow_stdin"))
+    return kernel is not None and SCRIPT.exists() and session.somebody_is_there(ip) and _hears(kernel)
 
 
 def _hears(kernel: Any) -> bool:

@@ -488,8 +488,12 @@ def test_two_hosts_share_a_home(home: Path, kernel: Notebook) -> None:
         assert f"is {state}, so it is not removed" in words
         assert "running" in kernel.run(f"%dist show {name}").stdout
     assert "removed 0 jobs" in kernel.run("%dist rm --older 0s --keep-bytes 0").stdout
-    assert "2 ranks" in kernel.run("%dist attach silent").text
+    cell = kernel.start("%dist attach silent")
+    kernel.wait_for(cell, "2 ranks")
     time.sleep(1.2)  # two looks at whether its driver lives
+    kernel.interrupt()
+    kernel.finish(cell)
+    assert cell.status == "ok" and "goes on" in cell.text
     kinds = [event.kind for event in journal.read(silent.paths)[0]]
     assert kinds.count("job.driver") == 2  # ours was not added
     assert len(catalog.jobs()) == 2

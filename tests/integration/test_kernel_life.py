@@ -182,7 +182,7 @@ def test_a_background_job_is_shown_without_waiting(one_kernel: Notebook) -> None
     """The view below the cell goes on by itself, and says in the end where the values are; so does an attached one."""
     cell = one_kernel.run("%%distribute --ranks 2 --background --name bg\nimport time\ntime.sleep(1.5)\nvalue = 5")
     assert cell.displays and not re.search("starting|running|submitted", (cell.result or {})["text/plain"]), "it stays"
-    attached = one_kernel.run("%dist attach bg")
+    attached = one_kernel.finish(one_kernel.start("%dist attach bg", by_a_person=True))
     assert attached.displays and one_kernel.value("1 + 1") == 2, "no cell waits"
     shown = ""
     while "succeeded" not in shown:  # from a thread, for whichever cell ran last

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,20 +93,27 @@ class Pattern:
             return (line if self.case else line.lower()).find(self.text)
         if len(line) <= PIECE:
             return self._search(line, seconds)
+        until = time.process_time() + seconds
         for begin in range(0, len(line), PIECE):
-            # A pattern with quadratic cost is fast enough only on pieces of a long line.
+            # A pattern with quadratic cost is fast enough only on pieces of a long line, which share its time.
             first = max(0, begin - _OVERLAP)
-            if (found := self._search(line[first : begin + PIECE], seconds)) >= 0:
+            if (found := self._search(line[first : begin + PIECE], until - time.process_time())) >= 0:
                 return first + found
+            if time.process_time() >= until and first + PIECE < len(line) and self._is_slow(PIECE):
+                raise Overtime
         return -1
 
+    def _is_slow(self, length: int) -> bool:
+        assert self.cost is not None
+        return self.cost.steps(length) > _BOUND
+
     def _search(self, text: str, seconds: float) -> int:
-        assert self.regex is not None and self.cost is not None
-        if self.cost.steps(len(text)) <= _BOUND:
+        assert self.regex is not None
+        if not self._is_slow(len(text)):
             match = self.regex.search(text)
         else:
             try:
-                match = self.regex.search(text, timeout=seconds, concurrent=True)
+                match = self.regex.search(text, timeout=max(seconds, 0.001), concurrent=True)
             except TimeoutError:
                 raise Overtime from None
         return match.start() if match else -1

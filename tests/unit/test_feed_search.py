@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jupyter_torchdist.feed import search as module
-from jupyter_torchdist.feed.pattern import Pattern
+from jupyter_torchdist.feed.pattern import Overtime, Pattern
 from jupyter_torchdist.feed.search import search
 from jupyter_torchdist.protocol.errors import UserError
 from jupyter_torchdist.protocol.feed import LINE_LIMIT, Hit, SearchAsked
@@ -212,3 +214,12 @@ def test_it_finds_what_grep_finds(tmp_path_factory: pytest.TempPathFactory, line
         wanted = [line for line in "\n".join(lines).split("\n")[:-1] if text in line]
     assert [hit["text"] for hit in reversed(ask(job, text))] == wanted
     assert len(ask(job, re.escape(text), regex=True)) == len(wanted)
+
+
+def test_the_pieces_of_a_long_line_share_its_time() -> None:
+    slow = Pattern.of("(a|aa)+b", True, True)
+    line = ("a" * 12 + "!") * 20_000
+    began = time.process_time()
+    with contextlib.suppress(Overtime):
+        slow.find(line, 0.05)
+    assert time.process_time() - began < 1.0, "not 0.05 s for each of a hundred pieces"

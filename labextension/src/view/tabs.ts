@@ -25,6 +25,7 @@ export class Tabs {
         'button.td-tab',
         { type: 'button', role: 'tab', id: ids.tab, 'aria-controls': ids.panel, 'data-tab': tab },
         make('span.td-tab-label', {}, text),
+        make('span.td-spoken'),
         make('span.td-tab-mark')
       );
       button.addEventListener('click', () => this.select(tab), { signal });
@@ -59,10 +60,10 @@ export class Tabs {
 
   /** A few characters beside a tab's name, such as how many curves there are. */
   mark(tab: string, text: string): void {
-    const button = this.buttons.get(tab)!;
-    setText(button.lastElementChild!, text);
+    const [, between, mark] = this.buttons.get(tab)!.children;
     // Read aloud, label and mark would be one word: Curves10.
-    setAttribute(button, 'aria-label', text ? `${button.firstElementChild!.textContent}, ${text}` : null);
+    setText(between!, text && ', ');
+    setText(mark!, text);
   }
 
   private key(event: KeyboardEvent): void {

@@ -33,6 +33,9 @@ OWN_SECONDS = 1.0
 FINAL_SECONDS = 5.0
 """Beyond the job's own time."""
 
+COLD_SECONDS = 10.0
+"""For the next agent to import torch on a busy machine, where one is killed before it has started the ranks."""
+
 
 class Scene:
     """A kernel, and the processes behind its newest job."""
@@ -79,13 +82,13 @@ class Scene:
             self.notebook.load()
         return killed
 
-    def aftermath(self, paths: JobPaths) -> str:
+    def aftermath(self, paths: JobPaths, victim: str) -> str:
         """What is wrong after a while; empty when the job is final and nothing of it is alive."""
 
         def over() -> bool:
             return journal.state(paths).final and not processes_of_job(paths.job) and not self._drivers(paths)
 
-        wait_until(over, OWN_SECONDS + FINAL_SECONDS)
+        wait_until(over, OWN_SECONDS + FINAL_SECONDS + (COLD_SECONDS if victim == "agent" else 0.0))
         state = journal.state(paths)
         if not state.final:
             return f"state {state.state}"
@@ -119,7 +122,7 @@ def _loop(scene: Scene, rounds: int, seed: int) -> None:
         scene.warm()
         paths = scene.submit()
         killed = scene.kill(victim, paths, delay)
-        if trouble := scene.aftermath(paths):
+        if trouble := scene.aftermath(paths, victim):
             wrong.append(f"round {number}: {victim} killed ({killed}) after {delay:.3f} s: {trouble}")
             for process in processes_of_job(paths.job):
                 process.signal(signal.SIGKILL)

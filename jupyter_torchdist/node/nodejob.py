@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..protocol.eventreader import EventReader
-from ..protocol.events import LAUNCHER, RANK, Event, Source
+from ..protocol.eventreader import EventReader, reader_of
+from ..protocol.events import Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from ..ranks.eventfile import EventFile
@@ -68,10 +68,8 @@ class NodeJob:
         self.files.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.paths.results.mkdir(mode=0o700, exist_ok=True)
         self.events = EventFile(self.files.agent_events)
-        self._launcher_tail = self._tail(self.files.launcher_events, Source(LAUNCHER))
-        self._rank_tails = {
-            rank: self._tail(self.files.rank_events(rank), Source(RANK, frozenset([rank]))) for rank in self.ranks
-        }
+        self._launcher_tail = self._tail(self.files.launcher_events)
+        self._rank_tails = {rank: self._tail(self.files.rank_events(rank)) for rank in self.ranks}
         self._pids: dict[int, int] = {}
         self._unmatched: dict[int, tuple[int, bool | None]] = {}
         self._memory = OutOfMemory()
@@ -88,8 +86,11 @@ class NodeJob:
         """The files in which launcher and ranks write events for the agent."""
         return [tail.path for tail in (self._launcher_tail, *self._rank_tails.values())]
 
-    def _tail(self, path: Path, source: Source) -> EventReader:
-        return EventReader(path, source, 0 if self.adopt or not path.exists() else path.stat().st_size)
+    def _tail(self, path: Path) -> EventReader:
+        reader = reader_of(self.files, self.ranks, path.name)
+        assert reader is not None
+        reader.offset = 0 if self.adopt or not path.exists() else path.stat().st_size
+        return reader
 
     # -- looking
 

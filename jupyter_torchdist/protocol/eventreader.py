@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from .paths import NodePaths
 LONGEST = 16 * 1024 * 1024
 """Bytes of one line: the words of an exception are the longest part. A longer line is passed over."""
 
-
 PORTION = 1024 * 1024
 """Bytes that are read at a time."""
+
+_OF_A_RANK = re.compile(r"rank-(\d{5,})\.events")
 
 
 @dataclass
@@ -59,6 +61,11 @@ class EventReader:
 
 def reader_of(files: NodePaths, ranks: Sequence[int], name: str) -> EventReader | None:
     """The reader of one of a node's event files; None for a file that no process of ours writes."""
-    owners = {files.rank_events(rank).name: Source(RANK, frozenset([rank])) for rank in ranks}
-    owners |= {files.agent_events.name: Source(AGENT, frozenset(ranks)), files.launcher_events.name: Source(LAUNCHER)}
-    return EventReader(files.root / name, owners[name]) if name in owners else None
+    source = None
+    if name == files.agent_events.name:
+        source = Source(AGENT, frozenset(ranks))
+    elif name == files.launcher_events.name:
+        source = Source(LAUNCHER)
+    elif (match := _OF_A_RANK.fullmatch(name)) and (rank := int(match[1])) in ranks:
+        source = Source(RANK, frozenset([rank])) if name == files.rank_events(rank).name else None
+    return None if source is None else EventReader(files.root / name, source)

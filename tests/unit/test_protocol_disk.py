@@ -16,8 +16,8 @@ from jupyter_torchdist.feed.feed import Feed
 from jupyter_torchdist.protocol import disk
 from jupyter_torchdist.protocol.disk import open_plain, read_plain
 from jupyter_torchdist.protocol.errors import TorchDistError
-from jupyter_torchdist.protocol.eventreader import LONGEST, PORTION, EventReader
-from jupyter_torchdist.protocol.events import RANK, Event, Source
+from jupyter_torchdist.protocol.eventreader import LONGEST, PORTION, EventReader, reader_of
+from jupyter_torchdist.protocol.events import AGENT, LAUNCHER, RANK, Event, Source
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.server import glance, jobs
 from jupyter_torchdist.server.base import Refusal
@@ -192,3 +192,21 @@ def test_the_limit_that_was_reached_is_named(tmp_path: Path, monkeypatch: pytest
         assert disk.in_words(full).endswith("the file system has no free inodes, it holds too many files")
     other = OSError(errno.EACCES, "Permission denied", "x")
     assert disk.in_words(other) == str(other)
+
+
+def test_each_file_of_a_node_has_one_owner() -> None:
+    with FakeJob() as job:
+        files = job.paths.node("node0")
+        owner = {name: found.source for name in NAMES_OF_EVENTS if (found := reader_of(files, (0, 3), name))}
+        assert owner == {
+            "agent.events": Source(AGENT, frozenset([0, 3])),
+            "launcher.events": Source(LAUNCHER),
+            "rank-00003.events": Source(RANK, frozenset([3])),
+        }
+
+
+NAMES_OF_EVENTS = (
+    *("agent.events", "launcher.events", "rank-00003.events"),
+    *("rank-00001.events", "rank-000003.events", "rank-3.events", "stranger.events", "rank-00003.out", ""),
+)
+"""Of the first three somebody of ours is the owner, where a node has the ranks 0 and 3."""

@@ -22,7 +22,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser screenshots wheel clean
+.PHONY: demo test test-jobs test-unit test-cluster test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -32,8 +32,9 @@ demo: $(READY) front
 test:
 	@$(MAKE) --no-print-directory --jobs 4 test-unit test-jobs test-front
 
-test-jobs: $(READY) front browser
+test-jobs: $(READY) front browser cluster
 	@$(MAKE) --no-print-directory test-browser
+	@$(MAKE) --no-print-directory test-cluster
 	@$(MAKE) --no-print-directory test-ranks
 
 # What a name's tests say is shown when they have ended: others run beside them.
@@ -46,6 +47,11 @@ test-unit: $(READY)
 
 test-ranks: $(READY)
 	$(PYTEST) -m "not soak and not strategies" tests/integration
+
+# On several hosts, which are namespaces of this machine; one set of them, as two would share the processors.
+test-cluster: WORKERS = 0
+test-cluster: $(READY) cluster
+	$(call told,cluster,$(PYTEST) tests/cluster)
 
 # Every strategy and option on real ranks, held against one device.
 test-strategies: $(READY)
@@ -119,6 +125,14 @@ browser:
 	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
 	    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 	  echo 'No Chromium to be had: the browser tests are skipped' >&2
+
+# What the tests on several hosts need; they are skipped without. Debian starts sshd when it is installed.
+cluster:
+	@PATH="$$PATH:/usr/sbin:/sbin"; for each in sshd ssh nft ip tc nsenter; do command -v $$each; done | wc -l | grep -qx 6 || \
+	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	      openssh-client openssh-server nftables iproute2 util-linux >/dev/null; } || \
+	  echo 'No sshd, nft or ip to be had: the tests on several hosts are skipped' >&2
 
 # The README's pictures.
 screenshots: $(READY) front browser

@@ -1,0 +1,48 @@
+"""A cluster for the session. After each test its hosts are on and the network is whole, and nothing is left on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import node_python
+from tests.cluster.cluster import Cluster
+from tests.cluster.hosts import missing_programs, refused
+from tests.cluster.resetting import PATIENCE, reset
+from tests.conftest import FAILED
+from tests.lacking import lacking
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For ``Cluster.up``. Skips the tests where no host can be."""
+    if missing := missing_programs():
+        lacking(f"no {', '.join(missing)} here: make cluster")
+    if why := refused():
+        pytest.skip(f"no hosts on this machine: {why}")
+    return node_python.make(tmp_path_factory.mktemp("node") / "python")
+
+
+@pytest.fixture(scope="session")
+def bed(python: Path, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Cluster]:
+    """Three hosts: node1, node2 and node3."""
+    cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python)
+    lasting.add(cluster.keeper)
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, bed: Cluster, home: Path) -> Iterator[Cluster]:
+    """The hosts, known to the ``ssh`` that kernels, drivers and commands of this test find."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{bed.bin}:{os.environ['PATH']}")
+        for variable in ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS"):
+            patch.delenv(variable, raising=False)
+        yield bed
+    failed = request.node.stash.get(FAILED, False)
+    left = reset(bed, patience=0 if failed else PATIENCE)
+    assert failed or not left, "the test left behind:\n  " + "\n  ".join(left)

@@ -1,0 +1,192 @@
+"""The files of a bed: who has which address, the keys, what is mounted on a host, and the settings of ``ssh``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.cluster import node_python
+
+VISIBLE = ("etc", "usr", "var")
+"""Folders of this machine that a host sees, each with changes of its own. ``host.sh`` has them, too."""
+OWN = ("home", "mnt", "opt", "root", "run", "srv", "tmp", "var/tmp", "dev/shm")
+"""Folders that are empty when a host starts."""
+CALLER = "caller"
+"""The name of this machine on the bed's network."""
+
+SSHD = """\
+Port 22
+HostKey /etc/ssh/hostkey
+AuthorizedKeysFile /etc/ssh/authorized_keys .ssh/authorized_keys
+PidFile none
+PermitRootLogin yes
+PasswordAuthentication no
+UsePAM no
+StrictModes no
+MaxStartups 200
+UseDNS no
+PrintMotd no
+Subsystem sftp internal-sftp
+"""
+SSH = """\
+Host *
+  User root
+  IdentityFile {key}
+  IdentitiesOnly yes
+  UserKnownHostsFile {known_hosts}
+  StrictHostKeyChecking yes
+  BatchMode yes
+  LogLevel ERROR
+"""
+
+
+def _field(path: Path) -> str:
+    """A path in a file as of fstab(5)."""
+    return str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
+
+
+@dataclass(frozen=True)
+class Layout:
+    directory: Path
+    number: int
+    """Of the bed among those of this machine."""
+    nodes: tuple[str, ...]
+
+    @property
+    def interface(self) -> str:
+        """This machine's on the bed's network. There is one of the name, so no two beds have the same number."""
+        return f"torchdist{self.number}"
+
+    def index(self, name: str) -> int:
+        return 254 if name == CALLER else 11 + self.nodes.index(name)
+
+    def address(self, name: str) -> str:
+        return f"10.77.{self.number}.{self.index(name)}"
+
+    def mac(self, name: str) -> str:
+        """The same after each start: with a new one, peers would send to the old one for a minute."""
+        return f"02:77:{self.number:02x}:00:00:{self.index(name):02x}"
+
+    def port(self, name: str) -> str:
+        """The host's on the switch."""
+        return CALLER if name == CALLER else f"port{self.index(name)}"
+
+    @property
+    def key(self) -> Path:
+        return self.directory / "id_ed25519"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.directory / "ssh_config"
+
+    @property
+    def bin(self) -> Path:
+        """A folder with an ``ssh`` that knows the hosts; to be the first of ``PATH``."""
+        return self.directory / "bin"
+
+    @property
+    def orders(self) -> Path:
+        """The pipe by which the bed is told what to start."""
+        return self.directory / "orders"
+
+    def write(self, python: Path, shared: Sequence[Path], hidden: Sequence[Path]) -> None:
+        """All files; the folder is there."""
+        self._write_switch()
+        _make_key(self.key)
+        mounts = _mounts(python, shared, hidden)
+        for name in self.nodes:
+            self._write_host(name, mounts)
+        self._write_client()
+
+    def _write_switch(self) -> None:
+        (self.directory / "plug").write_text(f"link set {self.interface}p netns 1 name {CALLER}\n")
+        (self.directory / "switch").write_text(
+            f"link set lo up\nlink add switch type bridge\nlink set switch up\nlink set {CALLER} master switch up\n"
+        )
+        (self.directory / "firewall").write_text(
+            "table bridge bed { chain faults { type filter hook forward priority 0; policy accept; }; }\n"
+        )
+
+    def _write_host(self, name: str, mounts: str) -> None:
+        place = self.directory / name
+        etc = place / "files/etc"
+        (etc / "ssh").mkdir(parents=True)
+        _make_key(etc / "ssh/hostkey")
+        (etc / "ssh/sshd_config").write_text(SSHD)
+        (etc / "ssh/authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
+        (etc / "hostname").write_text(name + "\n")
+        (etc / "resolv.conf").write_text("")
+        names = "".join(f"{self.address(each)} {each}\n" for each in (*self.nodes, CALLER))
+        (etc / "hosts").write_text("127.0.0.1 localhost\n" + names)
+        (place / "users").write_text("alice:x:1717:1717::/home/alice:/bin/bash\n")
+        (place / "groups").write_text("alice:x:1717:\n")
+        (place / "mounts").write_text(mounts)
+        port = self.port(name)
+        (place / "unplug").write_text(f"link del {port}\nlink del slow{port}\n")
+        (place / "plug").write_text(
+            f"link add {port} type veth peer name eth0 address {self.mac(name)} netns 1\n"
+            f"link set {port} master switch up\n"
+        )
+        (place / "address").write_text(
+            f"link set lo up\naddr add {self.address(name)}/24 dev eth0\nlink set eth0 up\n"
+            f"route add default via 10.77.{self.number}.1\n"
+        )
+
+    def _write_client(self) -> None:
+        known, hosts = [], []
+        for name in self.nodes:
+            kind, key = (self.directory / name / "files/etc/ssh/hostkey.pub").read_text().split()[:2]
+            known.append(f"{name},{self.address(name)} {kind} {key}\n")
+            hosts.append(f"Host {name}\n  HostName {self.address(name)}\n")
+        known_hosts = self.directory / "known_hosts"
+        known_hosts.write_text("".join(known))
+        self.ssh_config.write_text("".join(hosts) + SSH.format(key=self.key, known_hosts=known_hosts))
+        self.bin.mkdir()
+        (self.bin / "ssh").write_text(f"#!/bin/sh\nexec /usr/bin/ssh -F '{self.ssh_config}' \"$@\"\n")
+        (self.bin / "ssh").chmod(0o755)
+
+    def save(self) -> None:
+        (self.directory / "layout.json").write_text(json.dumps({**asdict(self), "directory": str(self.directory)}))
+
+    @staticmethod
+    def load(directory: Path) -> Layout:
+        saved = json.loads((directory / "layout.json").read_text())
+        return Layout(directory, saved["number"], tuple(saved["nodes"]))
+
+
+def _make_key(path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def _mounts(python: Path, shared: Sequence[Path], hidden: Sequence[Path]) -> str:
+    """In the form of fstab(5), below ``disk`` of a host's folder."""
+    lines: list[tuple[str, Path, str, str]] = []
+    for name in VISIBLE:
+        layers = f"lowerdir=/{name},upperdir=disk/{name}/upper,workdir=disk/{name}/work"
+        lines.append(("overlay", Path(name), "overlay", layers))
+    lines.append(("proc", Path("proc"), "proc", "defaults"))
+    lines.append(("sysfs", Path("sys"), "sysfs", "defaults"))
+    if Path("/sys/fs/cgroup").is_dir():
+        lines.append(("/sys/fs/cgroup", Path("sys/fs/cgroup"), "none", "rbind"))
+    lines.append(("/dev", Path("dev"), "none", "bind"))
+    lines.append(("devpts", Path("dev/pts"), "devpts", "newinstance,ptmxmode=0666"))
+    open_to_all = ("tmp", "var/tmp", "dev/shm")
+    lines += [(name, Path(name), "tmpfs", f"mode={1777 if name in open_to_all else 755}") for name in OWN]
+    lines += [("hidden", path.relative_to("/"), "tmpfs", "mode=755") for path in hidden if _is_visible(path)]
+    base = Path(sys.base_prefix)
+    read_only = {**({} if _is_visible(base) else {base: base}), **node_python.mounts(python)}
+    lines += [(_field(source), at.relative_to("/"), "none", "bind,ro") for at, source in read_only.items()]
+    lines += [(_field(path), path.relative_to("/"), "none", "bind") for path in shared]
+    return "".join(
+        f"{what} {_field(Path('disk/root', at))} {kind} X-mount.mkdir,{options} 0 0\n"
+        for what, at, kind, options in lines
+    )
+
+
+def _is_visible(path: Path) -> bool:
+    return path.is_dir() and path.parts[1] in VISIBLE

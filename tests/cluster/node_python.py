@@ -1,0 +1,63 @@
+"""The Python of the hosts: an environment with torch and numpy, what these need, and nothing of ours or of Jupyter."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterable
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+PLACE = Path("/opt/node-python")
+"""Where it is on a host."""
+SITE = Path("lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+
+
+def required(*names: str) -> dict[str, Distribution]:
+    """The installed distributions of these names, and those that they need, by name."""
+    found: dict[str, Distribution] = {}
+    todo = list(names)
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            continue  # a need of another platform's, or of an extra
+        needs = map(Requirement, found[name].requires or [])
+        todo += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return found
+
+
+def entries(distributions: Iterable[Distribution]) -> set[str]:
+    """What they have put into ``site-packages``."""
+    files = (file.parts for each in distributions for file in each.files or ())
+    return {parts[0] for parts in files} - {"..", "__pycache__"}
+
+
+def make(place: Path) -> Path:
+    """A virtual environment of empty folders and files, onto which a host mounts this interpreter's packages."""
+    (place / "bin").mkdir(parents=True)
+    interpreter = Path(sys.base_prefix, "bin", SITE.parts[1])
+    for name in ("python", "python3"):
+        (place / "bin" / name).symlink_to(interpreter)
+    (place / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")
+    site = place / SITE
+    site.mkdir(parents=True)
+    for name in entries(required("torch", "numpy").values()):
+        if Path(sysconfig.get_path("purelib"), name).is_dir():
+            (site / name).mkdir()
+        else:
+            (site / name).touch()
+    return place
+
+
+def mounts(place: Path) -> dict[Path, Path]:
+    """What is mounted on a host for the environment made at ``place``, by where."""
+    found = {PLACE: place}
+    for entry in sorted((place / SITE).iterdir()):
+        found[PLACE / SITE / entry.name] = Path(sysconfig.get_path("purelib"), entry.name)
+    return found

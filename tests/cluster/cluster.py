@@ -76,9 +76,9 @@ class Cluster(Hosts):
             self._drop(f"ether saddr {self.layout.mac(source)} ether daddr {self.layout.mac(target)}")
 
     def loss(self, node: str, percent: float) -> None:
-        """As many of the frames to it, and of those from it, are lost."""
+        """As many of the frames to it, and of those from it, are lost: more than 0, to 0.1."""
         for end in ("saddr", "daddr"):
-            self._drop(f"ether {end} {self.layout.mac(node)} numgen random mod 1000 < {round(percent * 10)}")
+            self._drop(f"ether {end} {self.layout.mac(node)} numgen random mod 1000 <= {round(percent * 10) - 1}")
 
     def firewall(self, node: str, port: int) -> None:
         """Drop what is sent to this TCP port there."""

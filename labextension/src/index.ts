@@ -19,6 +19,7 @@ import { RunningJobs } from './status';
 import { JobTab } from './tab';
 import type { Reveal } from './view/failure';
 import { stateWord } from './view/format';
+import { isInSight } from './view/sight';
 import { trans, translateWith } from './view/translate';
 
 /** Before the widget of the same output, whose rank is -10. */
@@ -178,7 +179,7 @@ async function notifyOfEnds(
         job.effective !== 'cancelled' &&
         (which === 'all' || (which === 'failures' && job.effective !== 'succeeded'))
       ) {
-        notify(job, openJob);
+        void isInSight(job.job).then(seen => seen || notify(job, openJob));
       }
     }
   }, signal);

@@ -28,9 +28,20 @@ function failedState(message = 'batch 3 is empty') {
 
 describe('what comes first', () => {
   it('is the log of a job without curves, the curves of one with', async () => {
-    const { feed } = await view([hello(running)]);
+    const { feed } = await view([hello(running), status()]);
     expect(current()).toBe('logs');
     feed.say(status(curves));
+    await frames();
+    expect(current()).toBe('curves');
+  });
+
+  it('is nothing before it is known whether an ended job has curves, and then its curves', async () => {
+    const { feed } = await view([hello({ ...running, state: 'succeeded', ended: running.submitted + 9 })]);
+    expect(page.root.querySelector('[role=tab][aria-selected=true]')).toBeNull();
+    feed.say(status());
+    await frames();
+    expect(current()).toBe('logs');
+    feed.say(status(curves)); // a large file of metrics takes a while to be read
     await frames();
     expect(current()).toBe('curves');
   });
@@ -39,6 +50,7 @@ describe('what comes first', () => {
     const { feed } = await view([]);
     page.root.firstElementChild!.dispatchEvent(new Event('pointerdown'));
     feed.say(hello(running));
+    feed.say(status());
     await frames();
     expect(current()).toBe('logs');
     feed.say(status(curves));
@@ -133,7 +145,7 @@ describe('what comes first', () => {
 
 describe('tabs', () => {
   it('are reached by arrows, Home and End, and are one stop for Tab', async () => {
-    await view([hello(running)]);
+    await view([hello(running), status()]);
     find(page.root, '[role=tab][aria-selected=true]').focus();
     press('ArrowRight');
     expect(current()).toBe('ranks');
@@ -149,7 +161,7 @@ describe('tabs', () => {
   });
 
   it('name their panels, of which one is shown', async () => {
-    await view([hello(running)]);
+    await view([hello(running), status()]);
     for (const tab of page.root.querySelectorAll('[role=tab]')) {
       const panel = document.getElementById(tab.getAttribute('aria-controls')!)!;
       expect(panel.getAttribute('aria-labelledby')).toBe(tab.id);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_the_panel_and_its_jobs(server: Jupyter, page: Page, running_job: FakeJo
         page.get_by_role("button", name="2 distributed jobs", exact=True).click()
         are_listed_filtered_and_copied(notebook, running_job)
         is_opened_in_each_theme(notebook)
-        its_end_is_told(notebook, running_job)
+        only_an_end_out_of_sight_is_told(notebook, running_job)
         is_killed_cancelled_and_deleted(notebook, other)
         nothing_runs_and_the_status_bar_is_silent(page)
     is_chosen_in_the_palette(notebook, failed)
@@ -89,12 +90,21 @@ def is_opened_in_each_theme(notebook: Notebook) -> None:
         notebook.picture(theme.removeprefix("JupyterLab ").lower().replace(" ", "-"))
 
 
-def its_end_is_told(notebook: Notebook, running: FakeJob) -> None:
+def only_an_end_out_of_sight_is_told(notebook: Notebook, running: FakeJob) -> None:
+    """A job whose view is on the screen needs no notification."""
+    page, toasts = notebook.page, notebook.page.locator(".Toastify")
     running.now = time.time()
     running.ended()
-    expect(notebook.page.locator(".td-main")).to_contain_text("succeeded")
-    expect(notebook.page.locator(".Toastify")).to_contain_text("Cell In[7] succeeded")
+    expect(page.locator(".td-main")).to_contain_text("succeeded")
+    expect(row_of(page, "Cell In[7]")).to_contain_text("succeeded")
+    with a_running_job("unseen") as unseen:
+        expect(row_of(page, "unseen")).to_contain_text("running")
+        ends(page, unseen, "succeeded")
+    expect(toasts).to_contain_text("unseen succeeded")
+    expect(toasts).not_to_contain_text("Cell In[7] succeeded")
     notebook.picture("tab")
+    shutil.rmtree(unseen.paths.root)
+    expect(row_of(page, "unseen")).to_have_count(0)
 
 
 def is_killed_cancelled_and_deleted(notebook: Notebook, job: FakeJob) -> None:

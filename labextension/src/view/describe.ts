@@ -72,12 +72,12 @@ export function notesOf(state: JobState, captured: readonly string[]): string[] 
 }
 
 /** What a view opens with: the log of the rank that failed; else curves, where there are any; else the log. */
-export function firstTab(state: JobState, status: Status | null): { tab: 'curves' | 'logs'; rank: number | null } {
+export function firstTab(state: JobState, status: Status): { tab: 'curves' | 'logs'; rank: number | null } {
   const failed = failures(state)[0];
   if (failed) {
     return { tab: 'logs', rank: failed.rank };
   }
-  const curves = (status?.curves.names.length ?? 0) > 0;
+  const curves = status.curves.names.length > 0;
   return { tab: curves ? 'curves' : 'logs', rank: null };
 }
 

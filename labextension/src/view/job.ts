@@ -1,6 +1,6 @@
 /** The view of one job: the same under a cell, in a tab of the main area and in a widget. */
 import type { Change, JobSession } from '../session';
-import { failures, isFinal } from '../state';
+import { failures } from '../state';
 import { CommunicationTab } from './communication';
 import { CurvesTab } from './curves';
 import { effectiveState, firstTab, titleOf } from './describe';
@@ -55,6 +55,7 @@ export class JobView {
   ) {
     const { signal } = options;
     setAttribute(this.root, 'role', 'region');
+    this.root.dataset['job'] = session.job;
     this.header = new Header(this.body, session, { heading: options.heading ?? true }, signal);
     this.failure = new Failure(this.body, session, rank => this.showLog(rank), options.reveal ?? null, signal);
     this.tabs = new Tabs(
@@ -112,18 +113,16 @@ export class JobView {
 
   /** What matters comes to the front by itself, until the reader chooses. */
   private open(): void {
-    if (!this.session.hello) {
+    const { hello, state, status } = this.session;
+    // The status says whether there are curves.
+    if (!hello || !status) {
       return;
     }
-    const { tab, rank } = firstTab(this.session.state, this.session.status);
+    const { tab, rank } = firstTab(state, status);
     const news = rank !== null && rank !== this.shownFailure;
     const { current } = this.tabs;
     // Nothing is in front yet where the reader pressed a button that the first words moved away.
     if ((this.touched && current !== '') || (current === tab && !news)) {
-      return;
-    }
-    const done = isFinal(this.session.state) && current !== '' && rank === null;
-    if (done) {
       return;
     }
     if (rank === null) {

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jupyter_torchdist.protocol.process import ProcessId
-from tests.cluster.hosts import ROOT, BedError, Hosts, set_up, start_bed
-from tests.cluster.layout import Layout
+from tests.cluster.hosts import OURS, BedError, Hosts, set_up, start_bed
+from tests.cluster.layout import Folders, Layout
 from tests.leaks import wait_until
 
 KEEPER = "keeper.json"
@@ -26,15 +26,17 @@ class Cluster(Hosts):
         *,
         python: Path,
         shared: Sequence[Path] = (),
-        hidden: Sequence[Path] = (ROOT,),
+        read_only: Sequence[Path] = (),
+        hidden: Sequence[Path] = OURS,
         stays: bool = False,
     ) -> Cluster:
         """Start hosts ``node1``, ``node2``, … whose files are in ``directory``.
 
         ``python``: what ``node_python.make`` made. ``shared``: folders that all hosts and this machine write to.
-        ``hidden``: folders that are empty on the hosts. ``stays``: beyond the end of this process.
+        ``read_only``: folders that they read, such as another Python. ``hidden``: folders that are empty on the hosts,
+        where these would see them. ``stays``: beyond the end of this process.
         """
-        layout = set_up(directory, nodes, shared, python, hidden)
+        layout = set_up(directory, nodes, Folders(python, shared, read_only, hidden))
         if stays:
             (layout.directory / "stays").touch()
         layout.save()
@@ -106,6 +108,7 @@ class Cluster(Hosts):
         self._ip("link", "add", slow, "type", "veth", "peer", far)
         for change in (f"{far} up", f"{slow} up", f"{port} nomaster", f"{slow} master switch"):
             self._ip("link", "set", *change.split())
+        (self.layout.directory / f"{port}.log").unlink(missing_ok=True)
         self._order("delay", port, far, str(milliseconds))
         if not wait_until(lambda: "ready" in self._told(f"{port}.log"), timeout=10):
             raise BedError(f"the relay of {node} did not start: {self._told(f'{port}.log')}")
@@ -114,7 +117,6 @@ class Cluster(Hosts):
         port = self.layout.port(node)
         if self._ip("link", "delete", f"slow{port}", check=False):  # the relay ends with its interface
             self._ip("link", "set", port, "master", "switch")
-            (self.layout.directory / f"{port}.log").unlink()
 
     def heal(self) -> None:
         """End all faults of the network. Hosts that are off stay off."""

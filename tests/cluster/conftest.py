@@ -28,21 +28,27 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bed(python: Path, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Cluster]:
-    """Three hosts: node1, node2 and node3."""
+    """The hosts of all tests."""
     cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python)
     lasting.add(cluster.keeper)
     yield cluster
     cluster.down()
 
 
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest, bed: Cluster, home: Path) -> Iterator[Cluster]:
-    """The hosts, known to the ``ssh`` that kernels, drivers and commands of this test find."""
+@pytest.fixture(autouse=True)
+def home(request: pytest.FixtureRequest, home: Path, bed: Cluster) -> Iterator[Path]:
+    """``TORCHDIST_HOME``; and kernels, drivers and commands of this test find an ``ssh`` that knows the hosts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{bed.bin}:{os.environ['PATH']}")
         for variable in ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS"):
             patch.delenv(variable, raising=False)
-        yield bed
+        yield home
     failed = request.node.stash.get(FAILED, False)
     left = reset(bed, patience=0 if failed else PATIENCE)
     assert failed or not left, "the test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def cluster(bed: Cluster, home: Path) -> Cluster:
+    """Three hosts: node1, node2 and node3."""
+    return bed

@@ -8,16 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from jupyter_torchdist.protocol.process import start_ticks
-from tests.cluster.layout import Layout
+from tests.cluster.layout import CALLER, Folders, Layout
 from tests.leaks import command_of, wait_until
 
 SCRIPTS = Path(__file__).parent
 ROOT = SCRIPTS.parents[1]
+OURS = (ROOT, Path(sys.prefix)) if sys.prefix != sys.base_prefix else (ROOT,)
+"""Where this package and Jupyter are."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROGRAMS = ("ip", "nft", "nsenter", "sshd", "ssh", "tc", "unshare")
 PATIENCE = 30.0
@@ -170,7 +171,7 @@ class Hosts:
         wait_until(lambda: not start_ticks(self.keeper), PATIENCE)
         if self._bed:
             self._bed.wait()
-        subprocess.run(["ip", "link", "delete", self.layout.interface], capture_output=True)  # else a moment later
+        release(self.layout)
         os.close(self._orders)
 
     # ------------------------------------------------------------------------------------------ what runs on a host
@@ -210,15 +211,24 @@ class Hosts:
                     os.kill(pid, signal.SIGKILL)
 
 
-def set_up(directory: Path, nodes: int, shared: Sequence[Path], python: Path, hidden: Sequence[Path]) -> Layout:
+def set_up(directory: Path, nodes: int, folders: Folders) -> Layout:
     """Write the files of a bed, and claim its number."""
     directory.mkdir(parents=True, exist_ok=True)
     layout = Layout(directory.resolve(), _claim(), tuple(f"node{number}" for number in range(1, nodes + 1)))
-    layout.write(python, shared, hidden)
-    os.mkfifo(layout.orders)
-    for command in (["addr", "add", f"{layout.address('caller')}/24", "dev"], ["link", "set", "up", "dev"]):
-        subprocess.run(["ip", *command, layout.interface], check=True)
+    try:
+        layout.write(folders)
+        os.mkfifo(layout.orders)
+        for command in (["addr", "add", f"{layout.address(CALLER)}/24", "dev"], ["link", "set", "up", "dev"]):
+            subprocess.run(["ip", *command, layout.interface], check=True)
+    except BaseException:
+        release(layout)
+        raise
     return layout
+
+
+def release(layout: Layout) -> None:
+    """Give the number back. A bed that ended does so, too, a moment later."""
+    subprocess.run(["ip", "link", "delete", layout.interface], capture_output=True)
 
 
 def start_bed(layout: Layout) -> subprocess.Popen[bytes]:

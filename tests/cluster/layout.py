@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ VISIBLE = ("etc", "usr", "var")
 """Folders of this machine that a host sees, each with changes of its own. ``host.sh`` has them, too."""
 OWN = ("home", "mnt", "opt", "root", "run", "srv", "tmp", "var/tmp", "dev/shm")
 """Folders that are empty when a host starts."""
+OPEN = ("tmp", "var/tmp", "dev/shm")
+"""Those of them in which every user may write."""
 CALLER = "caller"
 """The name of this machine on the bed's network."""
 
@@ -32,6 +35,7 @@ UseDNS no
 PrintMotd no
 Subsystem sftp internal-sftp
 """
+# The key exchange is the fastest of OpenSSH's: 60 ms less a connection.
 SSH = """\
 Host *
   User root
@@ -39,14 +43,20 @@ Host *
   IdentitiesOnly yes
   UserKnownHostsFile {known_hosts}
   StrictHostKeyChecking yes
+  KexAlgorithms curve25519-sha256
   BatchMode yes
   LogLevel ERROR
 """
 
 
-def _field(path: Path) -> str:
-    """A path in a file as of fstab(5)."""
-    return str(path).replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")
+@dataclass(frozen=True)
+class Folders:
+    """Of this machine, as ``Cluster.up`` tells them."""
+
+    python: Path
+    shared: Sequence[Path]
+    read_only: Sequence[Path]
+    hidden: Sequence[Path]
 
 
 @dataclass(frozen=True)
@@ -93,11 +103,11 @@ class Layout:
         """The pipe by which the bed is told what to start."""
         return self.directory / "orders"
 
-    def write(self, python: Path, shared: Sequence[Path], hidden: Sequence[Path]) -> None:
+    def write(self, folders: Folders) -> None:
         """All files; the folder is there."""
         self._write_switch()
         _make_key(self.key)
-        mounts = _mounts(python, shared, hidden)
+        mounts = _mounts(folders)
         for name in self.nodes:
             self._write_host(name, mounts)
         self._write_client()
@@ -146,7 +156,7 @@ class Layout:
         known_hosts.write_text("".join(known))
         self.ssh_config.write_text("".join(hosts) + SSH.format(key=self.key, known_hosts=known_hosts))
         self.bin.mkdir()
-        (self.bin / "ssh").write_text(f"#!/bin/sh\nexec /usr/bin/ssh -F '{self.ssh_config}' \"$@\"\n")
+        (self.bin / "ssh").write_text(f"#!/bin/sh\nexec {shutil.which('ssh')} -F '{self.ssh_config}' \"$@\"\n")
         (self.bin / "ssh").chmod(0o755)
 
     def save(self) -> None:
@@ -163,30 +173,33 @@ def _make_key(path: Path) -> None:
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
-def _mounts(python: Path, shared: Sequence[Path], hidden: Sequence[Path]) -> str:
+def _mounts(folders: Folders) -> str:
     """In the form of fstab(5), below ``disk`` of a host's folder."""
-    lines: list[tuple[str, Path, str, str]] = []
-    for name in VISIBLE:
-        layers = f"lowerdir=/{name},upperdir=disk/{name}/upper,workdir=disk/{name}/work"
-        lines.append(("overlay", Path(name), "overlay", layers))
-    lines.append(("proc", Path("proc"), "proc", "defaults"))
-    lines.append(("sysfs", Path("sys"), "sysfs", "defaults"))
-    if Path("/sys/fs/cgroup").is_dir():
-        lines.append(("/sys/fs/cgroup", Path("sys/fs/cgroup"), "none", "rbind"))
-    lines.append(("/dev", Path("dev"), "none", "bind"))
-    lines.append(("devpts", Path("dev/pts"), "devpts", "newinstance,ptmxmode=0666"))
-    open_to_all = ("tmp", "var/tmp", "dev/shm")
-    lines += [(name, Path(name), "tmpfs", f"mode={1777 if name in open_to_all else 755}") for name in OWN]
-    lines += [("hidden", path.relative_to("/"), "tmpfs", "mode=755") for path in hidden if _is_visible(path)]
-    base = Path(sys.base_prefix)
-    read_only = {**({} if _is_visible(base) else {base: base}), **node_python.mounts(python)}
-    lines += [(_field(source), at.relative_to("/"), "none", "bind,ro") for at, source in read_only.items()]
-    lines += [(_field(path), path.relative_to("/"), "none", "bind") for path in shared]
+    lines = [*_system(), *((name, name, "tmpfs", f"mode={1777 if name in OPEN else 755}") for name in OWN)]
+    lines += [("hidden", str(path), "tmpfs", "mode=755") for path in folders.hidden if _is_visible(path)]
+    bound = {path: path for path in (Path(sys.base_prefix), *folders.read_only) if not _is_visible(path)}
+    bound |= node_python.mounts(folders.python)
+    lines += [(str(source), str(place), "none", "bind,ro") for place, source in bound.items()]
+    lines += [(str(path), str(path), "none", "bind") for path in folders.shared]
     return "".join(
-        f"{what} {_field(Path('disk/root', at))} {kind} X-mount.mkdir,{options} 0 0\n"
-        for what, at, kind, options in lines
+        f"{_field(what)} {_field('disk/root/' + place.lstrip('/'))} {kind} X-mount.mkdir,{options} 0 0\n"
+        for what, place, kind, options in lines
     )
+
+
+def _system() -> list[tuple[str, str, str, str]]:
+    """What a Linux needs: source, place, kind and options of each mount."""
+    layers = "lowerdir=/{0},upperdir=disk/{0}/upper,workdir=disk/{0}/work"
+    lines = [("overlay", name, "overlay", layers.format(name)) for name in VISIBLE]
+    lines += [("proc", "proc", "proc", "defaults"), ("sysfs", "sys", "sysfs", "defaults")]
+    if Path("/sys/fs/cgroup").is_dir():
+        lines.append(("/sys/fs/cgroup", "sys/fs/cgroup", "none", "rbind"))
+    return [*lines, ("/dev", "dev", "none", "bind"), ("devpts", "dev/pts", "devpts", "newinstance,ptmxmode=0666")]
 
 
 def _is_visible(path: Path) -> bool:
     return path.is_dir() and path.parts[1] in VISIBLE
+
+
+def _field(text: str) -> str:
+    return text.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011")

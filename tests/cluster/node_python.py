@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -52,7 +55,15 @@ def make(place: Path) -> Path:
             (site / name).mkdir()
         else:
             (site / name).touch()
+    _compile()
     return place
+
+
+def _compile() -> None:
+    """Hosts only read the packages: without compiled files each import there would compile them again, for seconds."""
+    if not Path(cache_from_source(str(Path(sysconfig.get_path("purelib"), "torch", "__init__.py")))).exists():
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        subprocess.run([sys.executable, "-c", "import numpy, torch"], env=environ, check=True)
 
 
 def mounts(place: Path) -> dict[Path, Path]:

@@ -1,5 +1,18 @@
 import { describe, expect, it } from 'vitest';
-import { aPage, aRank, anError, aState, find, frames, hello, played, SPEC, status, type PlayedFeed } from './played';
+import {
+  aPage,
+  aRank,
+  anError,
+  aState,
+  event,
+  find,
+  frames,
+  hello,
+  played,
+  SPEC,
+  status,
+  type PlayedFeed
+} from './played';
 import type { ErrorRecord } from '../src/protocol';
 import { JobView } from '../src/view/job';
 import { others } from '../src/view/describe';
@@ -25,6 +38,17 @@ function failedState(message = 'batch 3 is empty') {
   const ranks = [aRank(0, { state: 'stopped' }), aRank(1, { state: 'failed', error: anError({ message }), ended: 9 })];
   return aState(ranks, { state: 'failed', ended: running.submitted + 9, first_failure: 1, reason: 'rank 1 failed' });
 }
+
+describe('the keyboard', () => {
+  it('goes on at the tabs when the job ends while a button of the cancel has it', async () => {
+    const { feed } = await view([hello({ ...running, state: 'stopping' })]);
+    find(page.root, '.td-cancel button', 'Kill now').focus();
+    feed.say(event(2, 'job.ended', { state: 'cancelled', reason: '' }));
+    await frames();
+    expect(page.root.querySelector('.td-cancel button')).toBeNull();
+    expect(document.activeElement).toBe(find(page.root, '[role=tab][aria-selected=true]'));
+  });
+});
 
 describe('what comes first', () => {
   it('is the log of a job without curves, the curves of one with', async () => {

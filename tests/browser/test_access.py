@@ -19,6 +19,8 @@ AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" /
 
 THEMES = ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"]
 
+WIDTHS = [320, 480, 700, 1280]
+
 TABS = ["Curves", "Logs", "Ranks", "Communication", "Receipt"]
 
 COLOURS = "".join(f"\x1b[{code}mcolour {code}\x1b[0m " for code in [*range(30, 38), *range(90, 98)])
@@ -210,6 +212,47 @@ def test_a_narrow_view_leaves_room_for_lines(server: Jupyter, page: Page, runnin
     expect(follow).to_be_visible()
     expect(rest).to_be_hidden()
     assert not notebook.errors
+
+
+def test_nothing_serious_at_any_width_of_a_view(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """A narrow view hides words that stand beside its controls: they keep their names."""
+    rich(running_job)
+    failed = a_failed_job("Cell In[2]")
+    outputs = {number: [an_output(job.spec.job)] for number, job in enumerate((running_job, failed))}
+    page.set_viewport_size({"width": 1700, "height": 1500})
+    notebook = Notebook.open(page, server, "lab", server.write("widths.ipynb", "1", "2", outputs=outputs))
+    views = [notebook.view(number) for number in range(2)]
+    for tab in TABS:
+        for view in views:
+            is_shown(view, tab)
+        for width in WIDTHS:
+            page.add_style_tag(content=f".jp-Notebook .td-view {{ width: {width}px }}")
+            expect(views[0]).to_have_css("width", f"{width}px")
+            check(
+                page,
+                f"{tab}, {width} pixels",
+                *(f".jp-Notebook .jp-CodeCell:nth-child({n} of .jp-CodeCell) .td-view" for n in (1, 2)),
+            )
+    assert not notebook.errors
+
+
+def test_one_tab_looks_selected_in_forced_colours(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """As where Windows has a contrast theme."""
+    outputs = {0: [an_output(running_job.spec.job)]}
+    notebook = Notebook.open(page, server, "lab", server.write("forced.ipynb", "1", outputs=outputs))
+    view = notebook.view(0)
+    is_shown(view, "Ranks")
+    page.emulate_media(forced_colors="active")
+    notebook.picture("forced")
+    lines = view.get_by_role("tab").evaluate_all(SEEN_LINES)
+    assert lines == [tab == "Ranks" for tab in TABS]
+    assert not notebook.errors
+
+
+SEEN_LINES = """tabs => tabs.map(tab => {
+    const ground = getComputedStyle(tab.closest('.td-view')).backgroundColor;
+    return getComputedStyle(tab).borderBottomColor !== ground;
+})"""
 
 
 def height(element: Locator) -> float:

@@ -25,8 +25,12 @@ export class CancelControl {
   /** Called when the job or its connection changed. */
   update(): void {
     if (isFinal(this.session.state)) {
+      const inside = this.controls.contains(document.activeElement);
       this.controls.replaceChildren();
       setText(this.message, '');
+      if (inside) {
+        this.controls.closest('.td-view')?.querySelector<HTMLElement>('[role=tab][aria-selected=true]')?.focus();
+      }
       return;
     }
     if (this.session.state.state === 'stopping' && this.stage !== 'interrupted') {

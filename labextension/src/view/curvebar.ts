@@ -100,7 +100,12 @@ export class CurveBar {
   }
 
   private choice<K extends 'mode' | 'x'>(what: K, label: string, options: [Settings[K], string][]): HTMLElement {
-    const field = make('select.td-field', {}, ...options.map(([value, text]) => make('option', { value }, text)));
+    const attributes = { 'aria-label': label, title: label }; // where the view is narrow, the words beside it are hidden
+    const field = make(
+      'select.td-field',
+      attributes,
+      ...options.map(([value, text]) => make('option', { value }, text))
+    );
     field.value = this.settings[what];
     field.addEventListener('change', () => this.set(what, field.value as Settings[K]), { signal: this.signal });
     return make('label.td-label', {}, make('span', {}, label), field);
@@ -113,14 +118,16 @@ export class CurveBar {
   }
 
   private smoothing(): HTMLElement {
-    const field = make('input.td-slider', { type: 'range', min: 0, max: 0.99, step: 0.01, value: 0 });
+    const label = trans('smoothing');
+    const range = { type: 'range', min: 0, max: 0.99, step: 0.01, value: 0 };
+    const field = make('input.td-slider', { ...range, 'aria-label': label, title: label });
     const shown = make('output', {}, '0');
     const change = () => {
       setText(shown, String(Number(field.value)));
       this.set('smoothing', Number(field.value));
     };
     field.addEventListener('input', change, { signal: this.signal });
-    return make('label.td-label', {}, make('span', {}, trans('smoothing')), field, shown);
+    return make('label.td-label', {}, make('span', {}, label), field, shown);
   }
 }
 

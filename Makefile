@@ -119,19 +119,20 @@ front: $(READY) $(NODE_MODULES)
 	@if $(HAVE_NPM); then $(MAKE) --no-print-directory $(FRONT); \
 	  else echo 'No npm, so no live views and no panel: apt-get install npm, then make front'; fi
 
+# One at a time: they refuse each other.
+apt_install = { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && flock Makefile sh -c 'apt-get update -qq && \
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) >/dev/null'; }
+
 # A browser for its tests; they say so when they find none.
 browser:
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
-	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
-	    apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+	  $(call apt_install,chromium fonts-dejavu-core) || \
 	  echo 'No Chromium to be had: the browser tests are skipped' >&2
 
 # What the tests on several hosts need; they are skipped without. Debian starts sshd when it is installed.
 cluster:
 	@PATH="$$PATH:/usr/sbin:/sbin"; for each in sshd ssh nft ip tc nsenter; do command -v $$each; done | wc -l | grep -qx 6 || \
-	  { command -v apt-get >/dev/null && test "$$(id -u)" = 0 && apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	      openssh-client openssh-server nftables iproute2 util-linux >/dev/null; } || \
+	  $(call apt_install,openssh-client openssh-server nftables iproute2 util-linux) || \
 	  echo 'No sshd, nft or ip to be had: the tests on several hosts are skipped' >&2
 
 # The README's pictures.

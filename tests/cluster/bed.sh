@@ -9,7 +9,8 @@ ip -batch switch
 nft -f firewall
 exec 9</proc/self/ns/net # hosts plug their cables into this network
 
-boot() { # a host
+boot() { # a host; its disk outlives it
+  if ! mountpoint -q "$1/disk"; then mount -t tmpfs -o mode=755 "$1" "$1/disk"; fi
   exec unshare --net --uts --ipc --mount --pid --fork --kill-child bash "$scripts/host.sh" "$1" \
     </dev/null >"$1/console.log" 2>&1 8>&-
 }

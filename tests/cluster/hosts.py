@@ -133,7 +133,10 @@ class Hosts:
         os.write(self._orders, " ".join(words).encode() + b"\n")
 
     def start(self, *nodes: str) -> None:
-        """Switch these hosts on and wait until they take connections; one that is on already stays as it is."""
+        """Switch these hosts on and wait until they take connections; one that is on already stays as it is.
+
+        A host has the files that it had, except in ``/tmp``, ``/var/tmp``, ``/run`` and ``/dev/shm``.
+        """
         off = [node for node in nodes if not self.pid(node)]
         for node in off:
             (self.layout.directory / node / "console.log").unlink(missing_ok=True)
@@ -237,7 +240,17 @@ def start_bed(layout: Layout) -> subprocess.Popen[bytes]:
     arguments = [str(layout.directory), str(SCRIPTS), sys.executable, str(network)]
     with open(layout.directory / "bed.log", "w") as log:
         bed = subprocess.Popen(
-            ["unshare", "--net", "--pid", "--fork", "--kill-child", "bash", str(SCRIPTS / "bed.sh"), *arguments],
+            [
+                "unshare",
+                "--net",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "bash",
+                str(SCRIPTS / "bed.sh"),
+                *arguments,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

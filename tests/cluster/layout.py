@@ -14,10 +14,8 @@ from tests.cluster import node_python
 
 VISIBLE = ("etc", "usr", "var")
 """Folders of this machine that a host sees, each with changes of its own. ``host.sh`` has them, too."""
-OWN = ("home", "mnt", "opt", "root", "run", "srv", "tmp", "var/tmp", "dev/shm")
-"""Folders that are empty when a host starts."""
-OPEN = ("tmp", "var/tmp", "dev/shm")
-"""Those of them in which every user may write."""
+EMPTIED = {"run": 755, "tmp": 1777, "var/tmp": 1777, "dev/shm": 1777}
+"""Folders that are empty when a host starts, and their modes."""
 CALLER = "caller"
 """The name of this machine on the bed's network."""
 
@@ -125,6 +123,7 @@ class Layout:
         place = self.directory / name
         etc = place / "files/etc"
         (etc / "ssh").mkdir(parents=True)
+        (place / "disk").mkdir()
         _make_key(etc / "ssh/hostkey")
         (etc / "ssh/sshd_config").write_text(SSHD)
         (etc / "ssh/authorized_keys").write_text(self.key.with_suffix(".pub").read_text())
@@ -175,7 +174,7 @@ def _make_key(path: Path) -> None:
 
 def _mounts(folders: Folders) -> str:
     """In the form of fstab(5), below ``disk`` of a host's folder."""
-    lines = [*_system(), *((name, name, "tmpfs", f"mode={1777 if name in OPEN else 755}") for name in OWN)]
+    lines = [*_system(), *((name, name, "tmpfs", f"mode={mode}") for name, mode in EMPTIED.items())]
     lines += [("hidden", str(path), "tmpfs", "mode=755") for path in folders.hidden if _is_visible(path)]
     bound = {path: path for path in (Path(sys.base_prefix), *folders.read_only) if not _is_visible(path)}
     bound |= node_python.mounts(folders.python)

@@ -67,11 +67,15 @@ def test_hosts_have_torch_and_nothing_of_ours(cluster: Cluster) -> None:
 
 
 def test_peers_know_of_a_killed_host_and_not_of_one_without_power(cluster: Cluster) -> None:
+    for path, text in {"/root/kept": "di", "/etc/kept": "sk", "/tmp/lost": ""}.items():
+        cluster.write("node1", path, text)
     with connect(cluster, "node1") as connection:
         cluster.kill("node1")
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""
     cluster.start("node1")
+    assert cluster.run("node1", "cat", "/root/kept", "/etc/kept").stdout == "disk"
+    assert cluster.run("node1", "test", "-e", "/tmp/lost", check=False).returncode
     with connect(cluster, "node1") as connection:
         cluster.poweroff("node1")
         connection.settimeout(0.5)

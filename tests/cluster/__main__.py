@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.cluster import node_python
 from tests.cluster.cluster import Cluster
-from tests.cluster.hosts import PROGRAMS, ROOT, BedError, missing_programs, refused
+from tests.cluster.hosts import ENVIRON, ROOT, missing_programs, refused
+from tests.cluster.layout import BedError
 
 Verb = Callable[[Cluster, argparse.Namespace], object]
 
@@ -40,8 +41,10 @@ def arguments() -> argparse.ArgumentParser:
     up.add_argument(
         "--share", type=Path, nargs="*", default=[], help="folders that all hosts and this machine write to"
     )
-    for verb, about in (("ssh", "as ssh does"), ("exec", "run a command on a host without ssh")):
-        verbs.add_parser(verb, help=about).add_argument("words", nargs=argparse.REMAINDER)
+    verbs.add_parser("ssh", help="as ssh does").add_argument("words", nargs=argparse.REMAINDER)
+    execute = verbs.add_parser("exec", help="run a command on a host without ssh")
+    execute.add_argument("node")
+    execute.add_argument("command", nargs=argparse.REMAINDER, help="default: bash")
     for verb, (names, about, _) in FAULTS.items():
         parser_of_verb = verbs.add_parser(verb, help=about)
         for name in names:
@@ -51,10 +54,10 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def up(directory: Path, nodes: int, shared: list[Path]) -> None:
-    if missing := missing_programs():
-        raise BedError(f"no {', '.join(missing)} here (of {', '.join(PROGRAMS)}): make cluster")
     if why := refused():
         raise BedError(f"no hosts on this machine: {why}")
+    if missing := missing_programs():
+        raise BedError(f"no {', '.join(missing)} here: make cluster")
     if (directory / "keeper.json").exists():
         down(directory)
     python = node_python.make(directory / "python")
@@ -81,10 +84,8 @@ def main() -> None:
         program = Cluster.load(directory).bin / "ssh"
         os.execv(program, [str(program), *asked.words])
     elif asked.verb == "exec":
-        done = Cluster.load(directory).run(*asked.words, check=False)
-        print(done.stdout, end="")
-        print(done.stderr, end="", file=sys.stderr)
-        sys.exit(done.returncode)
+        command = Cluster.load(directory).command(asked.node, *(asked.command or ["bash"]))
+        os.execvpe(command[0], command, {**ENVIRON, "TERM": os.environ.get("TERM", "dumb")})
     else:
         FAULTS[asked.verb][2](Cluster.load(directory), asked)
 

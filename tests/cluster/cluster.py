@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jupyter_torchdist.protocol.process import ProcessId
-from tests.cluster.hosts import OURS, BedError, Hosts, set_up, start_bed
-from tests.cluster.layout import Folders, Layout
+from tests.cluster.hosts import OURS, Hosts, set_up, start_bed
+from tests.cluster.layout import BedError, Folders, Layout
 from tests.leaks import wait_until
 
 KEEPER = "keeper.json"
@@ -70,7 +70,7 @@ class Cluster(Hosts):
 
     def link(self, node: str, up: bool) -> None:
         """Plug its cable in, or pull it out."""
-        self._ip("link", "set", self.layout.port(node), "up" if up else "down")
+        self._ip("link", "set", self._port(node), "up" if up else "down")
 
     def partition(self, one: str, other: str) -> None:
         """Nothing gets from the one to the other, nor back."""
@@ -88,7 +88,7 @@ class Cluster(Hosts):
 
     def limit(self, node: str, mbit: float | None) -> None:
         """The rate of its cable in each direction; None for no limit."""
-        ends = ((self.switch, self.layout.port(node)), (self._pid(node), "eth0"))
+        ends = ((self.switch, self._port(node)), (self._pid(node), "eth0"))
         for pid, device in ends:
             _in_network(pid, "tc", "qdisc", "delete", "dev", device, "root", check=False)
             if mbit is not None:
@@ -100,10 +100,10 @@ class Cluster(Hosts):
 
         A relay carries the frames between the host's port and another one of the switch.
         """
+        port = self._port(node)
         self._end_delay(node)
         if not milliseconds:
             return
-        port = self.layout.port(node)
         far, slow = f"far{port}", f"slow{port}"
         self._ip("link", "add", slow, "type", "veth", "peer", far)
         for change in (f"{far} up", f"{slow} up", f"{port} nomaster", f"{slow} master switch"):
@@ -125,6 +125,11 @@ class Cluster(Hosts):
             self._end_delay(node)
             self.limit(node, None)
             self.link(node, up=True)
+
+    def _port(self, node: str) -> str:
+        """The host's on the switch. Raises ``BedError`` when the host is off."""
+        self._pid(node)
+        return self.layout.port(node)
 
     def _ip(self, *words: str, check: bool = True) -> bool:
         return _in_network(self.switch, "ip", *words, check=check)

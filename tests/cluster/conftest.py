@@ -19,10 +19,10 @@ from tests.lacking import lacking
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """For ``Cluster.up``. Skips the tests where no host can be."""
-    if missing := missing_programs():
-        lacking(f"no {', '.join(missing)} here: make cluster")
     if why := refused():
         pytest.skip(f"no hosts on this machine: {why}")
+    if missing := missing_programs():
+        lacking(f"no {', '.join(missing)} here: make cluster")
     return node_python.make(tmp_path_factory.mktemp("node") / "python")
 
 

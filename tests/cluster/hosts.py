@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from jupyter_torchdist.protocol.process import start_ticks
-from tests.cluster.layout import CALLER, Folders, Layout
+from tests.cluster.layout import CALLER, BedError, Folders, Layout
 from tests.leaks import command_of, wait_until
 
 SCRIPTS = Path(__file__).parent
@@ -20,13 +20,10 @@ ROOT = SCRIPTS.parents[1]
 OURS = (ROOT, Path(sys.prefix)) if sys.prefix != sys.base_prefix else (ROOT,)
 """Where this package and Jupyter are."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ENVIRON = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"}
 PROGRAMS = ("ip", "nft", "nsenter", "sshd", "ssh", "tc", "unshare")
 PATIENCE = 30.0
 """Seconds that a host may take to start or to end."""
-
-
-class BedError(Exception):
-    """A bed, or a host of it, did not do what it was told."""
 
 
 def missing_programs() -> list[str]:
@@ -116,6 +113,7 @@ class Hosts:
 
     def pid(self, node: str) -> int | None:
         """PID 1 of the host, as this machine counts it; None when the host is off."""
+        self.layout.check(node)
         for switch in children(self.keeper):
             for parent in children(switch):
                 if command_of(parent).endswith(f"/host.sh {node}"):
@@ -179,11 +177,13 @@ class Hosts:
 
     # ------------------------------------------------------------------------------------------ what runs on a host
 
+    def command(self, node: str, *argv: str) -> list[str]:
+        """How this machine runs a command there as root, in ``/``, without ssh; with ``ENVIRON``."""
+        return ["nsenter", "--all", "--target", str(self._pid(node)), *argv]
+
     def run(self, node: str, *argv: str, text: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command there as root, in ``/``, without ssh. ``text`` is its input; with ``check`` it must succeed."""
-        command = ["nsenter", "--all", "--target", str(self._pid(node)), *argv]
-        environ = {"PATH": PATH, "HOME": "/root", "LANG": "C.UTF-8"}
-        done = subprocess.run(command, env=environ, input=text, capture_output=True, text=True)
+        """Run ``command``. ``text`` is its input; with ``check`` it must succeed."""
+        done = subprocess.run(self.command(node, *argv), env=ENVIRON, input=text, capture_output=True, text=True)
         if check and done.returncode:
             raise BedError(f"{node}: {' '.join(argv)}: code {done.returncode}\n{done.stdout}{done.stderr}")
         return done

@@ -47,6 +47,10 @@ Host *
 """
 
 
+class BedError(Exception):
+    """A bed, or a host of it, could not do what it was told."""
+
+
 @dataclass(frozen=True)
 class Folders:
     """Of this machine, as ``Cluster.up`` tells them."""
@@ -69,7 +73,13 @@ class Layout:
         """This machine's on the bed's network. There is one of the name, so no two beds have the same number."""
         return f"torchdist{self.number}"
 
+    def check(self, name: str) -> None:
+        """Raises ``BedError`` when no host has this name."""
+        if name not in (*self.nodes, CALLER):
+            raise BedError(f"no host {name}: there are {', '.join(self.nodes)}")
+
     def index(self, name: str) -> int:
+        self.check(name)
         return 254 if name == CALLER else 11 + self.nodes.index(name)
 
     def address(self, name: str) -> str:

@@ -15,7 +15,8 @@ import pytest
 
 from tests.cluster import node_python
 from tests.cluster.cluster import Cluster
-from tests.cluster.hosts import ROOT, BedError
+from tests.cluster.hosts import ROOT
+from tests.cluster.layout import BedError
 from tests.cluster.resetting import masters, reset
 from tests.leaks import wait_until
 
@@ -84,6 +85,8 @@ def test_peers_know_of_a_killed_host_and_not_of_one_without_power(cluster: Clust
     assert cluster.pid("node1") is None
     with pytest.raises(BedError, match="node1 is off"):
         cluster.run("node1", "true")
+    with pytest.raises(BedError, match="no host node9: there are node1, node2, node3"):
+        cluster.start("node9")
     cluster.start("node1")
     assert ssh("node1", "hostname") == "node1"
 

@@ -116,6 +116,17 @@ class Progress(TypedDict):
     total: float | None
 
 
+class Wait(TypedDict):
+    """Ranks that wait in the same collective."""
+
+    ranks: list[int]
+    collective: str
+    """For example ``all_reduce #17``."""
+    awaited: list[int]
+    """The ranks for which it waits, as far as they are known."""
+    since: float
+
+
 class RankStatus(TypedDict):
     """The step of a rank, and the last value of each of its curves."""
 

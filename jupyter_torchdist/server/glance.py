@@ -1,11 +1,11 @@
-"""Progress and a sparkline of a running job, from small pieces of its metrics files, however large they are."""
+"""Progress, sparkline and broken curves of a running job, from small pieces of its metrics files, however large."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..protocol import codec
@@ -24,10 +24,10 @@ PIECE = 4 * 1024
 """Bytes that are read at each position of a larger file; a line has some hundred bytes."""
 
 END = 16 * 1024
-"""Bytes at the end of a file in which the latest progress is searched."""
+"""Bytes at the end of a file in which the latest progress and the last values are searched."""
 
 LOOKED_AT = 8
-"""How many ranks are searched for progress if rank 0 has none."""
+"""How many ranks are searched for progress and for broken curves."""
 
 
 class Glance:
@@ -37,10 +37,15 @@ class Glance:
         self._paths = paths
         self._sizes: dict[int, int] = {}
         self._progress: dict[int, Progress] = {}
+        self._broken: dict[int, list[str]] = {}
         self._sampled = Sampled()
 
-    def look(self) -> tuple[Progress | None, list[float]]:
-        """Progress (rank 0's if it reports one, else the lowest rank's), and a few values of rank 0's first curve."""
+    def look(self) -> tuple[Progress | None, list[float], list[str]]:
+        """Progress, spark line, broken curves.
+
+        The progress is rank 0's if it reports one, else the lowest rank's. The spark line has a few values of rank 0's
+        first curve. A curve is broken if its last value on a rank is not a finite number.
+        """
         files = metrics.files(self._paths)
         for rank in sorted(files)[:LOOKED_AT]:
             size = _size(files[rank])
@@ -49,10 +54,13 @@ class Glance:
             self._sizes[rank] = size
             if rank == 0:
                 self._sampled.read(files[rank], size)
-            if found := latest_progress(files[rank], size):
+            lines = _lines(files[rank], max(0, size - END), END)
+            if found := latest_progress(lines):
                 self._progress[rank] = found
+            self._broken[rank] = broken(lines)
         first = min(self._progress, default=None)
-        return None if first is None else self._progress[first], self._sampled.numbers
+        names = list(dict.fromkeys(name for _, names in sorted(self._broken.items()) for name in names))
+        return None if first is None else self._progress[first], self._sampled.numbers, names
 
 
 class Sampled:
@@ -88,13 +96,21 @@ class Sampled:
         return [value for value in (*(self._at[place] for place in places), last) if value is not None]
 
 
-def latest_progress(path: Path, size: int) -> Progress | None:
-    """The last progress bar in the last ``END`` bytes."""
-    for line in reversed(_lines(path, max(0, size - END), END)):
+def latest_progress(lines: Sequence[bytes]) -> Progress | None:
+    """The last progress bar."""
+    for line in reversed(lines):
         record = _record(line) if b'"progress"' in line else {}
         if record.get("k") == "progress" and (done := number(record.get("n"))) is not None:
             return {"desc": str(record.get("desc") or ""), "n": done, "total": number(record.get("total")) or None}
     return None
+
+
+def broken(lines: Sequence[bytes]) -> list[str]:
+    """Curves whose last value is NaN or infinite."""
+    if not any(b'"@' in line for line in lines):  # their form in the file
+        return []
+    last = {name: value for line in lines if b'"log"' in line for name, value in _logged(_record(line)).items()}
+    return [name for name, value in last.items() if isinstance(value, float) and not math.isfinite(value)]
 
 
 def first_name(lines: list[bytes]) -> str | None:

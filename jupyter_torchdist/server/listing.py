@@ -6,14 +6,16 @@ import contextlib
 import os
 import threading
 import time
+from operator import itemgetter
 from typing import TypedDict
 
 from ..protocol.errors import JobNotFound, StoreError
-from ..protocol.feed import Progress
+from ..protocol.feed import Progress, Wait
 from ..protocol.paths import Home, JobPaths
 from ..protocol.state import JobState, fold
 from ..store import catalog, gauges, jobdir, journal, liveness
 from ..store.cache import JobSummary
+from ..views import job_text
 from .glance import Glance
 
 LOOK = 10.0
@@ -41,6 +43,10 @@ class Row(TypedDict):
     progress: Progress | None
     spark: list[float]
     """The latest values of the job's first curve."""
+    broken: list[str]
+    """Curves whose last value is not a finite number. Not searched in a job that had ended when the server started."""
+    wait: Wait | None
+    """Ranks that wait in a collective, if any do; the longest wait."""
     gpus: list[str]
     """The UUIDs of the plan's GPUs."""
     gpu_memory: tuple[int, int] | None
@@ -127,8 +133,10 @@ class Going:
         row = self._row.copy()
         row["state"], row["effective"], row["ended"] = state.state, effective, state.ended
         row["reason"] = state.reason or row["reason"]
+        progress, spark, row["broken"] = self._glance.look()
         if not state.final:
-            row["progress"], row["spark"] = self._glance.look()
+            row["progress"], row["spark"] = progress, spark
+            row["wait"] = min(job_text.waits_of(state), key=itemgetter("since"), default=None)
             row["gpu_memory"] = self._gpu_memory()
         return row, state.final
 
@@ -164,6 +172,8 @@ def row_of(summary: JobSummary) -> Row:
         "reason": summary.reason or summary.damage,
         "progress": None,
         "spark": [],
+        "broken": [],
+        "wait": None,
         "gpus": list(summary.gpus),
         "gpu_memory": None,
         "rerun_of": summary.rerun_of,

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from ..protocol.bundle import Manifest
+from ..protocol.feed import Wait
 from ..protocol.gauges import Gauges
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
@@ -87,7 +88,7 @@ def rank_line(state: JobState, rank: RankState) -> str:
     if rank.error:
         return f"failed: {first_line(rank.error.title)}"
     if waiting := waits(state, rank):
-        return f"waiting in {_for_whom(state, waiting)}"
+        return f"waiting in {_for_whom(collective(waiting), state.awaited(waiting))}"
     return rank.why or _rank_word(state, rank)
 
 
@@ -108,24 +109,37 @@ def collective(waiting: Waiting) -> str:
     return f"{waiting.operation} #{waiting.number}"
 
 
-def waiting_lines(state: JobState, now: float) -> list[str]:
-    """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``: one sentence for each collective."""
+def waits_of(state: JobState) -> list[Wait]:
+    """One for each collective in which ranks wait now."""
     groups: dict[tuple[str, int, str], dict[int, Waiting]] = {}
     for number, rank in sorted(state.ranks.items()):
         if waiting := waits(state, rank):
             groups.setdefault((waiting.group, waiting.number, waiting.operation), {})[number] = waiting
-    return [_waiting_line(state, found, now) for found in groups.values()]
+    firsts = [(list(found), min(found.values(), key=attrgetter("since"))) for found in groups.values()]
+    return [
+        {
+            "ranks": ranks,
+            "collective": collective(first),
+            "awaited": state.awaited(first),
+            "since": first.since,
+        }
+        for ranks, first in firsts
+    ]
 
 
-def _waiting_line(state: JobState, found: Mapping[int, Waiting], now: float) -> str:
-    first = min(found.values(), key=attrgetter("since"))
-    verb = "waits" if len(found) == 1 else "wait"
-    return f"{_ranks(list(found))} {verb} in {_for_whom(state, first)}, for {duration(now - first.since)}"
+def waiting_lines(state: JobState, now: float) -> list[str]:
+    """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``: one sentence for each collective."""
+    return [_waiting_line(wait, now) for wait in waits_of(state)]
 
 
-def _for_whom(state: JobState, waiting: Waiting) -> str:
-    whom = state.awaited(waiting)
-    return collective(waiting) + (f" for {_ranks(whom)}" if whom else "")
+def _waiting_line(wait: Wait, now: float) -> str:
+    verb = "waits" if len(wait["ranks"]) == 1 else "wait"
+    place = _for_whom(wait["collective"], wait["awaited"])
+    return f"{_ranks(wait['ranks'])} {verb} in {place}, for {duration(now - wait['since'])}"
+
+
+def _for_whom(collective: str, whom: Sequence[int]) -> str:
+    return collective + (f" for {_ranks(whom)}" if whom else "")
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -11,12 +11,13 @@ import { ITranslator } from '@jupyterlab/translation';
 import { JobsApi, type JobSummary } from './api';
 import { addCommands, CommandIds } from './commands';
 import { jobIcon } from './icon';
-import { JobList, jobTitle } from './joblist';
+import { JobList, jobTitle, named } from './joblist';
 import { rendererFactory } from './mime';
 import { JobPanel } from './panel';
 import { revealCell, revealLine } from './reveal';
 import { RunningJobs } from './status';
 import { JobTab } from './tab';
+import { brokenLine } from './view/describe';
 import type { Reveal } from './view/failure';
 import { stateWord } from './view/format';
 import { isInSight } from './view/sight';
@@ -194,12 +195,14 @@ async function notifyOfEnds(
 }
 
 function notify(job: JobSummary, openJob: (job: string) => void): void {
-  const kind = job.effective === 'succeeded' ? 'success' : 'error';
+  const broken = job.broken.length > 0;
+  const kind = job.effective !== 'succeeded' ? 'error' : broken ? 'warning' : 'success';
   // What failed stands under the cell and in the tab; here it is said that something did.
   const reason = job.effective === 'failed' ? '' : job.reason;
-  const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), reason].filter(Boolean).join(': ');
+  const said = broken ? brokenLine(named(job.broken)) : '';
+  const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), reason, said].filter(Boolean).join(': ');
   Notification.emit(words, kind, {
-    autoClose: kind === 'error' ? 30000 : 5000,
+    autoClose: kind === 'success' ? 5000 : 30000,
     actions: [{ label: trans('Open'), callback: () => openJob(job.job) }]
   });
 }

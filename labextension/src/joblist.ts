@@ -32,6 +32,13 @@ export function jobTitle(job: JobSummary): string {
   return calledOf(job.name || job.label || job.job, job.rerun_of);
 }
 
+/** The first of many names of curves: `loss, lr and 5 more`. */
+export function named(curves: readonly string[]): string {
+  const first = curves.slice(0, 3).map(name => name.slice(0, 80));
+  const more = curves.length - first.length;
+  return first.join(', ') + (more ? trans(' and %1 more', more) : '');
+}
+
 /** The last part of its notebook's path. */
 export function notebookName(job: JobSummary): string {
   return job.notebook.split('/').pop() ?? '';
@@ -72,11 +79,16 @@ export class JobList {
   clockSkew = 0;
 
   get running(): number {
-    let count = 0;
-    for (const job of this.known.values()) {
-      count += isFinal(job) ? 0 : 1;
-    }
-    return count;
+    return this.count(job => !isFinal(job));
+  }
+
+  /** Those of which ranks wait in a collective. */
+  get waiting(): number {
+    return this.count(job => job.wait !== null);
+  }
+
+  private count(which: (job: JobSummary) => boolean): number {
+    return [...this.known.values()].filter(which).length;
   }
 
   onChange(callback: Callback, signal: AbortSignal): void {

@@ -282,6 +282,16 @@ export interface Progress {
   total: number | null;
 }
 
+/** Ranks that wait in the same collective. */
+export interface Wait {
+  ranks: number[];
+  /** For example `all_reduce #17`. */
+  collective: string;
+  /** The ranks for which it waits, as far as they are known. */
+  awaited: number[];
+  since: number;
+}
+
 /** The step of a rank, and the last value of each of its curves. */
 export interface RankStatus {
   step: number | null;
@@ -380,6 +390,10 @@ export interface Row {
   progress: Progress | null;
   /** The latest values of the job's first curve. */
   spark: number[];
+  /** Curves whose last value is not a finite number. Not searched in a job that had ended when the server started. */
+  broken: string[];
+  /** Ranks that wait in a collective, if any do; the longest wait. */
+  wait: Wait | null;
   /** The UUIDs of the plan's GPUs. */
   gpus: string[];
   /** Bytes in use and total bytes of these GPUs; None if unknown, and after the job's end. */

@@ -3,7 +3,8 @@ import { copyIcon, deleteIcon, type LabIcon, notebookIcon, refreshIcon, stopIcon
 
 import type { JobSummary } from './api';
 import type { Action } from './commands';
-import { isFinal, jobTitle, notebookName } from './joblist';
+import { isFinal, jobTitle, named, notebookName } from './joblist';
+import { brokenLine, waitingLine } from './view/describe';
 import { button, make, setAttribute, setText } from './view/dom';
 import { duration, ranks, sizeOf, startedAt, stateWord, ticking } from './view/format';
 import { stateIcon, tone } from './view/icons';
@@ -28,6 +29,7 @@ export class JobRow {
       this.spark,
       make('span.td-row-more', {}, this.facts, ' ', this.when),
       this.gpu,
+      make('span.td-row-said', {}, this.waits, this.broken),
       this.bar
     );
     this.element = make('li.td-row', { 'data-job': job }, this.open, this.actions);
@@ -58,6 +60,9 @@ export class JobRow {
     setText(this.facts, parts.join(' · '));
     const gpu = job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '';
     setText(this.gpu, gpu);
+    const said = [job.wait ? waitingLine(job.wait, now) : '', job.broken.length ? brokenLine(named(job.broken)) : ''];
+    setText(this.waits, said[0]!);
+    setText(this.broken, said[1]!);
     const { progress } = job;
     const percent = `${Math.round(100 * shareOf(progress))} %`;
     const done = progress?.total && !isFinal(job) ? `, ${[progress.desc, percent].filter(Boolean).join(' ')}` : '';
@@ -66,7 +71,7 @@ export class JobRow {
     setAttribute(
       this.open,
       'aria-label',
-      trans('Open %1: %2', jobTitle(job), [...parts, gpu].filter(Boolean).join(', ') + done + began)
+      trans('Open %1: %2', jobTitle(job), [...parts, gpu, ...said].filter(Boolean).join(', ') + done + began)
     );
   }
 
@@ -83,7 +88,8 @@ export class JobRow {
       'title',
       [jobTitle(job), job.reason, job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
     );
-    this.icon.replaceChildren(stateIcon(job.effective));
+    setAttribute(this.element, 'data-waits', job.wait !== null);
+    this.icon.replaceChildren(stateIcon(job.wait ? 'waiting' : job.effective));
   }
 
   private drawProgress(job: JobSummary): void {
@@ -149,6 +155,8 @@ export class JobRow {
   private readonly when = make('span.td-row-when');
   private readonly facts = make('span.td-row-facts');
   private readonly gpu = make('span.td-row-facts.td-row-gpu');
+  private readonly waits = make('span.td-row-waits');
+  private readonly broken = make('span.td-row-broken');
   private readonly bar = make('span.td-row-bar', { hidden: true });
   private readonly fill = make('span.td-row-fill');
   private readonly actions = make('span.td-row-actions');

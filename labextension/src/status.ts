@@ -4,7 +4,7 @@ import { Widget } from '@lumino/widgets';
 
 import type { JobList } from './joblist';
 import { button, make, setText } from './view/dom';
-import { stateIcon } from './view/icons';
+import { drawShape } from './view/standing';
 import { plural, trans } from './view/translate';
 
 export class RunningJobs extends Widget {
@@ -21,7 +21,7 @@ export class RunningJobs extends Widget {
     this.button = button('button.td-status-button', '', showPanel, signal, {
       title: trans('Show the distributed jobs')
     });
-    this.button.append(stateIcon('running'), this.text);
+    this.button.append(this.shape, this.text);
     this.node.append(this.button);
     list.onChange(() => this.draw(), signal);
     this.draw();
@@ -37,8 +37,10 @@ export class RunningJobs extends Widget {
   }
 
   private draw(): void {
-    const { running } = this.list;
-    setText(this.text, plural('%1 distributed job', '%1 distributed jobs', running));
+    const { running, waiting } = this.list;
+    const jobs = plural('%1 distributed job', '%1 distributed jobs', running);
+    setText(this.text, waiting ? trans('%1, %2 waiting', jobs, waiting) : jobs);
+    drawShape(this.shape, { state: waiting ? 'waiting' : 'running', words: '' });
     if (this.active !== this.wasActive) {
       this.wasActive = this.active;
       this.activeChanged.emit();
@@ -46,6 +48,7 @@ export class RunningJobs extends Widget {
   }
 
   private readonly life = new AbortController();
+  private readonly shape = make('span.td-status-shape');
   private readonly text = make('span');
   private readonly button: HTMLButtonElement;
   private wasActive = false;

@@ -5,6 +5,7 @@ import { afterEach, beforeEach, expect, test } from 'vitest';
 import { itemOf } from '../src/commands';
 import { JobList, type ListChange } from '../src/joblist';
 import { JobPanel } from '../src/panel';
+import { RunningJobs } from '../src/status';
 import { aSummary, Serving, timeByTurns, until } from './serving';
 
 timeByTurns();
@@ -106,6 +107,28 @@ test('the memory of the GPUs stands in the row while the job runs', async () => 
     gone: []
   });
   await until(() => !facts()!.includes('GB'), 'its end');
+});
+
+test('ranks that wait, and a last value that is no number, are told in words', async () => {
+  const text = (part: string) => rows()[0]!.querySelector(`.td-row-${part}`)!.textContent;
+  const name = () => rows()[0]!.querySelector('.td-row-open')!.getAttribute('aria-label');
+  const status = new RunningJobs(list, () => undefined);
+  expect(status.node.textContent).toBe('1 distributed job');
+  const wait = { ranks: [0, 1], collective: 'all_reduce #17', awaited: [2], since: Date.now() / 1000 };
+  const told = { submitted: 1010, wait, broken: ['loss', 'lr', 'a', 'b'] };
+  tell({ type: 'changes', now: Date.now() / 1000, jobs: [aSummary('a', told)], gone: [] });
+  await until(() => text('waits') !== '', 'the wait');
+  expect(text('waits')).toMatch(/^ranks 0, 1 wait in all_reduce #17 for rank 2, for \d s$/);
+  expect(text('broken')).toBe('The last value is not a number: loss, lr, a and 1 more');
+  expect(name()).toContain(text('waits'));
+  expect(rows()[0]!.hasAttribute('data-waits')).toBe(true);
+  expect(status.node.textContent).toBe('1 distributed job, 1 waiting');
+  expect(status.node.querySelector('[data-state=waiting] svg')).not.toBeNull();
+  tell({ type: 'changes', now: 1102, jobs: [aSummary('a', { submitted: 1010 })], gone: [] });
+  await until(() => text('waits') === '', 'it went on');
+  expect(rows()[0]!.hasAttribute('data-waits')).toBe(false);
+  expect(status.node.textContent).toBe('1 distributed job');
+  status.dispose();
 });
 
 test('the spark line goes from the least to the greatest value, and leaves out what is no number', async () => {

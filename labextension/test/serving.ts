@@ -162,6 +162,8 @@ export function aSummary(job: string, more: Record<string, unknown> = {}): Recor
     reason: '',
     progress: null,
     spark: [],
+    broken: [],
+    wait: null,
     gpus: [],
     gpu_memory: null,
     rerun_of: '',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 import time
@@ -99,8 +100,10 @@ def only_an_end_out_of_sight_is_told(notebook: Notebook, running: FakeJob) -> No
     expect(row_of(page, "Cell In[7]")).to_contain_text("succeeded")
     with a_running_job("unseen") as unseen:
         expect(row_of(page, "unseen")).to_contain_text("running")
+        unseen.rank(1).records({"t": 1.0, "k": "log", "step": 3, "v": {"loss": math.nan}})
         ends(page, unseen, "succeeded")
-    expect(toasts).to_contain_text("unseen succeeded")
+    expect(row_of(page, "unseen")).to_contain_text("The last value is not a number: loss")
+    expect(toasts).to_contain_text("unseen succeeded: The last value is not a number: loss")
     expect(toasts).not_to_contain_text("Cell In[7] succeeded")
     notebook.picture("tab")
     shutil.rmtree(unseen.paths.root)

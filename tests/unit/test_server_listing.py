@@ -148,7 +148,7 @@ def test_an_unreadable_directory_is_said_and_tried_again(home: Path) -> None:
 def test_progress_is_rank_0s_or_the_lowest_ranks() -> None:
     with FakeJob() as job:
         glance = Glance(job.paths)
-        assert glance.look() == (None, [])
+        assert glance.look() == (None, [], [])
         job.rank(1).records({"t": 1.0, "k": "progress", "id": 0, "desc": "load", "n": 1, "total": None})
         assert glance.look()[0] == {"desc": "load", "n": 1, "total": None}
         job.rank(0).records({"t": 1.0, "k": "progress", "id": 0, "desc": "epoch", "n": 2, "total": 9})
@@ -159,7 +159,7 @@ def test_progress_is_rank_0s_or_the_lowest_ranks() -> None:
 def test_a_spark_line_is_short_and_goes_from_the_first_to_the_last_value(points: int) -> None:
     with FakeJob() as job:
         job.rank(0).records(*(logged(step, loss=float(step), other=0.0) for step in range(points)))
-        _, spark = Glance(job.paths).look()
+        _, spark, _ = Glance(job.paths).look()
     assert min(points, 3) <= len(spark) <= POINTS
     assert spark == sorted(spark)
     assert (spark[0], spark[-1]) == (0.0, points - 1.0)
@@ -169,9 +169,9 @@ def test_a_spark_line_stays_where_it_is_while_the_file_grows() -> None:
     with FakeJob() as job:
         glance = Glance(job.paths)
         job.rank(0).records(*(logged(step, loss=math.sin(step)) for step in range(2000)))
-        _, before = glance.look()
+        _, before, _ = glance.look()
         job.rank(0).records(*(logged(step, loss=math.sin(step)) for step in range(2000, 2100)))
-        _, after = glance.look()
+        _, after, _ = glance.look()
         assert after[: len(before) - 1] == before[:-1]
 
 
@@ -192,7 +192,7 @@ def test_strange_metrics() -> None:
         path = job.rank(0).files.metrics(0)
         with open(path, "ab") as file:
             file.write(b"\xff\xfe\n[1]\n" + b"[" * 5000 + b'\n{"k": "log", "v": {"loss": 3.0')
-        assert Glance(job.paths).look() == (None, [1e308, 2.0, 2.0])
+        assert Glance(job.paths).look() == (None, [1e308, 2.0, 2.0], [])
 
 
 def test_a_line_without_an_end() -> None:
@@ -200,4 +200,30 @@ def test_a_line_without_an_end() -> None:
         job.rank(0).records(logged(0, loss=1.0))
         with open(job.rank(0).files.metrics(0), "ab") as file:
             file.write(b"x" * 1_000_000)
-        assert Glance(job.paths).look() == (None, [1.0])
+        assert Glance(job.paths).look() == (None, [1.0], [])
+
+
+def test_curves_whose_last_value_is_no_number_are_named_even_after_the_end() -> None:
+    rows = Listing(data())
+    with FakeJob() as job:
+        job.running()
+        job.rank(0).records(logged(0, loss=math.nan, lr=0.1), logged(1, loss=1.0, lr=0.1))
+        assert rows.rows()[0]["broken"] == []
+        job.rank(1).records(logged(0, loss=1.0, grad=-math.inf), logged(1, loss=math.nan))
+        assert rows.rows()[0]["broken"] == ["loss", "grad"]
+        job.ended()
+        assert rows.rows()[0]["broken"] == ["loss", "grad"]
+
+
+def test_ranks_that_wait_are_told_until_they_go_on() -> None:
+    rows = Listing(data())
+    with FakeJob(ranks=3) as job:
+        job.running()
+        waits = {"operation": "all_reduce", "group": "gloo:0", "number": 17, "counts": {"gloo:0": 17}}
+        job.tell("rank.waiting", "node0", 0, since=job.now - 9, **waits)
+        job.tell("rank.waiting", "node0", 1, since=job.now - 5, **waits)
+        job.tell("rank.entered", "node0", 2, counts={"gloo:0": 16})
+        wait = {"ranks": [0, 1], "collective": "all_reduce #17", "awaited": [2], "since": job.now - 9}
+        assert rows.rows()[0]["wait"] == wait
+        job.tell("rank.resumed", "node0", 0).tell("rank.resumed", "node0", 1)
+        assert rows.rows()[0]["wait"] is None

@@ -1,5 +1,5 @@
 /** What a job's state means for who looks at it. Pure. */
-import type { JobState, RankState } from '../protocol';
+import type { JobState, RankState, Wait } from '../protocol';
 import type { JobSession } from '../session';
 import type { Status } from '../source';
 import { awaited, failures, isFinal } from '../state';
@@ -43,17 +43,27 @@ export function others(state: JobState, first: number): string {
   return lines.join('; ');
 }
 
-/** `ranks 0-2 wait in all_reduce #17 for rank 3, for 12 s`: one sentence for each collective. */
+/** `ranks 0-2 wait in all_reduce #17 for rank 3, for 12 s`. */
+export function waitingLine({ ranks, collective, awaited, since }: Wait, now: number): string {
+  const [who, whom, time] = [theRanks(ranks), theRanks(awaited), ticking(now - since)];
+  if (!whom) {
+    return plural('%2 waits in %3, for %4', '%2 wait in %3, for %4', ranks.length, who, collective, time);
+  }
+  const many = '%2 wait in %3 for %4, for %5';
+  return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, collective, whom, time);
+}
+
+/** One sentence for each collective. */
 export function waitingLines(state: JobState, now: number): string[] {
   return waitingTogether(state).map(({ ranks, waiting }) => {
-    const [who, what, time] = [theRanks(ranks), collective(waiting), ticking(now - waiting.since)];
-    const whom = theRanks(awaited(state, waiting));
-    if (!whom) {
-      return plural('%2 waits in %3, for %4', '%2 wait in %3, for %4', ranks.length, who, what, time);
-    }
-    const many = '%2 wait in %3 for %4, for %5';
-    return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, what, whom, time);
+    const wait = { ranks, collective: collective(waiting), awaited: awaited(state, waiting), since: waiting.since };
+    return waitingLine(wait, now);
   });
+}
+
+/** The last value of these curves is NaN or infinite. */
+export function brokenLine(curve: string): string {
+  return trans('The last value is not a number: %1', curve);
 }
 
 /** What the reader should know beside the state: notes of capture and driver, lines that a full disk did not take. */

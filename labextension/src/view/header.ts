@@ -4,7 +4,7 @@ import type { JobSession } from '../session';
 import type { Progress } from '../source';
 import { failures, isFinal } from '../state';
 import { CancelControl } from './cancel';
-import { effectiveState, notesOf, titleOf, waitingLines } from './describe';
+import { brokenLine, effectiveState, notesOf, titleOf, waitingLines } from './describe';
 import { make, setAttribute, setText } from './dom';
 import { duration, elapsed, firstLine, grouped, hosts, startedAt, stateWord, ticking, where } from './format';
 import { stateIcon, tone } from './icons';
@@ -75,7 +75,7 @@ export class Header {
     setText(this.how, strategyOf(hello?.plan));
     this.says(effective);
     const broken = brokenCurves(status?.ranks ?? {}).slice(0, BROKEN);
-    setText(this.broken, broken.map(curve => trans('The last value is not a number: %1', curve)).join('\n'));
+    setText(this.broken, broken.map(brokenLine).join('\n'));
     this.broken.hidden = broken.length === 0;
     this.drawNotes(notesOf(state, hello?.notes ?? []));
     this.progress.draw(status?.progress ?? null, isFinal(state));

@@ -232,6 +232,8 @@ class Link:
         if folder not in (f"nodes/{self.node.name}", "results"):
             raise ChannelError(f"{self.node.name} sent a file outside its directory")
         path = self._paths.root / folder / safe_name(file_name)
+        if not self._paths.root.is_dir():  # deleted while the job runs: it is not made anew
+            return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:

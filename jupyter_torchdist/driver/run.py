@@ -186,6 +186,8 @@ class Driver:
             self._beat = now
             with contextlib.suppress(StoreError):
                 liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
+            if self._deleted():  # no request to end it could come any more, and no result could be kept
+                self._standing = replace(self._standing, terminate=True)
         if self._unwritten:
             self._write()
         if now > self._deadline and not self._standing.timed_out:
@@ -195,6 +197,10 @@ class Driver:
         self._standing = policy.noted(self._standing, self._state, now)
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
+
+    def _deleted(self) -> bool:
+        """Whether somebody deleted the job's directory."""
+        return not self._paths.spec.exists()
 
     def _all_ready(self) -> bool:
         ranks = self._state.ranks.values()
@@ -235,8 +241,8 @@ class Driver:
         self._begin(fresh=True)
 
     def _finish(self, end: policy.Finish) -> None:
-        if end.state == "lost" and not self._paths.spec.exists():
-            end = replace(end, reason=f"the files of job {self._paths.job} were deleted while it ran")
+        if self._deleted():
+            end = replace(end, state="lost", reason=f"the files of job {self._paths.job} were deleted while it ran")
         elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
         reason = end.reason

@@ -52,7 +52,7 @@ def dump_exception(exc: BaseException, loaded: Loaded | None, path: Path) -> Non
     The file has a plain description of the chain, then the exception itself if it can be pickled.
     Raises ``OSError`` when the file cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     content = pickle.dumps(_describe(exc, _DEPTH)) + _pickled(exc, loaded)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

@@ -121,13 +121,13 @@ def dump_results(
 
     Raises ``StoreError`` when the files cannot be written.
     """
-    directory.results.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = directory.result(rank)
     aside = target.with_name(f".{target.name}.{os.getpid()}")
     chosen = {name: plain_module(value) for name, value in values.items()}
     left: list[tuple[str, str]] = []
     extents: dict[int, tuple[int, int]] = {}
     try:
+        directory.results.mkdir(mode=0o700, exist_ok=True)
         while True:
             with open(os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
                 pickler = ResultPickler(file, loaded, extents, stays=stays)

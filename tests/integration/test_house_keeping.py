@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from jupyter_torchdist.protocol.paths import Home
 from jupyter_torchdist.protocol.process import ProcessId, processes_of_job
 from jupyter_torchdist.protocol.spec import Options
-from jupyter_torchdist.store import catalog, journal
+from jupyter_torchdist.store import catalog, journal, liveness
 from jupyter_torchdist.store.blobs import BlobStore
 from jupyter_torchdist.testing import FakeJob
 from tests.leaks import open_files, processes_of_runtime, wait_until
@@ -130,6 +131,7 @@ def test_a_cell_that_writes_into_the_data_directory(home: Path, kernel: Notebook
     assert "succeeded" in kernel.run("%dist show vandal").stdout
     kernel.run("%%distribute --ranks 2 --watch off\nvalue = 6")
     assert kernel.value("value") == 6
+    before = sorted((home / "jobs").iterdir())
     gone = kernel.try_run(
         "%%distribute --ranks 2 --watch off\nimport os, pathlib, shutil, torch.distributed as dist\n"
         "if dist.get_rank() == 0:\n"
@@ -139,6 +141,7 @@ def test_a_cell_that_writes_into_the_data_directory(home: Path, kernel: Notebook
     )
     words = refusal(gone, "JobLost")
     assert "the files of job" in words and "were deleted while it ran" in words
+    assert sorted((home / "jobs").iterdir()) == before
     kernel.run("%%distribute --ranks 2 --watch off\nvalue = 8")
     assert kernel.value("value") == 8
     assert "removed" in kernel.run("%dist rm vandal").stdout
@@ -147,6 +150,30 @@ def test_a_cell_that_writes_into_the_data_directory(home: Path, kernel: Notebook
     assert "removed 2026" in kernel.run("%dist rm 2026").stdout
     kernel.run("%dist rm --older 0s")
     assert (home / "jobs" / "my notes").is_dir()
+
+
+def test_a_data_directory_that_is_deleted_while_a_job_runs(home: Path, tmp_path: Path) -> None:
+    """The job ends, because no request to end it could come any more. Nothing is made anew."""
+    script = tmp_path / "train.py"
+    script.write_text(HOLDS.partition("\n")[2])
+    command = [sys.executable, "-m", "jupyter_torchdist", "run", "--ranks", "2", str(script)]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as client:
+        assert wait_until(lambda: bool(catalog.jobs()) and asleep(home, newest()), PATIENCE)
+        job = newest()
+        driver = liveness.driver_of(Home(home).job(job))
+        assert driver and processes_of_job(job)
+        assert wait_until(lambda: is_removed(home), PATIENCE)
+        _, said = client.communicate(timeout=PATIENCE)
+    assert client.returncode == 1
+    assert f"the files of job {job} were deleted while it ran" in said and "Traceback" not in said
+    assert wait_until(lambda: not driver.process.alive(), PATIENCE)
+    assert not processes_of_job(job) and not home.exists()
+
+
+def is_removed(directory: Path) -> bool:
+    """False when a process made a file in it meanwhile."""
+    shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
 
 
 # ---- garbage

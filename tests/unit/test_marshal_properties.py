@@ -238,6 +238,7 @@ def test_a_random_graph_crosses_changes_and_comes_back(tmp_path_factory: pytest.
     wanted = picture([names["a"], names["b"], names["c"]])
     changed = marshal.changed_names(loaded, main)
     values = {name: names[name] for name in dict.fromkeys(["c", *changed])}
+    home.job("job").root.mkdir(parents=True, exist_ok=True)
     dumped = marshal.dump_results(values, loaded, home.job("job"), 0)
     assert dumped.left == ()
     found = marshal.load_results(home.job("job"), 0, captured.memo, notebook)

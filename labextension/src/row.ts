@@ -6,8 +6,9 @@ import type { Action } from './commands';
 import { isFinal, jobTitle, named, notebookName } from './joblist';
 import { brokenLine, waitingLine } from './view/describe';
 import { button, make, setAttribute, setText } from './view/dom';
-import { duration, ranks, sizeOf, startedAt, stateWord, ticking } from './view/format';
+import { duration, firstLine, ranks, sizeOf, startedAt, stateWord, ticking } from './view/format';
 import { stateIcon, tone } from './view/icons';
+import { Pace } from './view/pace';
 import { trans } from './view/translate';
 
 const SVG = 'http://www.w3.org/2000/svg';
@@ -29,7 +30,7 @@ export class JobRow {
       this.spark,
       make('span.td-row-more', {}, this.facts, ' ', this.when),
       this.gpu,
-      make('span.td-row-said', {}, this.waits, this.broken),
+      make('span.td-row-said', {}, this.reason, this.waits, this.broken),
       this.bar
     );
     this.element = make('li.td-row', { 'data-job': job }, this.open, this.actions);
@@ -48,6 +49,7 @@ export class JobRow {
 
   /** What changes with time alone. */
   tick(job: JobSummary, now: number): void {
+    const pace = this.paceOf(job, now);
     const when = job.submitted ? startedAt(job.submitted, now) : '';
     setAttribute(this.when, 'data-when', when);
     const passed = Math.max((job.ended || now) - job.submitted, 0);
@@ -55,11 +57,13 @@ export class JobRow {
       job.damaged ? trans('damaged') : stateWord(job.effective),
       ranks(job.world_size),
       isFinal(job) ? duration(passed) : ticking(passed),
+      ...pace,
       notebookName(job)
     ].filter(Boolean);
     setText(this.facts, parts.join(' · '));
     const gpu = job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '';
     setText(this.gpu, gpu);
+    setText(this.reason, isFinal(job) && job.effective !== 'succeeded' ? firstLine(job.reason) : '');
     const said = [job.wait ? waitingLine(job.wait, now) : '', job.broken.length ? brokenLine(named(job.broken)) : ''];
     setText(this.waits, said[0]!);
     setText(this.broken, said[1]!);
@@ -73,6 +77,14 @@ export class JobRow {
       'aria-label',
       trans('Open %1: %2', jobTitle(job), [...parts, gpu, ...said].filter(Boolean).join(', ') + done + began)
     );
+  }
+
+  private paceOf(job: JobSummary, now: number): string[] {
+    if (!job.progress || isFinal(job)) {
+      return [];
+    }
+    this.pace.take(job.progress.n, now);
+    return this.pace.words(now, job.progress);
   }
 
   dispose(): void {
@@ -155,6 +167,7 @@ export class JobRow {
   private readonly when = make('span.td-row-when');
   private readonly facts = make('span.td-row-facts');
   private readonly gpu = make('span.td-row-facts.td-row-gpu');
+  private readonly reason = make('span.td-row-reason');
   private readonly waits = make('span.td-row-waits');
   private readonly broken = make('span.td-row-broken');
   private readonly bar = make('span.td-row-bar', { hidden: true });
@@ -162,6 +175,7 @@ export class JobRow {
   private readonly actions = make('span.td-row-actions');
   private readonly line = document.createElementNS(SVG, 'polyline');
   private readonly spark = sparkLine(this.line);
+  private readonly pace = new Pace();
   private drawn: JobSummary | null = null;
   private drawnActions = '';
 }

@@ -45,6 +45,10 @@ describe('what it says', () => {
     expect(find(page.root, '.td-waits').textContent).toBe('rank 1 waits in all_reduce #17 for rank 2, for 12 s');
     feed.say(event(102, 'rank.done', { rank: 1 }));
     await frames();
+    expect(find(page.root, '.td-waits').textContent).toBe('');
+    expect(find(page.root, '.td-waits').hidden).toBe(false); // its place is kept: nothing jumps when it comes again
+    feed.say(event(103, 'job.ended', { state: 'succeeded', reason: '' }));
+    await frames();
     expect(find(page.root, '.td-waits').hidden).toBe(true);
   });
 
@@ -124,6 +128,27 @@ describe('progress', () => {
     const bar = find(page.root, '[role=progressbar]');
     expect(bar.getAttribute('aria-valuenow')).toBe('32');
     expect(find(page.root, '.td-progress-text').textContent).toBe('epoch <b>1</b>: 320 of 1000 (32 %)');
+  });
+
+  it('says how fast it is, and how long it takes, until the end', async () => {
+    const bar = (n: number) => status({ progress: { desc: '', n, total: 1000 }, ranks: { 0: { step: n, last: {} } } });
+    const feed = await header(hello(running), bar(10));
+    feed.say(bar(20));
+    await frames();
+    expect(find(page.root, '.td-progress-text').textContent).toMatch(/^20 of 1000 \(2 %\) · [\d.]+ it\/s · .* left$/);
+    expect(find(page.root, '.td-pace').textContent).toBe('');
+    feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
+    await frames();
+    expect(find(page.root, '.td-progress-text').textContent).toMatch(/^20 of 1000 \(2 %\)$/);
+  });
+
+  it('is by the step of the slowest rank where the job has no bar', async () => {
+    const at = (step: number) => status({ ranks: { 0: { step: 999, last: {} }, 1: { step, last: {} } } });
+    const feed = await header(hello(running), at(1));
+    expect(find(page.root, '.td-pace').textContent).toBe('');
+    feed.say(at(2));
+    await frames();
+    expect(find(page.root, '.td-pace').textContent).toMatch(/^[\d.]+ it\/s$/);
   });
 
   it('counts where nobody knows how much there is', () => {

@@ -161,6 +161,8 @@ test('the progress bar is as wide as what is done, and without a total it has no
   expect(bar().hasAttribute('data-endless')).toBe(false);
   expect(width()).toBe('25%');
   expect(name()).toContain('train.ipynb, epoch 2 25 %, started');
+  await progress({ desc: 'epoch 2', n: 60, total: 120 });
+  expect(rows()[0]!.querySelector('.td-row-facts')!.textContent).toMatch(/ · [\d.]+ it\/s · .* left · train\.ipynb$/);
   await progress({ desc: '', n: 150, total: 120 });
   expect(width()).toBe('100%');
   expect(name()).toContain('train.ipynb, 100 %, started');
@@ -180,6 +182,9 @@ test('changes, ends and jobs that go', async () => {
   await until(() => rows().length === 1, 'one row');
   expect(seen[0]!.ended.map(job => job.job)).toEqual(['a']);
   expect(rows()[0]!.dataset['tone']).toBe('succeeded');
+  const killed = { ...ended, state: 'cancelled', effective: 'cancelled', reason: 'killed on request' };
+  tell({ type: 'changes', now: 1102, jobs: [killed], gone: [] });
+  await until(() => rows()[0]!.querySelector('.td-row-reason')!.textContent === 'killed on request', 'the reason');
   expect(list.running).toBe(0);
 });
 

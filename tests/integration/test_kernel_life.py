@@ -61,6 +61,7 @@ def test_a_second_interrupt_kills_at_once(one_kernel: Notebook) -> None:
     one_kernel.interrupt()
     one_kernel.finish(cell, 20)
     assert cell.error is not None and cell.error.name == "JobCancelled"
+    assert catalog.jobs()[0].reason == "killed on request"
     assert state() == "cancelled" and nothing_runs()
     assert (one_kernel.run("1 + 1").result or {})["text/plain"] == "2"
 

@@ -8,6 +8,7 @@ import { brokenLine, effectiveState, notesOf, titleOf, waitingLines } from './de
 import { make, setAttribute, setText } from './dom';
 import { duration, elapsed, firstLine, grouped, hosts, startedAt, stateWord, ticking, where } from './format';
 import { stateIcon, tone } from './icons';
+import { Pace } from './pace';
 import { brokenCurves } from './series';
 import { trans } from './translate';
 
@@ -25,12 +26,15 @@ export class Header {
   private readonly where = make('span.td-where');
   private readonly how = make('span.td-how');
   private readonly time = make('span.td-time', { role: 'timer', 'aria-label': trans('elapsed'), 'aria-live': 'off' });
+  private readonly pace = make('span.td-pace');
   private readonly reason = make('p.td-reason', { hidden: true });
   private readonly waits = make('p.td-reason.td-waits', { hidden: true });
   private readonly broken = make('p.td-reason.td-broken', { hidden: true, role: 'alert' });
   private readonly notes = make('ul.td-notes', { hidden: true });
   private readonly progress: ProgressBar;
   private readonly cancel: CancelControl;
+  private readonly steps = new Pace();
+  private readonly counted = new Pace();
   private shownState = '';
   private shownNotes = '';
   private clock: ReturnType<typeof setInterval> | null = null;
@@ -48,7 +52,7 @@ export class Header {
       setAttribute(this.name, 'aria-level', '3');
       line.append(this.name);
     }
-    line.append(make('span.td-facts', {}, this.where, this.how, this.time), actions);
+    line.append(make('span.td-facts', {}, this.where, this.how, this.time, this.pace), actions);
     const header = make('div.td-header', {}, line, this.reason, this.waits, this.broken, this.notes);
     element.append(header);
     this.progress = new ProgressBar(header);
@@ -78,7 +82,6 @@ export class Header {
     setText(this.broken, broken.map(brokenLine).join('\n'));
     this.broken.hidden = broken.length === 0;
     this.drawNotes(notesOf(state, hello?.notes ?? []));
-    this.progress.draw(status?.progress ?? null, isFinal(state));
     this.cancel.update();
     this.tick();
   }
@@ -111,7 +114,9 @@ export class Header {
     const passed = elapsed(state, now);
     const waits = waitingLines(state, now).slice(0, WAITS).join('\n');
     setText(this.waits, waits);
-    this.waits.hidden = waits === '';
+    // A wait that comes and goes moves nothing: its place is kept while the job runs.
+    this.waits.hidden = waits === '' && (this.waits.hidden || isFinal(state));
+    this.drawPace(now);
     setAttribute(this.time, 'title', state.submitted ? trans('started %1', startedAt(state.submitted, now)) : null);
     setText(this.time, state.submitted ? (isFinal(state) ? duration(passed) : ticking(passed)) : '');
     const running = state.submitted > 0 && !isFinal(state) && connection !== 'gone' && !this.signal.aborted;
@@ -120,6 +125,22 @@ export class Header {
     } else if (this.clock === null) {
       this.clock = setInterval(() => this.tick(), 1000);
     }
+  }
+
+  /** Of the job's own progress bar, else of the step of the rank that is furthest behind. */
+  private drawPace(now: number): void {
+    const { state, status } = this.session;
+    const over = isFinal(state);
+    const progress = status?.progress ?? null;
+    const steps = Object.values(status?.ranks ?? {}).flatMap(({ step }) => (step === null ? [] : [Number(step)]));
+    if (progress) {
+      this.counted.take(Number(progress.n), now);
+    }
+    if (steps.length > 0) {
+      this.steps.take(Math.min(...steps), now);
+    }
+    this.progress.draw(progress, over, over ? [] : this.counted.words(now, progress));
+    setText(this.pace, over || progress ? '' : this.steps.words(now).join(' · '));
   }
 
   private stop(): void {
@@ -173,7 +194,7 @@ class ProgressBar {
     element.append(this.row);
   }
 
-  draw(progress: Progress | null, over: boolean): void {
+  draw(progress: Progress | null, over: boolean, pace: string[]): void {
     this.row.hidden = progress === null;
     if (!progress) {
       return;
@@ -184,7 +205,7 @@ class ProgressBar {
     setAttribute(this.bar, 'aria-valuenow', share === null ? null : Math.floor(share * 100));
     setAttribute(this.bar, 'data-unknown', share === null && !over);
     this.fill.style.transform = share === null ? '' : `scaleX(${share.toFixed(4)})`;
-    const text = progressText(progress);
+    const text = [progressText(progress), ...pace].join(' · ');
     setAttribute(this.bar, 'aria-valuetext', text);
     setText(this.text, text);
   }

@@ -116,6 +116,11 @@ def follow(job: NodeJob, until: Callable[[], bool], timeout: float = 20.0) -> No
     assert wait_until(turn, timeout), f"the job is {job.state}"
 
 
+def begun(job: NodeJob, ranks: int) -> None:
+    """One poll may see the ranks and not yet their launcher, whose file it read before."""
+    follow(job, lambda: len(job.processes) == ranks and job.state == "running")
+
+
 def ended(job: NodeJob) -> None:
     follow(job, lambda: job.state == "ended")
 
@@ -171,7 +176,7 @@ begin(); rank(0, parent); rank(1, parent); sleep()""",
 def test_after_the_end_nothing_is_alive(case: str, tree: Tree) -> None:
     job = tree.job()
     launcher = tree.launch(TREES[case])
-    follow(job, lambda: len(job.processes) == 2)
+    begun(job, 2)
     job.end(0.2, time.monotonic())
     ended(job)
     assert tree.alive() == []
@@ -183,7 +188,7 @@ def test_after_the_end_nothing_is_alive(case: str, tree: Tree) -> None:
 def test_an_end_can_be_made_shorter_and_not_longer(tree: Tree) -> None:
     job = tree.job()
     tree.launch(TREES["a launcher and ranks that ignore SIGTERM"])
-    follow(job, lambda: len(job.processes) == 2)
+    begun(job, 2)
     job.end(3600.0, time.monotonic())
     job.poll(time.monotonic())
     assert job.state == "ending"
@@ -197,7 +202,7 @@ def test_an_end_can_be_made_shorter_and_not_longer(tree: Tree) -> None:
 def test_the_launcher_is_killed(tree: Tree) -> None:
     job = tree.job()
     launcher = tree.launch(TREES["ranks that sleep"])
-    follow(job, lambda: len(job.processes) == 2)
+    begun(job, 2)
     launcher.kill()
     launcher.wait()
     ended(job)
@@ -439,7 +444,7 @@ def test_what_user_code_writes_into_the_directory_ends_nothing(
 def test_another_agent_takes_up_what_the_files_say(tree: Tree) -> None:
     job = tree.job()
     launcher = tree.launch(TREES["ranks that sleep"])
-    follow(job, lambda: len(job.processes) == 2)
+    begun(job, 2)
     job.close()
     heir = tree.job(adopt=True)
     heir.poll(time.monotonic())
@@ -481,8 +486,8 @@ ENOUGH = 2 * nodejob.STALL_SECONDS * nodejob.IDLE * os.sysconf("SC_CLK_TCK") + 2
 def test_ranks_that_neither_write_nor_compute_hang(tree: Tree) -> None:
     job = tree.job()
     tree.launch(TREES["ranks that sleep"])
-    follow(job, lambda: len(job.processes) == 2)
-    now = time.monotonic()
+    begun(job, 2)
+    now = job._last_change
     assert not job.stalled(now)
     assert not job.stalled(now + 2 * nodejob.STALL_SECONDS)  # they have begun not long ago
     assert job.stalled(now + 4 * nodejob.STALL_SECONDS) == [0, 1]
@@ -498,8 +503,8 @@ def busy(events):
     while True:
         pass
 begin(); rank(0, busy); sleep()""")
-    follow(job, lambda: len(job.processes) == 1)
-    now = time.monotonic()
+    begun(job, 1)
+    now = job._last_change
     for step in range(1, 5):
         before = job._ticks(job.processes[0])
         assert wait_until(lambda before=before: job._ticks(job.processes[0]) > before + ENOUGH, 10)  # type: ignore[misc]

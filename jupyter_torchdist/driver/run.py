@@ -248,7 +248,7 @@ class Driver:
         reason = end.reason
         if end.state == "failed" and end.first_failure is None:
             words = self._launcher_words() if len(self._state.ranks) < self._plan.world_size else ""
-            reason = "\n".join([reason, *self._errors.values(), words])
+            reason = "\n".join([reason, *dict.fromkeys(self._errors.values()), words])
         self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
         with contextlib.suppress(StoreError):
             journal.publish_summary(self._paths, self._state)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import releases
 from ..protocol.assignment import Assignment
+from ..protocol.disk import FULL
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
 from ..ranks.eventfile import EventFile
@@ -54,10 +55,18 @@ def main(assignment: Assignment) -> int:
     except BaseException as failure:  # noqa: BLE001  # top level of this process
         watch.note_failures(failure)
         if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
-            error = "".join(traceback.format_exception(failure))
+            error = "".join(traceback.format_exception(failure)) + _about_shared_memory(failure)
     codes = {str(pid): code for pid, code in watch.codes.items()}
     events.write("launcher.ended", codes=codes, error=error, attempt=assignment.attempt)
     return 1 if error or any(watch.codes.values()) else 0
+
+
+def _about_shared_memory(failure: BaseException) -> str:
+    """What the user reads of semaphores for which there is no room: the system's words do not say where."""
+    no_room = isinstance(failure, OSError) and failure.errno in FULL
+    if not no_room or not os.path.isdir("/dev/shm") or os.statvfs("/dev/shm").f_bavail:
+        return ""
+    return "/dev/shm is full: remove files there, or start the container with --shm-size=1g or more\n"
 
 
 class RankWatch:

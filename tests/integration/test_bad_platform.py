@@ -204,6 +204,28 @@ def test_a_disk_without_inodes(home: Path, mount: Mount, tmp_path: Path) -> None
         subprocess.run(["umount", "-l", str(home)], check=True)
 
 
+SHARED_MEMORY_IS_FULL = """
+mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 77
+head -c 1M /dev/zero >/dev/shm/everything-else 2>/dev/null
+exec "$@"
+"""
+
+
+@needs_root
+def test_full_shared_memory(own_runtime: Path, home: Path, tmp_path: Path) -> None:
+    """In a mount namespace. The engine's semaphores are files there; the system's error names no place."""
+    script = tmp_path / "train.py"
+    script.write_text("print('hello')\n")
+    command = [sys.executable, "-m", "jupyter_torchdist", "run", "--ranks", "2", str(script)]
+    full = ["unshare", "--mount", "sh", "-c", SHARED_MEMORY_IS_FULL, "sh", *command]
+    done = subprocess.run(full, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"no disk can be mounted here: {done.stderr}")
+    words = "/dev/shm is full: remove files there, or start the container with --shm-size=1g or more"
+    assert done.returncode == 1 and f"launcher's log\n{words}\n" in done.stderr, done.stderr
+    assert done.stderr.count("No space left") == 0 and "Traceback" not in done.stderr
+
+
 @needs_root
 def test_a_read_only_data_directory(home: Path, mount: Mount, kernel: Notebook) -> None:
     mount("size=6m,mode=700")

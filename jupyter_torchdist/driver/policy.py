@@ -105,7 +105,9 @@ def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
         return "cancelled"
     if standing.timed_out:
         return "timed_out"
-    if failures(state) or standing.lost or standing.stalled or _fell_short(plan, state, standing):
+    if failures(state) or _interrupted_unasked(state, standing):
+        return "failed"
+    if standing.lost or standing.stalled or _fell_short(plan, state, standing):
         return "failed"
     return ""
 
@@ -138,6 +140,12 @@ def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
 
 def _stopped_on_request(standing: AttemptStatus) -> bool:
     return bool(standing.interrupts or standing.kill or standing.terminate)
+
+
+def _interrupted_unasked(state: JobState, standing: AttemptStatus) -> bool:
+    """Whether a rank got a SIGINT from elsewhere: it has ended its code, and others may wait for it in a collective."""
+    asked = _stopped_on_request(standing) or standing.timed_out
+    return not asked and any(rank.state == "interrupted" for rank in state.ranks.values())
 
 
 def _fell_short(plan: Plan, state: JobState, standing: AttemptStatus) -> bool:
@@ -183,11 +191,12 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if state.ranks and (missing := sorted(set(range(plan.world_size)) - state.ranks.keys())):
         which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
         return Finish("failed", f"{which} could not be started, so the other ranks were ended", None)
+    hit = [rank for rank in state.ranks.values() if rank.state == "interrupted" and not _lost_its_launcher(rank)]
+    if hit:
+        ranks = ", ".join(str(rank.rank) for rank in sorted(hit, key=lambda rank: rank.rank))
+        return Finish("failed", f"rank {ranks} got a SIGINT that did not come from this notebook", None)
     if any(_lost_its_launcher(rank) for rank in state.ranks.values()):
         return Finish("failed", "the launcher of the ranks was killed, and the ranks were ended", None)
-    if interrupted := [rank.rank for rank in state.ranks.values() if rank.state == "interrupted"]:
-        ranks = ", ".join(map(str, sorted(interrupted)))
-        return Finish("failed", f"rank {ranks} got a SIGINT that did not come from this notebook", None)
     if not state.ranks:
         return Finish("failed", "the ranks could not be started; see the launcher's log", None)
     return Finish("lost", "the ranks are gone and left no result", None)
@@ -212,7 +221,7 @@ def resumed(state: JobState) -> AttemptStatus:
 
 def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus:
     """``standing`` with the time of the first failure and of the interrupt."""
-    if standing.failed_at is None and state.failures():
+    if standing.failed_at is None and (state.failures() or _interrupted_unasked(state, standing)):
         standing = replace(standing, failed_at=now)
     if standing.interrupted_at is None and (standing.interrupts or standing.timed_out):
         standing = replace(standing, interrupted_at=now)

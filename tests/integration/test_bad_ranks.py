@@ -212,6 +212,13 @@ def test_a_rank_that_ignores_sigterm(kernel: Notebook) -> None:
     assert error.name == "JobCancelled"
 
 
+def test_a_rank_that_somebody_else_interrupts(kernel: Notebook) -> None:
+    """The others would wait for it for ever."""
+    body = "if td.rank == 1:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(100)\ntd.barrier()"
+    error = failure(kernel, on_ranks(body, "--grace 1s"))
+    assert "rank 1 got a SIGINT that did not come from this notebook" in error.traceback
+
+
 @pytest.mark.parametrize("presses", [1, 2])
 def test_interrupts_while_a_rank_sits_in_a_collective(kernel: Notebook, presses: int) -> None:
     body = "kept = td.rank + 10\nprint('begun', flush=True)\nif td.rank == 0:\n    td.barrier()\ntime.sleep(100)"

@@ -59,8 +59,8 @@ VICTIMS = ("client", "driver", "agent", "zygote", "launcher", "rank")
 ASKED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 """Signals with which a shell asks ``torchdist run`` to end its job."""
 
-SECONDS = 5.0
-"""Beyond a job's own time, and the time that a starting successor takes here."""
+PATIENCE = 60.0
+"""Seconds after which a job counts as stuck, on a busy machine too."""
 
 
 class Scene:
@@ -111,8 +111,7 @@ class Scene:
 
     def wrong(self, victim: str, name: str) -> Iterator[str]:
         """What is not as it should be, once the job had its time."""
-        own = 4.0 if "--timeout" in self._kind.options else 1.0
-        if not wait_until(self.over, own + SECONDS + 3.0):
+        if not wait_until(self.over, PATIENCE):
             left = processes_of_job(self.paths.job)
             yield f"not over: {journal.state(self.paths).state}, processes {left}, driver {self._driver_lives()}"
             return
@@ -125,7 +124,7 @@ class Scene:
                 yield f"rank {file.rank}: lines are missing or doubled"
             if state.state == "succeeded" and len(numbers) != self._kind.lines:
                 yield f"rank {file.rank}: {len(numbers)} of {self._kind.lines} lines"
-        if not wait_until(lambda: self.client.poll() is not None, SECONDS):
+        if not wait_until(lambda: self.client.poll() is not None, PATIENCE):
             yield "the client still waits"
 
     def close(self) -> None:

@@ -51,6 +51,16 @@ STOPPING = replace(RUNNING, state="stopping", reason="cancelled")
 TRANSITIONS: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
     "all is well: wait": (RUNNING, AttemptStatus(), []),
     "nothing has begun: wait": (JobState("j"), AttemptStatus(), []),
+    "a rank that somebody else interrupted fails the job": (
+        job(rank(0, "interrupted"), rank(1, "running")),
+        AttemptStatus(failed_at=NOW),
+        [Stopping("failed")],
+    ),
+    "those that wait for it are ended after the grace": (
+        job(rank(0, "interrupted"), rank(1, "running"), state="stopping", reason="failed"),
+        AttemptStatus(failed_at=NOW - GRACE - policy.ENGINE_GRACE - 0.1),
+        [End(STOP)],
+    ),
     # -- an interrupt
     "an interrupt is said and sent": (
         RUNNING,
@@ -215,6 +225,11 @@ ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {
         ("cancelled", "stopped on request", None),
     ),
     "terminated on request": (RUNNING, AttemptStatus(terminate=True), ("cancelled", "stopped on request", None)),
+    "a rank that somebody else interrupted, and one that was ended for it": (
+        job(rank(0, "interrupted", code=-15), rank(1, "stopped", code=-15)),
+        AttemptStatus(ended=NODE0, failed_at=NOW, end_sent=STOP),
+        ("failed", "rank 0 got a SIGINT that did not come from this notebook", None),
+    ),
     "killed on request": (RUNNING, AttemptStatus(kill=True), ("cancelled", "killed on request", None)),
     "interrupted twice": (RUNNING, AttemptStatus(interrupts=2), ("cancelled", "killed on request", None)),
     "what a cancel breaks is no failure": (
@@ -307,6 +322,9 @@ def test_noted_keeps_the_first_time() -> None:
     assert policy.noted(failed, FAILED, 2.0).failed_at == 1.0
     interrupted = policy.noted(AttemptStatus(interrupts=1), RUNNING, 1.0)
     assert (interrupted.interrupted_at, interrupted.failed_at) == (1.0, None)
+    alone = job(rank(0, "interrupted"), rank(1, "running"))
+    assert policy.noted(AttemptStatus(), alone, 1.0).failed_at == 1.0
+    assert policy.noted(interrupted, alone, 2.0).failed_at is None
     assert policy.noted(replace(interrupted, interrupts=2), RUNNING, 2.0).interrupted_at == 1.0
 
 

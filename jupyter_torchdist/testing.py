@@ -13,7 +13,7 @@ import pickle
 import sys
 import time
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from .protocol.bundle import Manifest
 from .protocol.errors import LaunchError
 from .protocol.events import ErrorRecord, Event
 from .protocol.gauges import Gauges
+from .protocol.options.hosts import Host
 from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
 from .protocol.plan import Inventory, NodePlan, Plan
@@ -64,7 +65,6 @@ def a_plan(spec: JobSpec, nodes: int = 1, **changes: Any) -> Plan:
         "world_size": world_size,
         "backend": "gloo",
         "nodes": tuple(NodePlan(f"node{index}", ranks) for index, ranks in enumerate(parts)),
-        "threads": 1,
         "fresh": spec.options.fresh,
         "numa_binding": None,
         "timeout": spec.options.timeout,
@@ -254,8 +254,8 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.directory = Path(os.environ[FAKE_ENGINE])
 
-    def probe(self, environ: Mapping[str, str]) -> Inventory:
-        return LocalLauncher().probe(environ)
+    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        return LocalLauncher().probe(hosts, environ)
 
     def submit(self, plan: Plan, attempt: int) -> FakeSubmission:
         submission = FakeSubmission(self.directory, f"{plan.job}-{attempt}")

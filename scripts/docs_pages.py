@@ -60,7 +60,13 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
                 "Configuration files",
                 "Every key of a file is either honoured or refused by its name. A file never asks for something that"
                 " silently does not happen.",
-                ("planning/configuration.py", "planning/accelerate", "planning/deepspeed", "verbs/defaults.py"),
+                (
+                    "planning/configuration.py",
+                    "planning/accelerate",
+                    "planning/deepspeed",
+                    "verbs/defaults.py",
+                    "protocol/options/hosts",
+                ),
             ),
             Section(
                 "Options of `torchrun`",
@@ -204,7 +210,7 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
             Section(
                 "Ranks, GPUs and memory",
                 "There is less than was asked for. The message says what there is.",
-                ("planning/topology.py", "planning/memory.py"),
+                ("planning/topology.py", "planning/placing.py", "planning/memory.py"),
             ),
             Section(
                 "The data directory",

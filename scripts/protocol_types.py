@@ -23,7 +23,7 @@ from jupyter_torchdist.protocol import feed, state
 from jupyter_torchdist.protocol.bundle import Captured
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.gauges import Gauges
-from jupyter_torchdist.protocol.plan import NodePlan, Plan
+from jupyter_torchdist.protocol.plan import NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
 from jupyter_torchdist.protocol.strategy import StrategyPlan
@@ -31,7 +31,20 @@ from jupyter_torchdist.server.listing import Row
 
 TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "protocol.ts"
 
-RECORDS = (ErrorRecord, Waiting, RankState, JobState, Gauges, Options, JobSpec, NodePlan, StrategyPlan, Plan, Captured)
+RECORDS = (
+    ErrorRecord,
+    Waiting,
+    RankState,
+    JobState,
+    Gauges,
+    Options,
+    JobSpec,
+    Reach,
+    NodePlan,
+    StrategyPlan,
+    Plan,
+    Captured,
+)
 WORDS = tuple(word for name, word in vars(feed).items() if typing.is_typeddict(word) and not name.startswith("_"))
 """What a feed says, in its order there."""
 CONSTANTS = {state: ("FINAL_STATES", "RANK_ENDS"), feed: ("VERSION", "MIME_TYPE", "LINE_LIMIT", "FIRST_BYTES", "BEAT")}

@@ -59,7 +59,7 @@ class RankJob:
             directory.mkdir(parents=True, exist_ok=True)
         spec = JobSpec("job-1", self.kind, self.source, self.label, 2, Options(), time.time(), self.argv)
         node = NodePlan(NODE, tuple(range(self.world)))
-        plan = Plan("job-1", self.world, "gloo", (node,), 1, False, None, None, 5.0, self.collect, self.out)
+        plan = Plan("job-1", self.world, "gloo", (node,), False, None, None, 5.0, self.collect, self.out)
         stream, lines = self._blob(pickle.dumps(self.names, 5)), self._blob(b"{}")
         manifest = Manifest("job-1", "", stream, (), tuple(self.names), (), lines, (), self.flags, self.bound)
         for path, value in ((self.paths.spec, spec), (self.paths.plan, plan), (self.paths.manifest, manifest)):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from .. import capture as capturing
 from ..launchers import registry
 from ..planning.topology import make_plan
 from ..protocol.bundle import Manifest
+from ..protocol.options.hosts import hosts_of
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Inventory, Plan
@@ -107,10 +108,10 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
         argv=request.argv,
         notebook=request.notebook,
     )
-    inventory = _inventory(options)
+    inventories = _inventories(options)
     capture = _capture(request, cwd)
     capture = replace(capture, notes=(*options.ignored, *capture.notes))
-    plan = _plan(spec, home, inventory, lambda first: copy_fits(spec, capture, first, cwd, home, inventory))
+    plan = _plan(spec, home, inventories, lambda first: copy_fits(spec, capture, first, cwd, home, inventories[0]))
     return PreparedJob(spec, capture, plan, cwd, home)
 
 
@@ -178,7 +179,7 @@ def rerun(which: str | Job, home: Home | None = None, pool: DriverPool | None = 
 
 def _planned_anew(earlier: Plan, spec: JobSpec, home: Home) -> Plan:
     """A plan on GPUs that are free now. With as many ranks as before it keeps the strategy, which a capture chose."""
-    plan = _plan(spec, home, _inventory(spec.options))
+    plan = _plan(spec, home, _inventories(spec.options))
     return replace(plan, strategy=earlier.strategy) if plan.world_size == earlier.world_size else plan
 
 
@@ -224,15 +225,19 @@ def _capture(request: Request, cwd: Path) -> Capture:
     )
 
 
-def _inventory(options: Options) -> Inventory:
-    return registry.launcher(options.launcher).probe({**os.environ, **chosen_variables(options)})
+def _inventories(options: Options) -> tuple[Inventory, ...]:
+    hosts = hosts_of(options.hosts, options.host_option)
+    return registry.launcher(options.launcher).probe(hosts, {**os.environ, **chosen_variables(options)})
 
 
-def _plan(spec: JobSpec, home: Home, inventory: Inventory, fits: Callable[[Plan], bool | None] | None = None) -> Plan:
-    holders = leases.holders(home) if inventory.gpus and spec.options.ranks is None else []
-    own = {os.getpid()}
+def _plan(
+    spec: JobSpec, home: Home, inventories: Sequence[Inventory], fits: Callable[[Plan], bool | None] | None = None
+) -> Plan:
+    any_gpu = any(inventory.gpus for inventory in inventories)
+    holders = leases.holders(home) if any_gpu and spec.options.ranks is None else []
+    own = set() if spec.options.hosts else {os.getpid()}
     if spec.options.replace:  # their GPUs will be free: ``submit`` ends these jobs before it starts the new one
         own.update(pid for holder in holders for pid in holder.pids)
         holders = []
     busy = {gpu: holder.paths.job for holder in holders for gpu in holder.gpus}
-    return make_plan(spec, inventory, busy=busy, own=own, fits=fits)
+    return make_plan(spec, inventories, busy=busy, own=own, fits=fits)

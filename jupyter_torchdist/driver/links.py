@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,29 @@ from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId
 from ..protocol.wire.channel import Channel
-from ..protocol.wire.frames import CHUNK
 from ..store.files import publish
 
 PING_SECONDS = 2.0
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 5.0
 """If an agent answers no ping for this time, the channel is opened again."""
 
+CONNECT_SECONDS = 60.0
+"""How long a new channel may be silent: it may have to send our code first, and start the agent."""
+
 LOST_SECONDS = 30.0
-"""A node that could not be reached for this time is lost."""
+"""A node that could not be reached for this time is lost, if another node can be reached."""
 
+TELL_SECONDS = 3.0
+"""A host that cannot be reached for this time is reported."""
 
-ROOM = 4 * CHUNK
-"""Bytes of blobs that may be queued in a channel, so that a large bundle does not fill the memory."""
+RETRY_SECONDS, SLOWEST_RETRY_SECONDS = 0.2, 5.0
+"""Seconds between two tries to connect: at first, and at most."""
+
+PIECE = 256 * 1024
+"""Bytes of a blob in one frame."""
+
+ROOM = 4 * PIECE
+"""Bytes of blobs that may be queued in a channel: a ping waits behind them, at 8 Mbit/s for a second."""
 
 
 def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -37,7 +47,7 @@ def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
     with open(path, "rb") as file:
         offset, last = 0, False
         while not last:
-            data = file.read(CHUNK)
+            data = file.read(PIECE)
             last = not data or offset + len(data) >= size
             yield {"type": "blob", "digest": digest, "offset": offset, "last": last}, data
             offset += len(data)
@@ -46,7 +56,10 @@ def pieces(path: Path, digest: str) -> Iterator[tuple[dict[str, Any], bytes]]:
 class Link:
     """The driver's side of one node."""
 
-    def __init__(self, submission: Submission, plan: Plan, node: NodePlan, paths: JobPaths, attempt: int) -> None:
+    def __init__(
+        self, submission: Submission, plan: Plan, node: NodePlan, paths: JobPaths, attempt: int, *, started: bool
+    ) -> None:
+        """``started``: an earlier driver has started the node's part."""
         self._submission = submission
         self._plan = plan
         self.node = node
@@ -55,19 +68,33 @@ class Link:
         self.shared = submission.shared(node)
         self.channel: Channel | None = None
         self.ended = False
-        self.started = False
+        self.started = self._following = started
         """Whether this node was told to start, by this driver or an earlier one."""
+        self.why_down = ""
+        self._reached = False
+        """Whether the agent has answered, to this driver."""
         self._heard = 0.0
         self._pinged = 0.0
-        self._down_since: float | None = None
+        self._patience = CONNECT_SECONDS
+        """How long the channel may be silent."""
+        self.down_since: float | None = None
+        self._told = False
+        """Whether the user was told that the node is out of reach."""
         self._retry_at = 0.0
-        self._after_prepare: Callable[[], None] | None = None
+        self._retry_seconds = RETRY_SECONDS
+        self._blob_directory = Path()
+        self._digests: tuple[str, ...] | None = None
+        """Blobs that the node's part needs; None for a driver that takes up the job."""
         self._blobs_wanted: set[str] = set()
+        self._complete = False
+        """Whether the node has all files and blobs."""
         self._going: deque[Iterator[tuple[dict[str, Any], bytes]]] = deque()
         """Pieces of blobs that are not yet queued in the channel (see ``ROOM``)."""
         self._end: float | None = None
-        self._order: Callable[[], None] | None = None
-        """Sends the start order. Repeated on each new channel: the agent may be another one, which knows no job."""
+        self._assignment: Assignment | None = None
+        """The start order. Repeated on each new channel: the agent may be another one, which knows no job."""
+        self._ordered = False
+        """Whether the start order was sent."""
 
     # -- connection
 
@@ -75,14 +102,23 @@ class Link:
         """Connect; follow a started job from the offsets received so far. Raises ``LaunchError``, ``ChannelError``."""
         self.channel = self._submission.connect(self.node)
         self._heard = self._pinged = now
+        self._patience = CONNECT_SECONDS
         self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
-        if self.started and not self.ended:
-            if self._order is not None:  # the agent follows a job that runs, and starts what a dead agent had not
-                self._order()
-            else:
-                self._follow()
+        if not self.ended:
+            self._take_up()
             if self._end is not None:
-                self.channel.send({"type": "end", "job": self._plan.job, "grace": self._end})
+                self._send_end(self._end)
+
+    def _take_up(self) -> None:
+        """Over a new channel: an agent follows a job that runs, and starts what a dead agent had not started."""
+        if self._following:
+            self._follow()
+        elif self._end is not None and not self._ordered:
+            return
+        elif not self.shared and self._digests is not None:
+            self._send_files()
+        else:
+            self._start_if_complete()
 
     def _follow(self) -> None:
         self.send(
@@ -109,10 +145,10 @@ class Link:
             if not file.name.startswith(".")
         }
 
-    def keep(self, now: float) -> bool:
-        """Ping the agent, drop a silent channel, reopen a dropped one. False once the node is lost."""
+    def keep(self, now: float) -> None:
+        """Ping the agent, drop a silent channel, reopen a dropped one."""
         if self.ended:
-            return True
+            return
         if self.channel is not None:
             try:
                 self.pump()
@@ -121,24 +157,46 @@ class Link:
                     self.channel.send({"type": "ping", "t": now})
             except ChannelError:
                 self.drop(now)
-            if now - self._heard > SILENCE_SECONDS:
-                self.drop(now)
-        if self.channel is None:
-            if self._down_since is not None and now - self._down_since > LOST_SECONDS:
-                return False
-            if now >= self._retry_at:
-                self._retry_at = now + 0.2
-                with contextlib.suppress(LaunchError, ChannelError, OSError):
-                    self.open(now)
-        return True
+            if now - self._heard > self._patience:
+                self.drop(now, f"no answer for {self._patience:g} s")
+        if self.channel is None and now >= self._retry_at:
+            self._retry_at = now + self._retry_seconds
+            self._retry_seconds = min(SLOWEST_RETRY_SECONDS, 1.5 * self._retry_seconds)
+            with contextlib.suppress(LaunchError, ChannelError, OSError):
+                self.open(now)
 
-    def drop(self, now: float) -> None:
+    def drop(self, now: float, why: str = "") -> None:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
         self._going.clear()
-        if self._down_since is None:
-            self._down_since = now
+        self.why_down = why or self.why_down
+        if self.down_since is None:
+            self.down_since = now
+
+    @property
+    def reachable(self) -> bool:
+        return self._reached and self.down_since is None
+
+    def news(self, now: float) -> str:
+        """A sentence, once when a host is out of reach, and once when it is back; else empty."""
+        if self.down_since is None and self._told:
+            self._told = False
+            return f"{self.node.called} can be reached again"
+        if self.shared or self._told or self.down_since is None or now - self.down_since <= TELL_SECONDS:
+            return ""
+        self._told = True
+        why = f" ({self.why_down})" if self.why_down else ""
+        return f"{self.node.called} cannot be reached{why}; its ranks go on"
+
+    def lost(self, now: float, others: Sequence[Link]) -> bool:
+        """Whether the node is given up. If no node answers, this machine may be the one that is cut off.
+
+        Then nothing is given up before the job is to end, unless the node is this machine.
+        """
+        if self.ended or self.down_since is None or now - self.down_since <= LOST_SECONDS:
+            return False
+        return self.shared or self._end is not None or any(other.reachable for other in others)
 
     def receive(self, now: float) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Messages from the agent. A broken channel raises nothing; ``keep`` opens it again."""
@@ -146,11 +204,18 @@ class Link:
             return
         try:
             messages = self.channel.receive()
-        except (EOFError, ChannelError):
-            self.drop(now)
+        except (EOFError, ChannelError) as error:
+            self.drop(now, str(error))
+            return
+        except LaunchError as error:
+            if not self._reached and not self._following:
+                raise
+            self.drop(now, error.message)
             return
         self._heard = now
-        self._down_since = None
+        if messages:
+            self._reached, self.down_since = True, None
+            self._patience, self._retry_seconds = SILENCE_SECONDS, RETRY_SECONDS
         yield from messages
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
@@ -161,40 +226,48 @@ class Link:
 
     # -- the job
 
-    def start(self, assignment: Assignment, blobs: Path, digests: list[str]) -> None:
-        """Start the node's part. A node that does not share this disk first gets the files and blobs it lacks."""
-        self.started = True
-        self._blob_directory = blobs
-        self._order = lambda: self._prepare(assignment, digests)
-        self._order()
+    def prepare(self, blobs: Path, digests: Sequence[str]) -> None:
+        """Send what the node's part needs before its start, to a node that does not share this disk."""
+        self._blob_directory, self._digests = blobs, tuple(digests)
+        if not self.shared:
+            self._send_files()
 
-    def _prepare(self, assignment: Assignment, digests: list[str]) -> None:
-        def begin() -> None:
-            self.send(
-                {"type": "start", "assignment": assignment.to_json(), "shared": self.shared, "offsets": self._offsets()}
-            )
-
-        if self.shared:
-            self.send({"type": "start", "assignment": assignment.to_json(), "shared": True, "offsets": {}})
-            return
-        self._after_prepare = begin
+    def _send_files(self) -> None:
+        self._complete = False
         names = [self._paths.spec, self._paths.plan, self._paths.manifest]
+        if not self._plan.fresh:
+            self.send({"type": "warm"})
         self.send(
             {
                 "type": "prepare",
                 "job": self._plan.job,
                 "files": {path.name: path.read_text(encoding="utf-8") for path in names},
-                "blobs": digests,
+                "blobs": list(self._digests or ()),
             }
         )
+
+    def start(self, assignment: Assignment) -> None:
+        """Start the node's part, as soon as the node has what it needs."""
+        self.started = True
+        self._assignment = assignment
+        self._start_if_complete()
+
+    def _start_if_complete(self) -> None:
+        if self._assignment is not None and (self.shared or self._complete):
+            self._ordered = True
+            assignment = self._assignment.to_json()
+            offsets = {} if self.shared else self._offsets()
+            self.send({"type": "start", "assignment": assignment, "shared": self.shared, "offsets": offsets})
 
     def on_missing(self, digests: Sequence[str]) -> None:
         self._blobs_wanted = set(digests)
         for digest in digests:
             self._send_blob(digest)
-        self._begin_when_complete()
+        self._look_whether_complete()
 
     def _send_blob(self, digest: str) -> None:
+        if self._end is not None and not self._ordered:
+            return
         self._going.append(pieces(self._blob_directory / safe_name(digest), digest))
 
     @property
@@ -217,14 +290,14 @@ class Link:
     def on_stored(self, digest: str, right: bool) -> None:
         if right:
             self._blobs_wanted.discard(digest)
-            self._begin_when_complete()
+            self._look_whether_complete()
         else:
             self._send_blob(digest)
 
-    def _begin_when_complete(self) -> None:
-        if not self._blobs_wanted and self._after_prepare is not None:
-            begin, self._after_prepare = self._after_prepare, None
-            begin()
+    def _look_whether_complete(self) -> None:
+        if not self._blobs_wanted and not self._complete:
+            self._complete = True
+            self._start_if_complete()
 
     def on_bytes(self, name: str, offset: int, data: bytes) -> None:
         """Append new bytes of a node's file to the driver's copy. Raises ``OSError`` when the disk is full."""
@@ -256,8 +329,16 @@ class Link:
         self.send({"type": "signal", "job": self._plan.job, "signal": number})
 
     def end(self, grace: float) -> None:
+        """End the node's part. If it was not told to start, it is not told any more."""
         self._end = grace
-        self.send({"type": "end", "job": self._plan.job, "grace": grace})
+        if not self._ordered:
+            self._going.clear()
+            self._blobs_wanted.clear()
+            self._assignment = None
+        self._send_end(grace)
+
+    def _send_end(self, grace: float) -> None:
+        self.send({"type": "end", "job": self._plan.job, "grace": grace, "attempt": self.attempt})
 
     def forget(self) -> None:
         self.send({"type": "forget", "job": self._plan.job})

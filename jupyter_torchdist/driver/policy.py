@@ -171,7 +171,7 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     failed = failures(state)
     done = [rank for rank in state.ranks.values() if rank.state == "done"]
     if len(done) == plan.world_size:
-        return Finish("succeeded", "", None)
+        return _with_results(plan, standing)
     # A failure before the request to stop has priority: the user must see it.
     failed_first = bool(failed) and state.state == "stopping" and state.reason == "failed"
     if _stopped_on_request(standing) and not failed_first:
@@ -200,6 +200,14 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
     if not state.ranks:
         return Finish("failed", "the ranks could not be started; see the launcher's log", None)
     return Finish("lost", "the ranks are gone and left no result", None)
+
+
+def _with_results(plan: Plan, standing: AttemptStatus) -> Finish:
+    """All ranks are done. The job has succeeded if every node whose results are wanted has sent them."""
+    wanted = plan.nodes if plan.collect == "all" else plan.nodes[:1]
+    if without := [node.called for node in wanted if node.name in standing.lost]:
+        return Finish("lost", f"all ranks were done, but host {', '.join(without)} is gone with their results", None)
+    return Finish("succeeded", "", None)
 
 
 def _lost_its_launcher(rank: RankState) -> bool:

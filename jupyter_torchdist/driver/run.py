@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -21,13 +20,13 @@ from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, fold
 from ..protocol.wire import messages
-from ..protocol.wire.channel import Channel
 from ..protocol.world import World
 from ..store import journal, liveness, logs
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
 from . import policy
 from .engine import Engine
 from .links import Link
+from .linkselector import LinkSelector
 
 QUIET_TICK = 0.02
 """Seconds between two checks for requests of clients."""
@@ -63,8 +62,7 @@ class Driver:
         self._stalled: set[str] = set()
         self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
         self._links: list[Link] = []
-        self._selector = selectors.DefaultSelector()
-        self._watched: dict[Link, tuple[Channel | None, dict[int, int]]] = {}
+        self._ears = LinkSelector()
         self._beat = float("-inf")
         self._deadline = self._deadline_of(self._plan.timeout)
         self._attempt = max(1, self._state.attempt)
@@ -101,12 +99,16 @@ class Driver:
                 if link.channel is not None:
                     link.channel.close()
             self._writer.close()
-            self._selector.close()
+            self._ears.close()
 
     def _begin(self, fresh: bool) -> None:
         self._say("job.starting", attempt=self._attempt, fresh=fresh)
         self._fresh = fresh
         self._make_links(self._engine.submit(self._attempt))
+        if not all(link.shared for link in self._links):
+            digests = list(dict.fromkeys(blob.digest for blob in read_manifest(self._paths).blobs))
+            for link in self._links:
+                link.prepare(Path(self._blobs), digests)
         self._start(self._links[0])
 
     def _take_up(self) -> None:
@@ -116,16 +118,17 @@ class Driver:
     def _make_links(self, submission: Submission, started: bool = False) -> None:
         for link in self._links:
             link.drop(time.monotonic())
-            self._watch(link)
-        self._links = [Link(submission, self._plan, node, self._paths, self._attempt) for node in self._plan.nodes]
+            self._ears.watch(link)
+        self._links = [
+            Link(submission, self._plan, node, self._paths, self._attempt, started=started) for node in self._plan.nodes
+        ]
         for link in self._links:
-            link.started = started
             if not self._engine.queued:
                 try:
                     link.open(time.monotonic())
                 except (ChannelError, OSError):
                     link.drop(time.monotonic())
-            self._watch(link)
+            self._ears.watch(link)
 
     def _start(self, link: Link) -> None:
         assert self._world is not None
@@ -134,21 +137,19 @@ class Driver:
             blobs=self._blobs,
             node=link.node.name,
             plan=self._plan,
-            world=self._world,
+            world=self._world if link.shared else self._world.for_a_host(self._plan.env_names),
             attempt=self._attempt,
             fresh=self._fresh,
             rendezvous=self._endpoint,
         )
-        digests = [] if link.shared else list(dict.fromkeys(b.digest for b in read_manifest(self._paths).blobs))
-        link.start(assignment, Path(self._blobs), digests)
+        link.start(assignment)
 
     # -- the loop
 
     def _loop(self) -> None:
         while not self._state.final:
-            for key, mask in self._selector.select(QUIET_TICK):
-                if mask & selectors.EVENT_READ:
-                    self._on_messages(key.data)
+            for link in self._ears.wait(QUIET_TICK):
+                self._on_messages(link)
             now = time.monotonic()
             self._engine.look(now)
             if not self._engine.queued:
@@ -160,26 +161,13 @@ class Driver:
         for link in self._links:
             if self._engine.ended and link.channel is None and not link.ended:
                 self._lose(link, self._engine.state.reason or "its launcher has ended it")
-            elif not link.keep(now):
-                self._lose(link, "its agent cannot be reached")
-            self._watch(link)
-
-    def _watch(self, link: Link) -> None:
-        """Register the link with the selector: wake up for input, and for output when bytes wait to be sent."""
-        wanted: dict[int, int] = {}
-        if link.channel is not None:
-            wanted[link.channel.read_fd] = selectors.EVENT_READ
-            if link.writing:
-                wanted[link.channel.write_fd] = wanted.get(link.channel.write_fd, 0) | selectors.EVENT_WRITE
-        if self._watched.get(link) == (link.channel, wanted):
-            return
-        _, before = self._watched.pop(link, (None, {}))
-        for fd in before:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(fd)
-        for fd, events in wanted.items():
-            self._selector.register(fd, events, link)
-        self._watched[link] = (link.channel, wanted)
+            else:
+                link.keep(now)
+                if news := link.news(now):
+                    self._say("job.note", text=news)
+                if link.lost(now, [other for other in self._links if other is not link]):
+                    self._lose(link, link.why_down or "its agent cannot be reached")
+            self._ears.watch(link)
 
     def _tick(self, now: float) -> None:
         if now - self._beat > liveness.BEAT:
@@ -288,7 +276,7 @@ class Driver:
             ChannelError,
         ):  # a full disk, nonsense: over a new channel the node sends again what is missing
             link.drop(time.monotonic())
-        self._watch(link)  # at once: a new channel may soon reuse the closed descriptor's number
+        self._ears.watch(link)  # at once: a new channel may soon reuse the closed descriptor's number
 
     def _on_message(self, link: Link, message: dict[str, Any], body: bytes) -> None:
         said = messages.understood(messages.AGENT_SAYS, message)

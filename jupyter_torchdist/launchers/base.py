@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from ..protocol.options.hosts import Host
 from ..protocol.plan import Inventory, NodePlan, Plan
 from ..protocol.wire.channel import Channel
 
@@ -60,8 +61,8 @@ class Launcher(Protocol):
     with one channel per node (this machine, SSH) is a ``ChannelPerNode``.
     """
 
-    def probe(self, environ: Mapping[str, str]) -> Inventory:
-        """The inventory of a node of the engine, for a job with the variables ``environ``.
+    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        """The inventories of the nodes, for a job with the variables ``environ``: one, or one for each of ``--hosts``.
 
         Raises ``LaunchError`` when the engine cannot be reached.
         """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..protocol.inventory import local_inventory
+from ..protocol.options.hosts import Host
 from ..protocol.plan import Inventory, NodePlan
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import connect_agent
@@ -15,8 +16,8 @@ from .base import ChannelPerNode
 class LocalLauncher(ChannelPerNode):
     """The only node is this machine, which sees the job directory itself."""
 
-    def probe(self, environ: Mapping[str, str]) -> Inventory:
-        return local_inventory(environ)
+    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        return (local_inventory(environ),)
 
     def connect(self, node: NodePlan) -> Channel:
         fd = connect_agent(sys.executable).detach()

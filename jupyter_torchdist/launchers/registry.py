@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
 from ..protocol.errors import LaunchError, OptionError
-from ..protocol.spec import LOCAL
+from ..protocol.spec import LOCAL, SSH
 from .base import Launcher
 from .local import LocalLauncher
+from .ssh import SshLauncher
+
+_OURS: dict[str, Callable[[], Launcher]] = {LOCAL: LocalLauncher, SSH: SshLauncher}
 
 GROUP = "jupyter_torchdist.launchers"
 
 
 def names() -> tuple[str, ...]:
     """Every name that ``--launcher`` takes, sorted. No launcher is imported."""
-    return tuple(sorted({LOCAL, *_points().keys()}))
+    return tuple(sorted({*_OURS, *_points()}))
 
 
 def launcher(name: str) -> Launcher:
@@ -22,8 +26,8 @@ def launcher(name: str) -> Launcher:
 
     Raises ``OptionError`` when the name is not registered, ``LaunchError`` when its package cannot be imported.
     """
-    if name == LOCAL:  # scanning all installed packages would take longer than starting a rank
-        return LocalLauncher()
+    if name in _OURS:  # scanning all installed packages would take longer than starting a rank
+        return _OURS[name]()
     found = _points().get(name)
     if found is None:
         raise OptionError(

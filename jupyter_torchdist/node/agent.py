@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import struct
-import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -26,15 +25,16 @@ from ..protocol.assignment import Assignment
 from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
 from ..protocol.paths import JobPaths, safe_name
-from ..protocol.process import ProcessId, job_token_of, processes_of_job, session_of
+from ..protocol.process import ProcessId, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.channel import Channel
-from . import warm
 from .file_watch import Changes
 from .gauges import GaugeWatch
 from .nodejob import NodeJob
 from .orphans import Orphans
-from .replica import Incoming, prepare, replica, replica_blobs, trust_replica
+from .replica import Incoming, discard, prepare, replica, replica_blobs, replica_paths, trust_replica
+from .routes import addresses, with_route
+from .starts import Starts
 from .tail import Shipment
 
 LINGER_SECONDS = 2.0
@@ -42,9 +42,6 @@ LINGER_SECONDS = 2.0
 
 SILENCE_SECONDS = 30.0
 """A driver that sends nothing for this time counts as dead (a driver pings every 2 seconds)."""
-
-FORK_DOUBT_SECONDS = 0.3
-"""When a zygote dies, a launcher that it forked just before writes its first event within this time."""
 
 FAST_TICK, SLOW_TICK = 0.004, 0.02
 """Seconds between two looks at the event files: a quarter of the time since the last change, within these limits."""
@@ -63,6 +60,8 @@ class Peer:
     shipments: dict[str, Shipment] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
     incoming: Incoming = field(default_factory=Incoming)
+    login: messages.Login | None = None
+    """Of a connection from another machine."""
     stalled_told: bool = False
 
 
@@ -77,11 +76,9 @@ class Agent:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._peers: list[Peer] = []
         self._jobs: dict[str, NodeJob] = {}
-        self._shared: dict[str, bool] = {}
         self._orphans = Orphans(directory / "driver.log")
-        self._fresh: dict[int, subprocess.Popen[bytes]] = {}
-        self._unforked: list[tuple[float, Assignment]] = []
-        self._retried: set[str] = set()
+        self._ended_early: dict[str, int] = {}
+        """Jobs that were ended before their start order came, with the attempt: the order may still be on its way."""
         self._stop = False
         self._child_died = True
         self._reap_at = 0.0
@@ -91,9 +88,7 @@ class Agent:
             self._selector.register(self._changes.fd, selectors.EVENT_READ, lambda mask: self._changes.drain())
         self._gauges = GaugeWatch()
         self._idle_since = time.monotonic()
-        self._pool = warm.WarmPool(
-            directory / "zygote.log", self._register, self._unregister, self._on_forked, self._on_fork_failed
-        )
+        self._starts = Starts(directory / "zygote.log", self._jobs, self._register, self._unregister)
 
     # -- the loop
 
@@ -109,7 +104,7 @@ class Agent:
                     key.data(mask)
                 self._turn()
         finally:
-            self._pool.close()
+            self._starts.pool.close()
             self._changes.close()
             self._gauges.close()
 
@@ -122,8 +117,7 @@ class Agent:
         """Whether inotify reports every change the agent needs to see. False if logs must be shipped (no watch)."""
         if job.state == "ended":
             return True
-        shared = self._shared.get(job.paths.job, False)
-        return shared and self._changes.watch(job.paths.job, job.files.root, job.event_files())
+        return job.shared and self._changes.watch(job.paths.job, job.files.root, job.event_files())
 
     def _on_stop(self, *_: object) -> None:
         self._stop = True
@@ -152,23 +146,20 @@ class Agent:
                 self._changed = now
             self._ship(name, job, now)
         self._gauges.turn(self._jobs, now)
-        self._pool.flush()
         self._drop_silent(now)
         self._care_for_orphans(now)
-        self._start_unforked(now)
-        self._pool.retire(now)
+        if self._starts.turn(now):
+            self._changed = now
 
     def _reap(self) -> None:
-        for process in [*self._fresh.values(), *(z.process for z in self._pool.zygotes.values())]:
-            process.poll()
+        self._starts.reap()
         self._orphans.reap()
-        self._fresh = {pid: process for pid, process in self._fresh.items() if process.returncode is None}
         for pid in _children() - self._known():  # known processes are reaped by their Popen
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
     def _known(self) -> set[int]:
-        return {z.process.pid for z in self._pool.zygotes.values()} | set(self._fresh) | self._orphans.pids
+        return self._starts.pids | self._orphans.pids
 
     def _strays(self, job: NodeJob) -> list[ProcessId]:
         """Orphaned processes that left their session and cleared their environment. Empty while another job runs.
@@ -177,14 +168,22 @@ class Agent:
         """
         if any(other is not job and other.state != "ended" for other in self._jobs.values()):
             return []
-        zygotes = {zygote.process.pid for zygote in self._pool.zygotes.values()}
+        zygotes = {zygote.process.pid for zygote in self._starts.pool.zygotes.values()}
         orphans = [ProcessId.of(pid) for pid in _children() - self._known()]
         return [p for p in orphans if p.ticks and session_of(p.pid) not in zygotes and not job_token_of(p.pid)]
 
     # -- connections
 
     def _register(self, channel: Channel, on_readable: Callable[[], None]) -> None:
+        """Wake up for what the other side says. ``_turn`` writes what is pending."""
         self._selector.register(channel.read_fd, selectors.EVENT_READ, lambda mask: on_readable())
+
+    def _await_room(self, peer: Peer) -> None:
+        """Wake up when the peer can take more, too, while bytes wait for it."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.channel.pending else 0)
+        key = self._selector.get_key(peer.channel.read_fd)
+        if key.events != events:
+            self._selector.modify(peer.channel.read_fd, events, key.data)
 
     def _unregister(self, channel: Channel) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -236,6 +235,8 @@ class Agent:
                 continue
             if now - peer.heard > SILENCE_SECONDS and peer.job is not None:
                 self._drop(peer)
+            else:
+                self._await_room(peer)
 
     # -- messages
 
@@ -267,19 +268,27 @@ class Agent:
                 "type": "welcome",
                 "process": ProcessId.mine().to_json(),
                 "inventory": inventory.local_inventory().to_json(),
-                "warm": self._pool.describe(),
+                "warm": self._starts.pool.describe(),
                 "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
+                "addresses": addresses(peer.login.environ) if peer.login else [],
+                "interpreter": peer.login.python if peer.login else "",
             }
         )
 
+    def _on_login(self, peer: Peer, said: messages.Login, body: bytes) -> None:
+        peer.login = said
+
     def _on_warm(self, peer: Peer, said: messages.Warm, body: bytes) -> None:
-        self._pool.warm(said.python, said.environ)
+        if said.python:
+            self._starts.pool.warm(said.python, said.environ)
+        elif peer.login:
+            self._starts.pool.warm(peer.login.python, peer.login.environ)
 
     def _on_ping(self, peer: Peer, said: messages.Ping, body: bytes) -> None:
         peer.channel.send({"type": "pong", "t": said.t})
 
     def _on_stop_warm(self, peer: Peer, said: messages.Nothing, body: bytes) -> None:
-        self._pool.close()
+        self._starts.pool.close()
         self._stop = True
 
     def _on_prepare(self, peer: Peer, said: messages.Prepare, body: bytes) -> None:
@@ -299,6 +308,12 @@ class Agent:
             paths = replica(name)
             trust_replica(paths)
             assignment = replace(assignment, job_root=str(paths.root), blobs=str(replica_blobs()))
+            if peer.login:
+                world = assignment.world.after_login(peer.login.environ, peer.login.python)
+                assignment = replace(assignment, world=world, plan=with_route(assignment))
+        if self._ended_early.get(name) == assignment.attempt:
+            peer.channel.send({"type": "ended", "job": name, "attempt": assignment.attempt})
+            return
         old = self._jobs.get(name) or self._left_by_another(assignment)
         if old is not None and old.attempt == assignment.attempt:  # sent again after its channel broke
             self._jobs[name] = old
@@ -313,14 +328,7 @@ class Agent:
         self._jobs[name] = job
         self._follow(peer, job, shared, said.offsets)
         self._changed = time.monotonic()
-        if began:
-            job.expected = True
-            self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
-        elif assignment.fresh:
-            self._start_fresh(assignment)
-        else:
-            job.expected = True
-            self._pool.launch(assignment)
+        self._starts.start(assignment, doubt=began)
 
     def _left_by_another(self, assignment: Assignment) -> NodeJob | None:
         """The job, if an earlier agent that is dead has started it."""
@@ -334,48 +342,6 @@ class Agent:
             return None
         return job
 
-    def _start_fresh(self, assignment: Assignment) -> None:
-        process = warm.start_fresh(assignment, assignment.node_paths.launcher_log)
-        self._fresh[process.pid] = process
-        self._jobs[assignment.job].launcher = ProcessId.of(process.pid)
-
-    def _on_forked(self, job: str, pid: int, ticks: int) -> None:
-        launcher = replace(ProcessId.mine(), pid=pid, ticks=ticks)
-        node_job = self._jobs.get(job)
-        if node_job is None or node_job.state in ("ending", "ended"):
-            launcher.signal(signal.SIGKILL)  # the job was ended while its launcher was on the way
-        if node_job is not None:
-            node_job.expected = False
-            node_job.launcher = launcher
-            self._changed = time.monotonic()
-
-    def _on_fork_failed(self, assignment: Assignment) -> None:
-        """The zygote died. Wait until a launcher that it may have forked has had time to write its first event."""
-        self._unforked.append((time.monotonic() + FORK_DOUBT_SECONDS, assignment))
-
-    def _start_unforked(self, now: float) -> None:
-        """Retry jobs whose zygote died before it forked: first with another zygote, then with a new interpreter."""
-        for due, assignment in [item for item in self._unforked if item[0] <= now]:
-            self._unforked.remove((due, assignment))
-            job = self._jobs.get(assignment.job)
-            if job is None:
-                continue
-            if job.state != "starting" or processes_of_job(assignment.token):
-                job.expected = False
-            elif assignment.job not in self._retried and not assignment.fresh:
-                self._retried.add(assignment.job)
-                self._pool.launch(assignment)
-            else:
-                job.expected = False
-                if not assignment.fresh:
-                    text = "warm processes fail on this machine, so the ranks start in new interpreters"
-                    job.events.write("job.note", text=text)
-                try:
-                    self._start_fresh(replace(assignment, fresh=True))
-                except OSError as error:
-                    job.events.write("job.note", text=f"no new interpreter can be started: {error}")
-                    job.end(0.0, now)
-
     def _on_follow(self, peer: Peer, said: messages.Follow, body: bytes) -> None:
         """A driver takes up a job that this agent or an earlier agent started."""
         name = safe_name(said.job)
@@ -386,13 +352,13 @@ class Agent:
             job = NodeJob(paths, safe_name(said.node), said.ranks, said.attempt, adopt=True)
             self._jobs[name] = job
             job.poll(time.monotonic())
-            if job.launcher is None:
+            if job.launcher is None and job.state != "ended":
                 job.end(0.0, time.monotonic(), "the agent was killed before it had started the ranks\n")
         self._follow(peer, job, shared, said.offsets)
 
     def _follow(self, peer: Peer, job: NodeJob, shared: bool, offsets: dict[str, int]) -> None:
         peer.job = job.paths.job
-        self._shared[job.paths.job] = shared
+        job.shared = shared
         self._orphans.claimed(job.paths.job)
         peer.shipments[job.paths.job] = Shipment(peer.channel, job.paths, job.node, shared, dict(offsets))
 
@@ -407,16 +373,20 @@ class Agent:
 
     def _on_end(self, peer: Peer, said: messages.End, body: bytes) -> None:
         if job := self._jobs.get(said.job):
-            if self._pool.withdraw(said.job):
-                job.expected = False
+            self._starts.withdraw(job)
             job.end(said.grace, time.monotonic())
             self._changed = time.monotonic()
+        else:
+            self._ended_early[said.job] = said.attempt
+            discard(replica_paths(said.job))
+            peer.channel.send({"type": "ended", "job": said.job, "attempt": said.attempt})
 
     def _on_forget(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         """The driver has received all data of a job that has ended."""
         job = self._jobs.get(said.job)
         if job is not None and job.state == "ended":
             self._remove(said.job)
+        self._ended_early.pop(said.job, None)
         peer.shipments.pop(said.job, None)
         peer.job = None
 
@@ -445,16 +415,18 @@ class Agent:
         for name, job in list(self._jobs.items()):
             if name in followed:
                 self._orphans.claimed(name)
-            elif self._orphans.hopeless(job.paths, self._shared.get(name, True), now):
+            elif job.shared and self._orphans.hopeless(job.paths, None, now):
                 job.end(1.0, now)
                 if job.state == "ended":
                     self._remove(name)
+            elif not job.shared and job.state != "ended" and self._orphans.hopeless(job.paths, job.lease, now):
+                job.end(job.grace, now, f"no driver came for {job.lease:g} s (--lease)\n")
 
     def _remove(self, name: str) -> None:
         job = self._jobs.pop(name)
-        job.close(remove=not self._shared.pop(name, True))
+        job.close(remove=not job.shared)
         self._orphans.claimed(name)
-        self._retried.discard(name)
+        self._starts.forget(name)
         self._changes.forget(name)
 
 

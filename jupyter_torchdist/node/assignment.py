@@ -24,13 +24,13 @@ def import_environment(environ: dict[str, str]) -> dict[str, str]:
 
 def rank_environment(assignment: Assignment) -> dict[str, str]:
     """The notebook's environment with what the plan adds to it."""
-    plan, node = assignment.plan, assignment.node_plan()
+    node = assignment.node_plan()
     environ = dict(assignment.world.environ)
-    environ.setdefault("OMP_NUM_THREADS", str(plan.threads))
+    environ.setdefault("OMP_NUM_THREADS", str(node.threads))
     environ.setdefault("MPLBACKEND", "Agg")
     environ["MPLBACKEND"] = "Agg" if "inline" in environ["MPLBACKEND"] else environ["MPLBACKEND"]
     environ["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpus)
-    environ["GLOO_SOCKET_IFNAME"] = node.interface
+    environ.setdefault("GLOO_SOCKET_IFNAME", node.interface)
     if node.interface != "lo":
         environ.setdefault("NCCL_SOCKET_IFNAME", node.interface)
     environ[JOB_TOKEN] = assignment.token
@@ -62,7 +62,9 @@ def enter(assignment: Assignment) -> None:
     try:
         os.chdir(world.cwd)
     except OSError:
-        os.chdir(assignment.job_root)
+        work = assignment.job_paths.work
+        work.mkdir(mode=0o700, exist_ok=True)
+        os.chdir(work)
     sys.path[:] = [*world.sys_path] or sys.path
     for name, (soft, hard) in world.rlimits.items():
         kind = getattr(resource, name, None)

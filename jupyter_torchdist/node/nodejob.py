@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from ..protocol import codec
 from ..protocol.eventreader import EventReader, reader_of
 from ..protocol.events import Event
 from ..protocol.paths import JobPaths
+from ..protocol.plan import Plan
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from ..ranks.eventfile import EventFile
 from .endings import Endings
 from .out_of_memory import OutOfMemory
+from .replica import discard
 
 STALL_SECONDS = 10.0
 """Ranks that have not reached their first user line are hanging when they use no CPU for this time, and the last event
@@ -48,6 +52,8 @@ class NodeJob:
     attempt: int = 1
     adopt: bool = False
     """Read the existing event files from their beginning, not only what is appended from now on."""
+    shared: bool = True
+    """Whether the driver sees this directory itself. If not, it is a replica."""
     state: str = "starting"
     launcher: ProcessId | None = None
     expected: bool = False
@@ -81,6 +87,33 @@ class NodeJob:
         self._failed_at = 0.0
         self._look_at = 0.0
         self._terminated: set[ProcessId] = set()
+        if self.adopt:
+            self._recall()
+
+    def _recall(self) -> None:
+        """What an earlier agent has said of this attempt, and need not be said again."""
+        reader = self._tail(self.files.agent_events)
+        while events := reader.read():
+            for event in events:
+                if event.kind == "node.up":
+                    self.told.clear()
+                elif event.kind == "rank.exited" and event.rank is not None:
+                    self.told.add(event.rank)
+                elif event.kind == "node.ended" and event.data["attempt"] == self.attempt:
+                    self.state = "ended"
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return Plan.from_json(codec.loads(self.paths.plan.read_bytes()))
+
+    @property
+    def lease(self) -> float:
+        """Seconds that a job with a replica here goes on without a driver."""
+        return self._plan.lease
+
+    @property
+    def grace(self) -> float:
+        return self._plan.grace
 
     def event_files(self) -> list[Path]:
         """The files in which launcher and ranks write events for the agent."""
@@ -272,6 +305,7 @@ class NodeJob:
         while self._read_launcher() | self._read_ranks():
             continue
         self._tell_the_rest()
+        self._tell_of_files()
         self.events.write("node.ended", attempt=self.attempt, error=self._error)
         self.state = "ended"
 
@@ -282,7 +316,16 @@ class NodeJob:
                 # The launcher is gone, so the exit code is unknown. An outcome that the rank reported has priority.
                 self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
 
+    def _tell_of_files(self) -> None:
+        """What the cell wrote where the notebook's directory does not exist stays there."""
+        files = [file.relative_to(self.paths.work) for file in sorted(self.paths.work.rglob("*")) if file.is_file()]
+        if files:
+            shown = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+            text = f"files that the cell wrote stay on {socket.gethostname()} in {self.paths.work}: {shown}"
+            self.events.write("job.note", text=text)
+
     def close(self, *, remove: bool = False) -> None:
+        """``remove``: delete the replica of the job, but no file that the cell wrote."""
         self.events.close()
         if remove:
-            shutil.rmtree(self.paths.root, ignore_errors=True)
+            discard(self.paths)

@@ -12,9 +12,6 @@ from ..protocol.paths import JobPaths
 ORPHAN_SECONDS = 0.5
 """A job on the driver's own disk gets a new driver after this time without one."""
 
-LEASH_SECONDS = 600.0
-"""A job whose driver is on another machine runs on for this time without it."""
-
 RETRY_SECONDS = 2.0
 DRIVER_TRIES = 5
 """A job is ended after so many new drivers have failed (its files are damaged)."""
@@ -55,11 +52,14 @@ class Orphans:
         if orphan is not None and orphan.process is not None:
             self._arriving.append(orphan.process)
 
-    def hopeless(self, paths: JobPaths, shared: bool, now: float) -> bool:
-        """Whether no driver will ever take the job. If not, starts a driver when it is time."""
+    def hopeless(self, paths: JobPaths, lease: float | None, now: float) -> bool:
+        """Whether no driver will ever take the job. If not, starts a driver when it is time.
+
+        ``lease``: seconds that the job goes on without a driver on another machine; None for a job of this machine.
+        """
         orphan = self._orphans.setdefault(paths.job, _Orphan(now))
-        if not shared:
-            return now - orphan.since > LEASH_SECONDS
+        if lease is not None:
+            return now - orphan.since > lease
         if orphan.process is not None or now - orphan.since <= ORPHAN_SECONDS:
             return False
         if paths.summary.exists() or not paths.spec.exists() or orphan.failed >= DRIVER_TRIES:

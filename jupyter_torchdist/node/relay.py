@@ -1,6 +1,7 @@
 """Connects standard input and output to this node's agent. Starts the agent if none runs.
 
-The driver runs this at the other end of an SSH connection. The relay copies bytes without decoding them.
+The driver runs this at the other end of an SSH connection. First it tells the agent the environment of this login: the
+ranks of jobs that come over this connection start from it. Then it copies bytes without decoding them.
 """
 
 from __future__ import annotations
@@ -9,27 +10,72 @@ import os
 import selectors
 import sys
 
+from ..protocol.process import JOB_TOKEN
+from ..protocol.wire import frames
 from ..protocol.wire.connect import connect_agent
+
+ROOM = 4 * 1024 * 1024
+"""Bytes that wait for the slower side. With more, the faster side is not read."""
+
+
+class _Copy:
+    """One direction. ``source`` and ``target`` are descriptors; ``waiting`` is read and not yet written."""
+
+    def __init__(self, source: int, target: int, waiting: bytes = b"") -> None:
+        self.source, self.target = source, target
+        self.waiting = bytearray(waiting)
+
+    def read(self) -> bool:
+        """Read what is there. False at the end."""
+        try:
+            data = os.read(self.source, 1024 * 1024)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.waiting += data
+        return bool(data)
+
+    def write(self) -> bool:
+        """Write what the target takes. False when it is gone."""
+        try:
+            while self.waiting:
+                del self.waiting[: os.write(self.target, self.waiting)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
 
 
 def main() -> None:
     """Copy in both directions until one side closes."""
     agent = connect_agent(sys.executable).detach()
-    routes = {0: agent, agent: 1}
+    environ = {name: value for name, value in os.environ.items() if name != JOB_TOKEN}
+    login = frames.encode({"type": "login", "environ": environ, "python": sys.executable})
+    copies = _Copy(0, agent, login), _Copy(agent, 1)
+    for fd in (0, 1, agent):
+        os.set_blocking(fd, False)
     with selectors.DefaultSelector() as selector:
-        for fd in routes:
-            selector.register(fd, selectors.EVENT_READ)
-        while True:
-            for key, _ in selector.select():
-                try:
-                    data = os.read(key.fd, 1024 * 1024)
-                except OSError:
-                    return
-                if not data:
-                    return
-                view = memoryview(data)
-                while view:
-                    try:
-                        view = view[os.write(routes[key.fd], view) :]
-                    except OSError:
-                        return
+        while all(copy.write() for copy in copies):
+            _watch(selector, copies)
+            ready = {key.fd for key, mask in selector.select() if mask & selectors.EVENT_READ}
+            if not all(copy.read() for copy in copies if copy.source in ready):
+                break
+        for copy in copies:  # the last words of the side that closed
+            copy.write()
+
+
+def _watch(selector: selectors.BaseSelector, copies: tuple[_Copy, ...]) -> None:
+    wanted: dict[int, int] = {}
+    for copy in copies:
+        if len(copy.waiting) < ROOM:
+            wanted[copy.source] = wanted.get(copy.source, 0) | selectors.EVENT_READ
+        if copy.waiting:
+            wanted[copy.target] = wanted.get(copy.target, 0) | selectors.EVENT_WRITE
+    for key in list(selector.get_map().values()):
+        if wanted.get(key.fd) != key.events:
+            selector.unregister(key.fd)
+    for fd, events in wanted.items():
+        if fd not in selector.get_map():
+            selector.register(fd, events)

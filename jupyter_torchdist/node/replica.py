@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +16,29 @@ from ..protocol.bundle import Manifest
 from ..protocol.paths import JobPaths, make_private, safe_name, scratch_dir
 
 
+def replica_paths(job: str) -> JobPaths:
+    return JobPaths(scratch_dir() / "jobs" / safe_name(job))
+
+
 def replica(job: str) -> JobPaths:
     """The job's directory on this node, created if it is missing."""
-    paths = JobPaths(scratch_dir() / "jobs" / safe_name(job))
+    paths = replica_paths(job)
     for folder in (paths.root, paths.nodes, paths.results):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return paths
+
+
+def discard(paths: JobPaths) -> None:
+    """Delete the replica, but no file that the cell wrote."""
+    with contextlib.suppress(OSError):
+        paths.work.rmdir()
+    for path in list(paths.root.iterdir()) if paths.root.exists() else []:
+        if path.is_dir() and path != paths.work:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path != paths.work:
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        paths.root.rmdir()
 
 
 def replica_blobs() -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import OptionError
+from ..protocol.options.hosts import KEYS
 from ..protocol.options.strategy import options_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Options, parse_options
 from . import accelerate_config
@@ -133,10 +134,19 @@ def _words(path: Path, key: str, value: Any) -> list[str]:
         return [option.flag] if value else []
     if key == "config":
         return [f"--config={path.parent / Path(str(value)).expanduser()}"]
+    if key == "hosts" and isinstance(value, dict):
+        return [f"--host-option={setting}" for name, item in value.items() for setting in _of_host(name, item)]
     if isinstance(value, dict) and option.repeatable:
         return [f"{option.flag}={name}={_text(item)}" for name, item in value.items()]
     values = value if isinstance(value, list) and option.repeatable else [_text(value)]
     return [f"{option.flag}={item}" for item in values]
+
+
+def _of_host(name: str, value: Any) -> list[str]:
+    """``[hosts.gpu1] python = "…"`` as ``gpu1.python=…``; ``big = ["gpu1", "gpu2"]`` below ``[hosts]`` is a group."""
+    if isinstance(value, dict):
+        return [f"{name}.{key}={_text(item)}" for key, item in value.items()]
+    return [f"{name if name in KEYS else '@' + name}={_text(value)}"]
 
 
 def _text(value: Any) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..protocol import releases
 from ..protocol.errors import ResourceError
 from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
 from ..protocol.spec import JobSpec
+from .placing import places
 from .strategy import plan_strategy
 
 OVERSUBSCRIPTION_LIMIT = 32
@@ -20,13 +22,13 @@ RANK_MEMORY = 64 * 1024**2
 
 def make_plan(
     spec: JobSpec,
-    inventory: Inventory,
+    inventories: Sequence[Inventory],
     *,
     busy: Mapping[str, str] | None = None,
     own: Collection[int] = (),
     fits: Callable[[Plan], bool | None] | None = None,
 ) -> Plan:
-    """The plan of ``spec`` on one node.
+    """The plan of ``spec`` on the nodes with these inventories, in their order.
 
     ``busy`` maps UUIDs of GPUs that an earlier job holds to this job. ``own`` are pids whose GPU memory does not make a
     GPU busy (the kernel itself). ``fits`` is called for ``--strategy auto`` on several GPUs, with the plan so far; its
@@ -34,26 +36,28 @@ def make_plan(
     what ``plan_strategy`` raises.
     """
     options = spec.options
-    if inventory.torch:
-        releases.check(inventory.torch)
-    gpus: tuple[Gpu, ...] = ()
+    for inventory in inventories:
+        _check_software(inventory, inventories)
+    gpus: list[tuple[Gpu, ...]] = [() for _ in inventories]
     if options.ranks is None:
-        gpus = _choose(options.gpus, inventory, busy or {}, set(own))
-    elif not (options.plan and options.strategy):  # --plan with a strategy may be for another machine
-        _check_cpu(options.ranks, inventory)
-    world_size = options.ranks or len(gpus)
-    if options.numa_binding:
-        _check_binding(gpus, inventory)
-    node = NodePlan(
-        name="node0", ranks=tuple(range(world_size)), gpus=tuple(gpu.uuid for gpu in gpus), host=inventory.host
-    )
-    nodes = (node,)
+        gpus = _gpus_of_each(options.gpus, inventories, busy or {}, set(own))
+        counts = [len(chosen) for chosen in gpus]
+    else:
+        counts = places(options.ranks, inventories, [options.ranks for _ in inventories])
+        if not (options.plan and options.strategy):  # --plan with a strategy may be for another machine
+            for count, inventory in zip(counts, inventories, strict=True):
+                _check_cpu(count, inventory)
+    for chosen, inventory in zip(gpus, inventories, strict=True):
+        if options.numa_binding:
+            _check_binding(chosen, inventory)
+    nodes = _nodes(counts, gpus, inventories)
+    every_gpu = tuple(gpu for chosen in gpus for gpu in chosen)
+    world_size = sum(counts)
     plan = Plan(
         job=spec.job,
         world_size=world_size,
-        backend=options.backend or ("nccl" if gpus else "gloo"),
+        backend=options.backend or ("nccl" if every_gpu else "gloo"),
         nodes=nodes,
-        threads=max(1, inventory.cores // world_size),
         fresh=options.fresh,
         numa_binding=options.numa_binding,
         timeout=options.timeout,
@@ -61,16 +65,80 @@ def make_plan(
         collect=options.collect,
         out=options.out,
         env_names=tuple(item.split("=", 1)[0] for item in options.env),
-        strategy=plan_strategy(options, world_size, nodes, gpus),
+        strategy=plan_strategy(options, world_size, nodes, every_gpu),
         role=options.role,
         run_id=options.run_id,
         port=options.port,
+        lease=options.lease,
     )
-    if fits and options.strategy == "auto" and world_size > 1 and gpus:
-        plan = replace(plan, strategy=plan_strategy(options, world_size, nodes, gpus, fits=fits(plan)))
-    if inventory.torch:
-        releases.check_plan(inventory.torch, plan.strategy, binds=bool(options.numa_binding))
+    if fits and options.strategy == "auto" and world_size > 1 and every_gpu:
+        plan = replace(plan, strategy=plan_strategy(options, world_size, nodes, every_gpu, fits=fits(plan)))
+    for inventory in inventories:
+        if inventory.torch:
+            releases.check_plan(inventory.torch, plan.strategy, binds=bool(options.numa_binding))
     return plan
+
+
+def _nodes(
+    counts: Sequence[int], gpus: Sequence[tuple[Gpu, ...]], inventories: Sequence[Inventory]
+) -> tuple[NodePlan, ...]:
+    """Ranks are numbered node by node. On several nodes, only the first one's address is decided here."""
+    nodes: list[NodePlan] = []
+    for index, (count, chosen, inventory) in enumerate(zip(counts, gpus, inventories, strict=True)):
+        first = sum(counts[:index])
+        node = NodePlan(
+            name=f"node{index}",
+            ranks=tuple(range(first, first + count)),
+            gpus=tuple(gpu.uuid for gpu in chosen),
+            host=inventory.host,
+            threads=max(1, inventory.cores // count),
+            reach=inventory.reach,
+        )
+        if len(counts) > 1:
+            node = replace(node, address=_address(inventory) if index == 0 else "", interface="")
+        nodes.append(node)
+    return tuple(nodes)
+
+
+def _address(inventory: Inventory) -> str:
+    if not inventory.addresses:
+        raise ResourceError(
+            f"{inventory.host} has no address that other hosts could reach, only loopback",
+            "name a host with a network first in --hosts",
+        )
+    return inventory.addresses[0]
+
+
+def _check_software(inventory: Inventory, inventories: Sequence[Inventory]) -> None:
+    """Raises for a torch that is not supported, and for a host that differs from this notebook's Python."""
+    if not inventory.torch:
+        return
+    try:
+        releases.check(inventory.torch)
+    except ResourceError as error:
+        if len(inventories) > 1:
+            raise ResourceError(f"{inventory.host}: {error.message}", error.hint) from None
+        raise
+    version = ".".join(inventory.python.split(".")[:2])
+    if inventory.reach.python and version != "{}.{}".format(*sys.version_info):
+        raise ResourceError(
+            f"{inventory.host} has Python {version} ({inventory.reach.python}); this notebook has {{}}.{{}}".format(
+                *sys.version_info
+            ),
+            "functions of a notebook can only be loaded by the same release: "
+            f"name a Python {sys.version_info[0]}.{sys.version_info[1]} there with python",
+        )
+
+
+def _gpus_of_each(
+    wanted: int | None, inventories: Sequence[Inventory], busy: Mapping[str, str], own: set[int]
+) -> list[tuple[Gpu, ...]]:
+    if len(inventories) == 1:
+        slots = inventories[0].slots
+        return [_choose(wanted if slots is None else slots, inventories[0], busy, own)]
+    free = [len(_free(inventory, busy, own)) for inventory in inventories]
+    counts = places(wanted, inventories, free)
+    return [_choose(count or None, inventory, busy, own) for count, inventory in zip(counts, inventories, strict=True)]
 
 
 def _check_cpu(ranks: int, inventory: Inventory) -> None:
@@ -109,7 +177,7 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
             f"{inventory.host} has no GPU that this kernel can use",
             f"--ranks {count} runs the cell on {count} CPU ranks, as a rehearsal",
         )
-    free = [gpu for gpu in inventory.gpus if gpu.uuid not in busy and set(gpu.pids) <= own]
+    free = _free(inventory, busy, own)
     if wanted is not None and wanted > len(inventory.gpus):
         raise ResourceError(
             f"--gpus {wanted}: {inventory.host} has {_gpus(len(inventory.gpus))} ({_names(inventory.gpus)})",
@@ -123,6 +191,10 @@ def _choose(wanted: int | None, inventory: Inventory, busy: Mapping[str, str], o
     # GPUs without processes come before a GPU that the kernel itself uses.
     free.sort(key=lambda gpu: bool(gpu.pids))
     return tuple(sorted(free[: wanted or len(free)], key=lambda gpu: gpu.index))
+
+
+def _free(inventory: Inventory, busy: Mapping[str, str], own: set[int]) -> list[Gpu]:
+    return [gpu for gpu in inventory.gpus if gpu.uuid not in busy and set(gpu.pids) <= own]
 
 
 def _gpus(count: int) -> str:

@@ -155,6 +155,11 @@ class JobPaths:
         return self.root / "source"
 
     @property
+    def work(self) -> Path:
+        """The ranks' directory on a node that does not have the notebook's directory."""
+        return self.root / "work"
+
+    @property
     def results(self) -> Path:
         return self.root / "results"
 

@@ -22,6 +22,17 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Reach(Record):
+    """How an interpreter is started on a host that ``ssh`` reaches. All is empty for this machine."""
+
+    python: str = ""
+    scratch: str = ""
+    """A directory of the host for code and data."""
+    setup: str = ""
+    """Commands of the shell before Python."""
+
+
+@dataclass(frozen=True)
 class Inventory(Record):
     """The resources of one node. Memory in bytes."""
 
@@ -33,6 +44,11 @@ class Inventory(Record):
     torch: str = ""
     numactl: bool = False
     """Whether the program ``numactl`` is installed; torch needs it to bind ranks to NUMA nodes."""
+    addresses: tuple[str, ...] = ()
+    """Addresses for other nodes, the preferred one first."""
+    reach: Reach = field(default_factory=Reach)
+    slots: int | None = None
+    """The number of ranks that the user wants there; None: the plan decides."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +59,12 @@ class NodePlan:
     ranks: tuple[int, ...]
     gpus: tuple[str, ...] = ()
     address: str = "127.0.0.1"
-    """The address for other nodes: loopback on a single node, else the IP of the chosen interface."""
+    """The address for other nodes: loopback on a single node, else an IP. Empty: by the route to the first node."""
     interface: str = "lo"
+    """Empty: that of the address, which the node finds itself."""
+    threads: int = 1
+    """``OMP_NUM_THREADS`` of each rank, unless the user set it."""
+    reach: Reach = field(default_factory=Reach)
     host: str = ""
     """The host name; empty if it is not known yet."""
 
@@ -62,8 +82,6 @@ class Plan(Record):
     world_size: int
     backend: str
     nodes: tuple[NodePlan, ...]
-    threads: int
-    """``OMP_NUM_THREADS`` of each rank, unless the user set it."""
     fresh: bool
     numa_binding: str | None
     timeout: float | None
@@ -77,6 +95,8 @@ class Plan(Record):
     """The run id for the ranks; empty: made from the job's id and attempt."""
     port: int = 0
     """The port of the rendezvous store; 0: a free port."""
+    lease: float = 0.0
+    """Seconds that ranks on hosts go on without the driver."""
 
     def node_of(self, rank: int) -> NodePlan:
         """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""

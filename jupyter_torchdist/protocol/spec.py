@@ -12,11 +12,15 @@ from typing import Any
 
 from .columns import Layout, beside
 from .errors import OptionError
+from .options.hosts import parse_hosts, parse_setting
 from .strategy import ALONE, NAMES, PRECISIONS
 from .typed import Record
 
 LOCAL = "local"
 """The launcher of this machine."""
+
+SSH = "ssh"
+"""The launcher of ``--hosts``."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,9 @@ class Options(Record):
     gpus: int | None = None
     ranks: int | None = None
     launcher: str = LOCAL
+    hosts: tuple[str, ...] = ()
+    host_option: tuple[str, ...] = ()
+    """Settings of hosts (``protocol/hosts.py``), first from a file, then from the option line."""
     backend: str | None = None
     numa_binding: str | None = None
     strategy: str | None = None
@@ -49,6 +56,7 @@ class Options(Record):
     name: str | None = None
     timeout: float | None = None
     grace: float = 5.0
+    lease: float = 12 * 3600.0
     env: tuple[str, ...] = ()
     fresh: bool = False
     replace: bool = False
@@ -180,6 +188,18 @@ def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Optio
 OPTIONS: tuple[Option, ...] = (
     Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
+    Option(
+        "--hosts", "where", "A,B:4", "hosts that ssh reaches, each with all its GPUs or with N of them", parse_hosts
+    ),
+    Option(
+        "--host-option",
+        "where",
+        "HOST.KEY=VALUE",
+        "python, scratch or setup of a host, or of all without HOST.",
+        parse_setting,
+        repeatable=True,
+        adds=True,
+    ),
     Option("--launcher", "where", "NAME", "what starts the ranks: an installed launcher (default: local)", _launcher),
     _choice("--backend", "where", ("nccl", "gloo"), "process group backend (default: nccl on GPUs, else gloo)"),
     Option("--replace", "where", "", "cancel an earlier job of yours that holds the GPUs"),
@@ -220,6 +240,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--name", "life", "TEXT", "a name for the job", _title),
     Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
     Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
+    Option("--lease", "life", "TIME", "how long ranks on hosts go on without this machine (default: 12h)", _seconds),
     Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
     Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
     Option("--checkpoint", "life", "DIR", "save model, optimizer, position and RNG there while it trains", _path),
@@ -262,6 +283,10 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         raise OptionError(
             "--gpus and --ranks cannot be used together", "--gpus N for GPU ranks, --ranks N for CPU ranks"
         )
+    if options.hosts and "launcher" not in chosen:
+        options = replace(options, launcher=SSH)
+    if options.hosts and options.launcher == LOCAL:
+        raise OptionError("--launcher local runs on this machine only", "leave --launcher out, or --hosts")
     if options.backend == "nccl" and options.ranks is not None:
         raise OptionError("--backend nccl needs GPUs", "use --gpus N, or leave --backend out")
     return options

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from .typed import Record
 
@@ -24,3 +25,12 @@ class World(Record):
     """The interpreter."""
     libraries: tuple[str, ...] = ()
     """Modules of ``LIBRARIES`` that this process had imported: ranks will probably need them."""
+
+    def for_a_host(self, names: Collection[str]) -> World:
+        """What goes to another machine: the variables with these names, the directory, the umask."""
+        chosen = {name: self.environ[name] for name in names if name in self.environ}
+        return replace(self, environ=chosen, sys_path=(), rlimits={}, python="")
+
+    def after_login(self, environ: Mapping[str, str], python: str) -> World:
+        """On that machine: with the environment and the interpreter of the login there."""
+        return replace(self, environ={**environ, **self.environ}, python=python)

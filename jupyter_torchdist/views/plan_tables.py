@@ -23,11 +23,18 @@ def receipt_table(receipt: Sequence[Captured]) -> str:
 def plan_table(plan: Plan) -> str:
     """The plan: what runs on which host and device."""
     rows = [
-        (node.called, ", ".join(runs(node.ranks)), f"{node.address} ({node.interface})", ", ".join(node.gpus) or "CPU")
+        (
+            node.called,
+            ", ".join(runs(node.ranks)),
+            f"{node.address} ({node.interface})" if node.interface else node.address or "by its route",
+            ", ".join(node.gpus) or "CPU",
+            node.reach.python or "this one",
+        )
         for node in plan.nodes
     ]
+    threads = ", ".join(dict.fromkeys(str(node.threads) for node in plan.nodes))
     facts = [
-        f"{count(plan.world_size, 'rank')}, backend {plan.backend}, OMP_NUM_THREADS={plan.threads}",
+        f"{count(plan.world_size, 'rank')}, backend {plan.backend}, OMP_NUM_THREADS={threads}",
         "start: new interpreters (--fresh)" if plan.fresh else "start: forked from a warm process",
         f"results: {'every rank' if plan.collect == 'all' else 'rank 0'}, names {', '.join(plan.out)}",
     ]
@@ -38,7 +45,7 @@ def plan_table(plan: Plan) -> str:
     if plan.env_names:
         facts.append(f"environment: {', '.join(plan.env_names)}")
     facts[1:1] = strategy_lines(plan.strategy)
-    return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES"), rows)])
+    return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES", "PYTHON"), rows)])
 
 
 def strategy_lines(strategy: StrategyPlan) -> list[str]:

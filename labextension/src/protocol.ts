@@ -125,6 +125,9 @@ export interface Options {
   gpus: number | null;
   ranks: number | null;
   launcher: string;
+  hosts: string[];
+  /** Settings of hosts (`protocol/hosts.py`), first from a file, then from the option line. */
+  host_option: string[];
   backend: string | null;
   numa_binding: string | null;
   strategy: string | null;
@@ -148,6 +151,7 @@ export interface Options {
   name: string | null;
   timeout: number | null;
   grace: number;
+  lease: number;
   env: string[];
   fresh: boolean;
   replace: boolean;
@@ -182,14 +186,27 @@ export interface JobSpec {
   rerun_of: string;
 }
 
+/** How an interpreter is started on a host that `ssh` reaches. All is empty for this machine. */
+export interface Reach {
+  python: string;
+  /** A directory of the host for code and data. */
+  scratch: string;
+  /** Commands of the shell before Python. */
+  setup: string;
+}
+
 /** One node's part of the plan: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */
 export interface NodePlan {
   name: string;
   ranks: number[];
   gpus: string[];
-  /** The address for other nodes: loopback on a single node, else the IP of the chosen interface. */
+  /** The address for other nodes: loopback on a single node, else an IP. Empty: by the route to the first node. */
   address: string;
+  /** Empty: that of the address, which the node finds itself. */
   interface: string;
+  /** `OMP_NUM_THREADS` of each rank, unless the user set it. */
+  threads: number;
+  reach: Reach;
   /** The host name; empty if it is not known yet. */
   host: string;
 }
@@ -219,8 +236,6 @@ export interface Plan {
   world_size: number;
   backend: string;
   nodes: NodePlan[];
-  /** `OMP_NUM_THREADS` of each rank, unless the user set it. */
-  threads: number;
   fresh: boolean;
   numa_binding: string | null;
   timeout: number | null;
@@ -234,6 +249,8 @@ export interface Plan {
   run_id: string;
   /** The port of the rendezvous store; 0: a free port. */
   port: number;
+  /** Seconds that ranks on hosts go on without the driver. */
+  lease: number;
 }
 
 /** One line of the receipt: a name, its kind and description, its size (bytes), and the line that needs it. */

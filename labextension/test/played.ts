@@ -102,8 +102,18 @@ export const PLAN: Plan = {
   job: '20260101-000000-0a1b2c',
   world_size: 2,
   backend: 'gloo',
-  nodes: [{ name: 'box', ranks: [0, 1], gpus: ['GPU-a', 'GPU-b'], address: '127.0.0.1', interface: 'lo', host: '' }],
-  threads: 1,
+  nodes: [
+    {
+      name: 'box',
+      ranks: [0, 1],
+      gpus: ['GPU-a', 'GPU-b'],
+      address: '127.0.0.1',
+      interface: 'lo',
+      host: '',
+      threads: 1,
+      reach: { python: '', scratch: '', setup: '' }
+    }
+  ],
   fresh: false,
   numa_binding: null,
   timeout: null,
@@ -125,7 +135,8 @@ export const PLAN: Plan = {
   },
   role: 'default',
   run_id: '',
-  port: 0
+  port: 0,
+  lease: 43200
 };
 
 export function hello(state: JobState, more: Record<string, unknown> = {}): Record<string, unknown> {

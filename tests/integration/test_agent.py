@@ -103,7 +103,7 @@ def connect(directory: Path) -> Iterator[Callable[[], Peer]]:
 
 
 def assignment(root: Path, *, fresh: bool = False, python: str = sys.executable) -> dict[str, Any]:
-    plan = Plan(root.name, 1, "gloo", (NodePlan("node0", (0,)),), 1, fresh, None, None, 5.0)
+    plan = Plan(root.name, 1, "gloo", (NodePlan("node0", (0,)),), fresh, None, None, 5.0)
     environ = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     return {
         "job_root": str(root),

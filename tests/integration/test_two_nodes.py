@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from jupyter_torchdist.launchers.base import ChannelPerNode
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.inventory import local_inventory
+from jupyter_torchdist.protocol.options.hosts import Host
 from jupyter_torchdist.protocol.paths import Home, JobPaths
 from jupyter_torchdist.protocol.plan import Inventory, NodePlan
 from jupyter_torchdist.protocol.process import job_token, processes_of_job
@@ -51,8 +52,8 @@ class TwoNodes(ChannelPerNode):
         root = self._directory / node
         return {**os.environ, "TORCHDIST_RUNTIME_DIR": str(root / "r"), "TORCHDIST_SCRATCH": str(root / "scratch")}
 
-    def probe(self, environ: Mapping[str, str]) -> Inventory:
-        return local_inventory(environ)
+    def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
+        return (local_inventory(environ),)
 
     def connect(self, node: NodePlan) -> Channel:
         self.connections += 1
@@ -131,7 +132,7 @@ def drive(
     home = Home(directory / "home")
     home.blobs.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(JOB, "cell", cell, "Cell In[1]", 2, Options(ranks=4, grace=grace), time.time())
-    plan = make_plan(spec, local_inventory())
+    plan = make_plan(spec, [local_inventory()])
     plan = replace(plan, nodes=(NodePlan("node0", (0, 1)), NodePlan("node1", (2, 3))))
     capture = capture_cell(cell, "Cell In[1]", 2, names or {}, cwd=directory)
     manifest = pack(capture, JOB, BlobStore(home).put)

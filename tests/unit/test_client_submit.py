@@ -132,7 +132,7 @@ def test_a_directory_for_checkpoints_is_the_cells_own(home: Path, tmp_path: Path
 def test_what_cannot_run_starts_and_writes_nothing(
     home: Path, pool: DriverPool, monkeypatch: pytest.MonkeyPatch, request_: Request, error: type[Exception], words: str
 ) -> None:
-    monkeypatch.setattr(LocalLauncher, "probe", lambda launcher, environ: Inventory("h", 2, 2**33))
+    monkeypatch.setattr(LocalLauncher, "probe", lambda launcher, hosts, environ: (Inventory("h", 2, 2**33),))
     monkeypatch.delenv("NOT_SET_HERE", raising=False)
     with pytest.raises(error) as caught:
         submit(request_)
@@ -256,7 +256,7 @@ GPUS = tuple(Gpu(f"GPU-{index}", index, "H200", 2**37, 0) for index in range(2))
 
 
 def on_gpus(gpus: tuple[Gpu, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalLauncher, "probe", lambda launcher, environ: Inventory("h", 2, 2**33, gpus))
+    monkeypatch.setattr(LocalLauncher, "probe", lambda launcher, hosts, environ: (Inventory("h", 2, 2**33, gpus),))
 
 
 def test_a_running_job_keeps_its_gpus_and_replace_takes_them(

@@ -21,7 +21,7 @@ from jupyter_torchdist.protocol.spec import OPTIONS
 from jupyter_torchdist.ranks.eventfile import EventFile
 
 NODES = (NodePlan("node0", (0, 1), address="10.0.0.1"), NodePlan("node1", (2, 3, 4), address="10.0.0.2"))
-PLAN = Plan("j", 5, "nccl", NODES, threads=1, fresh=False, numa_binding=None, timeout=None, grace=7.0)
+PLAN = Plan("j", 5, "nccl", NODES, fresh=False, numa_binding=None, timeout=None, grace=7.0)
 
 
 def sleeper(event: _AllReturned) -> int:

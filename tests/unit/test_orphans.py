@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.node.orphans import DRIVER_TRIES, LEASH_SECONDS, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
+from jupyter_torchdist.node.orphans import DRIVER_TRIES, ORPHAN_SECONDS, RETRY_SECONDS, Orphans
 from jupyter_torchdist.protocol.paths import JobPaths
 from tests.leaks import wait_until
 
@@ -40,17 +40,17 @@ def driver_is(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_moment_alone_is_nothing(paths: JobPaths, care: Orphans) -> None:
-    assert not care.hopeless(paths, True, 0.0)
-    assert not care.hopeless(paths, True, ORPHAN_SECONDS)
+    assert not care.hopeless(paths, None, 0.0)
+    assert not care.hopeless(paths, None, ORPHAN_SECONDS)
     assert care.pids == set()
 
 
 def test_one_driver_at_a_time(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
     driver_is("true", monkeypatch)
-    care.hopeless(paths, True, 0.0)
-    assert not care.hopeless(paths, True, 1.0)
+    care.hopeless(paths, None, 0.0)
+    assert not care.hopeless(paths, None, 1.0)
     (pid,) = care.pids
-    assert not care.hopeless(paths, True, 1000.0)
+    assert not care.hopeless(paths, None, 1000.0)
     assert care.pids == {pid}
 
 
@@ -59,7 +59,7 @@ def test_a_driver_that_lives_is_waited_for(paths: JobPaths, care: Orphans, monke
     driver_is("true", monkeypatch)
     now = 0.0
     for _ in range(3 * DRIVER_TRIES):
-        assert not care.hopeless(paths, True, now)
+        assert not care.hopeless(paths, None, now)
         now += RETRY_SECONDS + 0.1
         assert wait_until(lambda: settled(care), 10)
 
@@ -69,7 +69,7 @@ def test_a_job_that_no_driver_can_read_is_given_up(
 ) -> None:
     driver_is("false", monkeypatch)
     now, started = 0.0, 0
-    while not care.hopeless(paths, True, now):
+    while not care.hopeless(paths, None, now):
         started += len(care.pids)
         now += RETRY_SECONDS + 0.1
         assert wait_until(lambda: settled(care), 10)
@@ -78,28 +78,28 @@ def test_a_job_that_no_driver_can_read_is_given_up(
 
 def test_no_process_can_be_started(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
     driver_is("/nonexistent/python", monkeypatch)
-    assert any(care.hopeless(paths, True, step * (RETRY_SECONDS + 0.1)) for step in range(DRIVER_TRIES + 2))
+    assert any(care.hopeless(paths, None, step * (RETRY_SECONDS + 0.1)) for step in range(DRIVER_TRIES + 2))
 
 
 def test_a_driver_that_took_the_job(paths: JobPaths, care: Orphans, monkeypatch: pytest.MonkeyPatch) -> None:
     driver_is("true", monkeypatch)
-    care.hopeless(paths, True, 0.0)
-    care.hopeless(paths, True, 1.0)
+    care.hopeless(paths, None, 0.0)
+    care.hopeless(paths, None, 1.0)
     (pid,) = care.pids
     care.claimed("j")
     assert care.pids == {pid}  # still our child, to be reaped
-    assert not care.hopeless(paths, True, 100.0)  # alone again: the time begins anew
+    assert not care.hopeless(paths, None, 100.0)  # alone again: the time begins anew
 
 
 @pytest.mark.parametrize("what", ["ended", "removed"])
 def test_a_job_that_needs_no_driver(what: str, paths: JobPaths, care: Orphans) -> None:
     paths.summary.write_text("{}") if what == "ended" else paths.spec.unlink()
-    care.hopeless(paths, True, 0.0)
-    assert care.hopeless(paths, True, 1.0)
+    care.hopeless(paths, None, 0.0)
+    assert care.hopeless(paths, None, 1.0)
 
 
-def test_a_job_of_a_driver_elsewhere_has_a_leash(paths: JobPaths, care: Orphans) -> None:
-    assert not care.hopeless(paths, False, 0.0)
-    assert not care.hopeless(paths, False, LEASH_SECONDS)
-    assert care.hopeless(paths, False, LEASH_SECONDS + 1)
+def test_a_job_of_a_driver_elsewhere_has_a_lease(paths: JobPaths, care: Orphans) -> None:
+    assert not care.hopeless(paths, 60.0, 0.0)
+    assert not care.hopeless(paths, 60.0, 60.0)
+    assert care.hopeless(paths, 60.0, 61.0)
     assert care.pids == set()

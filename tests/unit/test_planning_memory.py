@@ -61,7 +61,7 @@ def test_zero1_deals_out_whole_parameters() -> None:
 
 
 def plan_of(line: str, inventory: Inventory) -> Plan:
-    return make_plan(JobSpec("j", "cell", "", "", 1, parse_options(line), 0.0), inventory)
+    return make_plan(JobSpec("j", "cell", "", "", 1, parse_options(line), 0.0), [inventory])
 
 
 def machine(memory: int = 0, *gpus: int) -> Inventory:
@@ -151,8 +151,8 @@ def test_auto_asks_for_a_copy_a_rank() -> None:
     asked = replicated(plan).strategy
     assert (asked.name, asked.degrees) == ("ddp", {"dp_replicate": 4})
     spec = JobSpec("j", "cell", "", "", 1, parse_options("--gpus 4 --strategy auto"), 0.0)
-    assert make_plan(spec, inventory, fits=lambda plan: True).strategy.name == "ddp"
-    assert make_plan(spec, inventory, fits=lambda plan: False).strategy.name == "fsdp"
+    assert make_plan(spec, [inventory], fits=lambda plan: True).strategy.name == "ddp"
+    assert make_plan(spec, [inventory], fits=lambda plan: False).strategy.name == "fsdp"
     assert with_checkpointing(asked).activation_checkpointing
 
 

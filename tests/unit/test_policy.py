@@ -22,7 +22,7 @@ GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed b
 
 def plan(nodes: int = 1, **changes: Any) -> Plan:
     parts = tuple(NodePlan(f"node{n}", (2 * n, 2 * n + 1)) for n in range(nodes))
-    base = Plan("j", 2 * nodes, "gloo", parts, threads=1, fresh=False, numa_binding=None, timeout=None, grace=GRACE)
+    base = Plan("j", 2 * nodes, "gloo", parts, fresh=False, numa_binding=None, timeout=None, grace=GRACE)
     return replace(base, **changes)
 
 

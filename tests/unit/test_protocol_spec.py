@@ -18,11 +18,12 @@ from jupyter_torchdist.protocol.strategy import StrategyPlan
 FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
-    "--ranks 3 --launcher slurm --backend gloo --numa-binding node --out a,b --collect all --exclude big "
+    "--ranks 3 --hosts a,b:2 --host-option a.python=/p "
+    "--launcher slurm --backend gloo --numa-binding node --out a,b --collect all --exclude big "
     "--exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --checkpoint ckpt --resume "
-    "--name 'my run' --timeout 2h --grace=1.5s --env A=1 --env B --fresh --replace --plan --watch off"
+    "--name 'my run' --timeout 2h --grace=1.5s --lease 2h --env A=1 --env B --fresh --replace --plan --watch off"
 )
 ALL = Options(
     ranks=3,
@@ -38,6 +39,8 @@ ALL = Options(
     checkpoint="ckpt",
     resume=True,
     out=("a", "b"),
+    hosts=("a", "b:2"),
+    host_option=("a.python=/p",),
     launcher="slurm",
     collect="all",
     exclude=("big", "x", "y"),
@@ -45,6 +48,7 @@ ALL = Options(
     name="my run",
     timeout=7200.0,
     grace=1.5,
+    lease=7200.0,
     env=("A=1", "B"),
     fresh=True,
     replace=True,
@@ -160,7 +164,7 @@ def test_plans_and_inventories_come_back() -> None:
     gpu = Gpu("GPU-1", 0, "H200", 2**37, 5, (7, 8))
     inventory = Inventory("h", 2, 2**40, (gpu,), "3.11", "2.13")
     node = NodePlan("node0", (0, 1), ("GPU-1", "GPU-2"), "10.0.0.1", "eth0")
-    plan = Plan("j", 2, "nccl", (node,), 1, True, "node", 5.0, 1.0, "all", ("a",), ("E",))
+    plan = Plan("j", 2, "nccl", (node,), True, "node", 5.0, 1.0, "all", ("a",), ("E",))
     assert Inventory.from_json(codec.loads(codec.dumps(inventory.to_json()))) == inventory
     strategy = StrategyPlan("fsdp+tp", {"tp": 2}, {"zero": (1, 2)}, "bf16", notes=("why",))
     assert Plan.from_json(codec.loads(codec.dumps(plan.to_json()))) == plan

@@ -33,7 +33,7 @@ def refusal(
     inventory: Inventory, busy: dict[str, str] | None = None, own: set[int] | None = None, **options: Any
 ) -> str:
     with pytest.raises(ResourceError) as caught:
-        make_plan(spec(**options), inventory, busy=busy or {}, own=own or set())
+        make_plan(spec(**options), [inventory], busy=busy or {}, own=own or set())
     return str(caught.value)
 
 
@@ -41,21 +41,21 @@ def refusal(
 
 
 def test_ranks_share_the_cores() -> None:
-    plan = make_plan(spec(ranks=3), machine(cores=8))
-    assert (plan.world_size, plan.backend, plan.threads) == (3, "gloo", 2)
+    plan = make_plan(spec(ranks=3), [machine(cores=8)])
+    assert (plan.world_size, plan.backend, plan.nodes[0].threads) == (3, "gloo", 2)
     (node,) = plan.nodes
     assert (node.ranks, node.gpus, node.address) == ((0, 1, 2), (), "127.0.0.1")
 
 
 def test_more_ranks_than_cores_is_a_rehearsal() -> None:
-    assert make_plan(spec(ranks=8), machine(cores=2)).threads == 1
+    assert make_plan(spec(ranks=8), [machine(cores=2)]).nodes[0].threads == 1
 
 
 def test_200_ranks_on_2_cores() -> None:
     assert refusal(machine(cores=2), ranks=200) == (
         "200 ranks on 2 cores of here are too many: 100 ranks would share one core\n  → ask for at most --ranks 64 here"
     )
-    assert make_plan(spec(ranks=64), machine(cores=2)).world_size == 64
+    assert make_plan(spec(ranks=64), [machine(cores=2)]).world_size == 64
 
 
 def test_more_ranks_than_memory() -> None:
@@ -65,7 +65,7 @@ def test_more_ranks_than_memory() -> None:
 
 
 def test_a_machine_that_does_not_tell_its_memory() -> None:
-    assert make_plan(spec(ranks=4), machine(memory=0)).world_size == 4
+    assert make_plan(spec(ranks=4), [machine(memory=0)]).world_size == 4
 
 
 def test_ranks_without_gpus_are_not_bound() -> None:
@@ -79,13 +79,13 @@ def test_ranks_without_gpus_are_not_bound() -> None:
 
 
 def test_every_free_gpu_is_the_default() -> None:
-    plan = make_plan(spec(), machine(gpu(0), gpu(1, 77), gpu(2)))
+    plan = make_plan(spec(), [machine(gpu(0), gpu(1, 77), gpu(2))])
     assert (plan.nodes[0].gpus, plan.world_size, plan.backend) == (("GPU-0000", "GPU-0002"), 2, "nccl")
 
 
 def test_binding_needs_numactl() -> None:
     with_it = replace(machine(gpu(0)), numactl=True)
-    assert make_plan(spec(numa_binding="node"), with_it).numa_binding == "node"
+    assert make_plan(spec(numa_binding="node"), [with_it]).numa_binding == "node"
     assert refusal(machine(gpu(0)), numa_binding="node") == (
         "--numa-binding: PyTorch needs the program numactl, which is not installed on here\n"
         "  → install the system's package numactl there, or leave --numa-binding out"
@@ -123,8 +123,8 @@ def test_no_gpu_is_free() -> None:
 
 def test_what_only_this_kernel_holds_is_free_and_taken_last() -> None:
     inventory = machine(gpu(0, 42, used=GIB), gpu(1), gpu(2))
-    assert make_plan(spec(gpus=2), inventory, own={42}).nodes[0].gpus == ("GPU-0001", "GPU-0002")
-    assert make_plan(spec(gpus=3), inventory, own={42}).nodes[0].gpus == ("GPU-0000", "GPU-0001", "GPU-0002")
+    assert make_plan(spec(gpus=2), [inventory], own={42}).nodes[0].gpus == ("GPU-0001", "GPU-0002")
+    assert make_plan(spec(gpus=3), [inventory], own={42}).nodes[0].gpus == ("GPU-0000", "GPU-0001", "GPU-0002")
 
 
 def test_what_this_kernel_shares_with_a_stranger_is_not_free() -> None:
@@ -133,19 +133,19 @@ def test_what_this_kernel_shares_with_a_stranger_is_not_free() -> None:
 
 
 def test_ranks_leave_gpus_alone() -> None:
-    assert make_plan(spec(ranks=2), machine(gpu(0), gpu(1))).nodes[0].gpus == ()
+    assert make_plan(spec(ranks=2), [machine(gpu(0), gpu(1))]).nodes[0].gpus == ()
 
 
 def test_a_backend_of_the_users_choice() -> None:
-    assert make_plan(spec(gpus=1, backend="gloo"), machine(gpu(0))).backend == "gloo"
+    assert make_plan(spec(gpus=1, backend="gloo"), [machine(gpu(0))]).backend == "gloo"
 
 
 def test_the_plan_keeps_names_of_variables_and_no_values() -> None:
-    assert make_plan(spec(ranks=1, env=("TOKEN=secret", "HOME")), machine()).env_names == ("TOKEN", "HOME")
+    assert make_plan(spec(ranks=1, env=("TOKEN=secret", "HOME")), [machine()]).env_names == ("TOKEN", "HOME")
 
 
 def test_a_plan_survives_its_journey() -> None:
-    plan = make_plan(spec(gpus=2, timeout=60.0, out=("a", "b")), machine(gpu(0), gpu(1)))
+    plan = make_plan(spec(gpus=2, timeout=60.0, out=("a", "b")), [machine(gpu(0), gpu(1))])
     assert type(plan).from_json(plan.to_json()) == plan
 
 
@@ -156,7 +156,7 @@ def with_torch(version: str) -> Inventory:
 @pytest.mark.parametrize("version", ["2.7.1", "2.6.0+cu124", "1.13.1"])
 def test_a_release_of_torch_that_is_too_old(version: str) -> None:
     with pytest.raises(ResourceError) as caught:
-        make_plan(spec(ranks=2), with_torch(version))
+        make_plan(spec(ranks=2), [with_torch(version)])
     assert caught.value.message == f"torch {version} is too old: jupyter_torchdist needs torch 2.8 or newer"
     assert caught.value.hint == "pip install 'torch>=2.8'"
 
@@ -172,10 +172,10 @@ def test_a_release_of_torch_that_is_too_old(version: str) -> None:
 )
 def test_what_a_release_of_torch_cannot_do_is_refused_by_name(options: dict[str, Any], what: str) -> None:
     with pytest.raises(ResourceError) as caught:
-        make_plan(spec(**options), with_torch("2.8.0+cu128"))
+        make_plan(spec(**options), [with_torch("2.8.0+cu128")])
     assert caught.value.message == f"{what} needs torch 2.9 or newer; this is torch 2.8.0+cu128"
     assert caught.value.hint.startswith("pip install 'torch>=2.9', or ")
-    assert make_plan(spec(**options), with_torch("2.9.1"))
+    assert make_plan(spec(**options), [with_torch("2.9.1")])
 
 
 def test_supported_releases_are_those_that_are_asked_for() -> None:

@@ -154,7 +154,7 @@ def test_a_killed_rank_is_described_in_its_own_words() -> None:
 
 def test_the_page_of_a_job_shows_its_source_with_the_users_line_numbers() -> None:
     spec = JobSpec("j", "cell", "x = 1\ny = 2\n", "Cell In[2]", 2, Options(), 0.0)
-    plan = Plan("j", 4, "gloo", (NodePlan("n0", (0, 1, 2, 3)),), 1, False, "node", 60.0, 5.0, env_names=("TOKEN",))
+    plan = Plan("j", 4, "gloo", (NodePlan("n0", (0, 1, 2, 3)),), False, "node", 60.0, 5.0, env_names=("TOKEN",))
     page = job_text.job_page(job(notes=("mind this",)), spec, plan, None, 101.0)
     assert "    2  x = 1\n    3  y = 2" in page
     assert "note: mind this" in page

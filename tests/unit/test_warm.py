@@ -66,7 +66,7 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
 
 
 def assignment(job: str, python: str, environ: dict[str, str] | None = None) -> Assignment:
-    plan = Plan(job, 1, "gloo", (NodePlan("node0", (0,)),), 1, False, None, None, 5.0)
+    plan = Plan(job, 1, "gloo", (NodePlan("node0", (0,)),), False, None, None, 5.0)
     return Assignment("/nonexistent", "/", "node0", plan, World(environ or {}, "/", (), 0o77, {}, python))
 
 

@@ -33,6 +33,11 @@ class Channel:
         self.pending += len(frame)
         self.flush()
 
+    def send_first(self, data: bytes) -> None:
+        """Queue bytes that are no frame before all others. Only before anything was written."""
+        self._queue.appendleft(memoryview(data))
+        self.pending += len(data)
+
     def flush(self) -> None:
         """Write what can be written now. Raises ``ChannelError`` if the peer is gone."""
         if self.closed:
@@ -53,17 +58,25 @@ class Channel:
 
     def receive(self) -> list[frames.Message]:
         """Frames that have arrived. Raises ``EOFError`` at the end, ``ChannelError`` for invalid data."""
+        return self.decode(self.read())
+
+    def decode(self, data: bytes) -> list[frames.Message]:
+        """The frames that are complete with these bytes. Raises ``ChannelError`` for invalid data."""
+        return list(self._decoder.feed(data))
+
+    def read(self) -> bytes:
+        """Bytes that have arrived. Raises ``EOFError`` at the end."""
         if self.closed:  # another channel may have the descriptor's number by now
             raise EOFError
         try:
             data = os.read(self.read_fd, _READ)
         except BlockingIOError:
-            return []
+            return b""
         except OSError as error:
             raise EOFError from error
         if not data:
             raise EOFError
-        return list(self._decoder.feed(data))
+        return data
 
     @property
     def between_frames(self) -> bool:

@@ -20,6 +20,14 @@ Offsets = dict[str, int]
 
 
 @dataclass(frozen=True)
+class Login(Record):
+    """From the relay of a connection, before its driver speaks: the login's environment and its interpreter."""
+
+    environ: dict[str, str]
+    python: str
+
+
+@dataclass(frozen=True)
 class Hello(Record):
     """Who drives."""
 
@@ -28,10 +36,10 @@ class Hello(Record):
 
 @dataclass(frozen=True)
 class Warm(Record):
-    """Have a warm process ready for such jobs."""
+    """Have a warm process ready for such jobs. Without an interpreter: for jobs of this login."""
 
-    python: str
-    environ: dict[str, str]
+    python: str = ""
+    environ: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,7 @@ class End(Record):
 
     job: str
     grace: float
+    attempt: int = 1
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,7 @@ class Nothing(Record):
 
 
 DRIVER_SAYS: dict[str, type[Record]] = {
+    "login": Login,
     "hello": Hello,
     "warm": Warm,
     "prepare": Prepare,
@@ -135,6 +145,10 @@ class Welcome(Record):
     inventory: dict[str, Any]
     warm: tuple[dict[str, Any], ...]
     jobs: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
+    """Addresses of the node, that of this connection first; none over a local socket."""
+    interpreter: str = ""
+    """The Python that was found for this connection."""
 
 
 @dataclass(frozen=True)

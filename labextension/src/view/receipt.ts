@@ -86,12 +86,17 @@ function captured({ receipt }: Hello): HTMLElement {
   return table(trans('Captured names'), header, rows);
 }
 
+/** ``OMP_NUM_THREADS`` of the nodes: ``4``, or ``4, 8`` where they differ. */
+function threads(plan: Plan): string {
+  return [...new Set(plan.nodes.map(node => node.threads))].join(', ');
+}
+
 /** The wording of views.plan_table. */
 export function planFacts(plan: Plan): [string, string][] {
   return [
     [
       trans('ranks'),
-      `${ranks(plan.world_size)}, ${trans('backend %1', plan.backend)}, OMP_NUM_THREADS=${plan.threads}`
+      `${ranks(plan.world_size)}, ${trans('backend %1', plan.backend)}, OMP_NUM_THREADS=${threads(plan)}`
     ],
     [trans('strategy'), strategyWords(plan.strategy)],
     [trans('strategy options'), strategyOptions(plan.strategy)],

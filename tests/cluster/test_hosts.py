@@ -1,0 +1,155 @@
+"""A cell on hosts over SSH: what it prints, returns and raises; its end on request; faults of hosts and network."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jupyter_torchdist.client import Job, Request, submit
+from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.launchers.ssh import launcher
+from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
+from jupyter_torchdist.protocol.spec import parse_options
+from tests.cluster import node_python
+from tests.cluster.cluster import Cluster
+from tests.leaks import wait_until
+
+PYTHON = node_python.PLACE / "bin/python"
+PATIENCE = 60.0
+MEET = """
+import socket
+import torch, torch.distributed as dist
+total = torch.ones(1) * dist.get_rank()
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "on", socket.gethostname(), "sum", total.item())
+"""
+SLEEP = MEET + "import time\nprint('asleep', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
+
+
+@pytest.fixture
+def pool(cluster: Cluster) -> Iterator[DriverPool]:
+    """Drivers that know the hosts."""
+    drivers = DriverPool()
+    yield drivers
+    drivers.close()
+    launcher.let_go()
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of a notebook: ``__main__`` of this process for the length of the test."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return main.__dict__
+
+
+def start(
+    pool: DriverPool, source: str, options: str = "--hosts node1,node2 --ranks 4", names: dict[str, Any] | None = None
+) -> Job:
+    words = f"--host-option python={PYTHON} {options}"
+    return submit(Request(source, "Cell In[3]", 2, parse_options(words), names or {}), pool=pool)
+
+
+def lines(job: Job, rank: int) -> list[str]:
+    return job.logs(rank, stream="out").splitlines()
+
+
+def asleep(job: Job) -> bool:
+    return job.logs(stream="out").count("asleep") == job.plan.world_size
+
+
+def test_ranks_of_two_hosts_meet_and_their_values_come_back(pool: DriverPool, notebook: dict[str, Any]) -> None:
+    exec("import torch\nweights = torch.zeros(3)", notebook)
+    job = start(pool, MEET + "weights += total\nfloat(weights.sum())", names=notebook)
+    assert job.wait(PATIENCE).state == "succeeded"
+    for rank in range(4):
+        assert f"rank {rank} on node{rank // 2 + 1} sum 6.0" in job.logs(rank)
+    job.bring(notebook)
+    assert notebook["weights"].tolist() == [6.0, 6.0, 6.0]
+    assert job.value == 18.0
+
+
+def test_an_exception_of_another_host_is_the_notebooks(pool: DriverPool) -> None:
+    job = start(pool, MEET + "if dist.get_rank() == 3:\n    raise LookupError('on node2')\ndist.barrier()\n")
+    assert job.wait(PATIENCE).state == "failed"
+    assert job.state.first_failure == 3
+    assert job.state.ranks[3].host == "node2"
+    with pytest.raises(LookupError, match="on node2"):
+        job.raise_for_state()
+
+
+def test_a_cancel_ends_the_ranks_of_every_host(pool: DriverPool, cluster: Cluster) -> None:
+    job = start(pool, SLEEP, "--hosts node1,node2 --ranks 4 --grace 1s")
+    assert wait_until(lambda: asleep(job), PATIENCE)
+    job.interrupt()
+    assert job.wait(PATIENCE).state == "cancelled"
+
+
+def test_a_host_that_is_switched_off_ends_the_job(pool: DriverPool, cluster: Cluster) -> None:
+    job = start(pool, SLEEP)
+    assert wait_until(lambda: asleep(job), PATIENCE)
+    cluster.poweroff("node2")
+    assert job.wait(PATIENCE).state in ("lost", "failed")
+    assert "node2" in job.state.reason
+
+
+def test_no_line_is_lost_when_the_connection_breaks(pool: DriverPool, cluster: Cluster, tmp_path: Path) -> None:
+    count = "import time\nfor i in range(60):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
+    job = start(pool, MEET + count)
+    assert wait_until(lambda: "line 10" in job.logs(3), PATIENCE)
+    cluster.drop_ssh("node2")
+    assert job.wait(PATIENCE).state == "succeeded"
+    for rank in range(4):
+        assert [line.split()[-1] for line in lines(job, rank) if " line " in f" {line}"] == [str(i) for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--hosts node9 --ranks 1", r"node9: .*resolve"),
+        ("--hosts node1,node2 --ranks 1", "2 hosts need more than 1 ranks"),
+        ("--hosts node1 --ranks 1 --host-option python=/usr/bin/python3", "node1 has no Python with torch"),
+        ("--hosts node1,node1 --ranks 2", "node1 stands there 2 times"),
+        ("--hosts @big --ranks 2", "there is no group @big"),
+    ],
+)
+def test_what_cannot_start_is_told_before(pool: DriverPool, options: str, words: str) -> None:
+    with pytest.raises(TorchDistError, match=words):
+        start(pool, MEET, options)
+
+
+def test_an_unknown_host_key_is_refused_with_the_command(pool: DriverPool, cluster: Cluster) -> None:
+    known = cluster.ssh_config.with_name("known_hosts")
+    text = known.read_text()
+    known.write_text("")
+    try:
+        with pytest.raises(LaunchError, match="node1: Host key verification failed") as caught:
+            start(pool, MEET, "--hosts node1 --ranks 1")
+    finally:
+        known.write_text(text)
+    assert "run `ssh node1` once" in caught.value.hint
+
+
+def test_a_key_that_is_not_accepted_is_told(pool: DriverPool, cluster: Cluster) -> None:
+    with pytest.raises(LaunchError, match=r"ghost@node1: .*Permission denied") as caught:
+        start(pool, MEET, "--hosts ghost@node1 --ranks 1")
+    assert "ssh -fNM -S" in caught.value.hint
+
+
+@pytest.mark.parametrize("stage", ["upload", "rendezvous"])
+def test_a_cancel_during_the_start_ends_all(pool: DriverPool, cluster: Cluster, stage: str) -> None:
+    """During the upload, no rank is ever started; a host that cannot reach the first one is ended, too."""
+    import numpy as np
+
+    names = {"data": np.random.default_rng(0).bytes(40_000_000)} if stage == "upload" else {}
+    if stage == "upload":
+        cluster.limit("node2", 20)
+    job = start(pool, SLEEP + "data\n" if names else SLEEP, names=names)
+    job.kill()
+    assert job.wait(PATIENCE).state == "cancelled"
+    assert not any(rank.ready for rank in job.state.ranks.values())

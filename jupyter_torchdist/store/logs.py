@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..protocol.disk import open_plain
 from ..protocol.paths import JobPaths
+from . import screen
 
 STREAMS = ("out", "err")
 
@@ -80,13 +81,13 @@ def tail(path: Path, lines: int, limit: int = 1024 * 1024) -> str:
                 start -= step
                 file.seek(start)
                 pieces.append(file.read(step))
-                newlines += pieces[-1].count(b"\n")
+                newlines += screen.lines_in(pieces[-1])
     except OSError:
         return ""
     data = b"".join(reversed(pieces))
     if start > 0:
         data = _whole_characters(data)
-    return "".join(_split(decode(data))[-lines:])
+    return "".join(_split(screen.settled(decode(data)))[-lines:])
 
 
 def last_words(path: Path) -> str:
@@ -112,12 +113,17 @@ def _whole_characters(data: bytes) -> bytes:
 
 def lines(path: Path) -> Iterator[str]:
     """Every line with its newline. A line longer than ``LINE_LIMIT`` bytes is returned in pieces."""
+    held = screen.Screen()
     try:
         with open_plain(path) as file:
             while piece := file.readline(LINE_LIMIT):
-                yield decode(piece)
+                if len(piece) < LINE_LIMIT:
+                    yield from _split(held.write(decode(piece)))
+                else:
+                    yield from (*_split(held.end()), decode(piece))
     except OSError:
         return
+    yield from _split(held.end())
 
 
 def grep(path: Path, pattern: str | re.Pattern[str]) -> Iterator[tuple[int, str]]:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterator
 from math import inf
 from typing import TextIO
 
-from ..protocol.feed import LINE_LIMIT
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
 from ..store import segments
 from ..store.logs import decode, labelled
+from ..store.screen import Screen
 from ..store.segments import Log, Segment
 from ..store.tail import Tail
 from ..views import job_text
@@ -29,7 +29,7 @@ class Lines:
         """``keep``: begin at the last ``keep`` bytes of each existing file; None: begin at its start."""
         self._paths = paths
         self._tail = Tail({}, first=keep, lag=inf, patience=inf)
-        self._rest: dict[str, str] = {}
+        self._screens: dict[str, Screen] = {}
         self._logs: dict[str, Log] = {}
         self._take(limit=0)
 
@@ -41,10 +41,9 @@ class Lines:
         """The rest of the output after the ranks have ended; an unfinished line gets a newline."""
         while taken := self._take(CHUNK, ended=True):
             yield from self._whole(taken)
-        for name, rest in self._rest.items():
-            if rest:
+        for name, screen in self._screens.items():
+            if rest := screen.end():
                 yield self._logs[name], rest + "\n"
-        self._rest.clear()
 
     def _take(self, limit: int, ended: bool = False) -> list[Segment]:
         self._logs = segments.find(self._paths) | self._logs
@@ -53,20 +52,9 @@ class Lines:
 
     def _whole(self, taken: list[Segment]) -> Iterator[tuple[Log, str]]:
         for segment in taken:
-            name = segment.log.name
-            whole, self._rest[name] = _split(self._rest.get(name, "") + decode(segment.data))
-            if whole:
+            screen = self._screens.setdefault(segment.log.name, Screen())
+            if whole := screen.write(decode(segment.data)):
                 yield segment.log, whole
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Complete lines and the rest. Of a very long rest only the part that a terminal would still show is kept."""
-    end = text.rfind("\n") + 1
-    rest = text[end:]
-    if len(rest) <= LINE_LIMIT:
-        return text[:end], rest
-    shown = rest[rest.rfind("\r") + 1 :]
-    return (text[:end], shown) if len(shown) <= LINE_LIMIT else (text + "\n", "")
 
 
 class Console:

@@ -1,4 +1,5 @@
 /** What the browser holds of each log, and what goes when that is too much. */
+import type { LogScreen } from './logscreen';
 import { GAP, type LogRows, type RowList } from './logrows';
 
 export interface LogFile {
@@ -15,6 +16,8 @@ export interface HeldFile extends LogFile {
   /** The line that has no end yet, and what was written of it since its last carriage return. */
   open: number | null;
   tail: string;
+  /** While bars stand inside one another: the lines that can change. None of them is `open` then. */
+  screen: LogScreen | null;
   gaps: number[];
   time: number;
 }

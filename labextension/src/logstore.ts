@@ -1,6 +1,7 @@
 /** The lines that the browser holds: of every file the newest, and what was asked for besides. */
 import { type HeldFile, type Limits, LIMITS, type LogFile, oldest, overLimits } from './logheld';
 import { CUT, FREE, GAP, LINE, LogRows, RowList } from './logrows';
+import { DEPTH, goesUp, LogScreen, type ScreenLine } from './logscreen';
 import { clip, foldOpen, foldReturns, measureOf, plain } from './logtext';
 import { LogView, type LogFilter } from './logview';
 import type { LinePattern } from './pattern';
@@ -58,7 +59,8 @@ export class LogStore {
 
   /** Whether more of this line may come. */
   isOpen(row: number): boolean {
-    return this.held[this.rows.file[row]!]!.open === row;
+    const file = this.held[this.rows.file[row]!]!;
+    return file.open === row || (file.screen?.has(row) ?? false);
   }
 
   matches(row: number, pattern: LinePattern): boolean {
@@ -122,6 +124,10 @@ export class LogStore {
       added.push(gap);
     }
     file.end = segment.end;
+    if (file.screen || goesUp(segment.text)) {
+      this.drawBars(file, segment, time, added, changed);
+      return;
+    }
     let rest = segment;
     if (file.open !== null) {
       changed.push(file.open);
@@ -164,11 +170,76 @@ export class LogStore {
   private close(file: HeldFile): void {
     file.open = null;
     file.tail = '';
+    file.screen = null;
+  }
+
+  private drawBars(file: HeldFile, segment: Segment, time: number, added: number[], changed: number[]): void {
+    const screen = file.screen ?? new LogScreen(this.lastLines(file));
+    const rows = this.linesOn(screen, file, segment, time, changed);
+    rows.forEach(row => added.push(row));
+    screen.settle();
+    const { row, text } = screen.cursor;
+    this.close(file);
+    if (screen.top !== null) {
+      file.screen = screen;
+    } else if (row !== null) {
+      file.open = row;
+      file.tail = text;
+    }
+  }
+
+  /** The last lines of a file, to which the cursor may go up. */
+  private lastLines(file: HeldFile): ScreenLine[] {
+    const lines: ScreenLine[] = file.open === null ? [{ row: null, text: '' }] : [];
+    for (let i = this.order.length - 1; i >= 0 && lines.length <= DEPTH; i--) {
+      const row = this.order.at(i);
+      if (this.rows.file[row] === file.index) {
+        if (this.rows.kind[row] !== LINE) {
+          break;
+        }
+        lines.unshift({ row, text: row === file.open ? file.tail : this.rows.text(row) });
+      }
+    }
+    return lines;
+  }
+
+  /** Writes the segment on a screen. Gives the new rows; `changed` gets all rows whose text is another. */
+  private linesOn(screen: LogScreen, file: HeldFile, segment: Segment, time: number, changed: number[]): number[] {
+    const { text, start, end } = segment;
+    const [measure, drawn, rows] = [measureOf(text, end - start), new Set<ScreenLine>(), [] as number[]];
+    let offset = start;
+    for (let from = 0; from < text.length; ) {
+      const stop = text.indexOf('\n', from);
+      const to = stop < 0 ? text.length : stop;
+      const next = stop < 0 ? end : Math.min(offset + measure(text, from, stop + 1), end);
+      const lowest = screen.lines.at(-1)!;
+      if (lowest.row === null) {
+        lowest.row = this.rows.add(LINE, file.index, offset, 0, time);
+        rows.push(lowest.row);
+      }
+      // Wherever a bar stands: the rows of a file are its bytes in order, and the newest bytes are in the last one.
+      this.rows.bytes[lowest.row]! += next - offset;
+      screen.write(text.slice(from, to)).forEach(line => drawn.add(line));
+      if (stop >= 0) {
+        screen.down();
+      }
+      offset = next;
+      from = to + 1;
+    }
+    this.count(file, rows.length);
+    for (const { row, text } of drawn) {
+      this.rows.replace(row!, foldReturns(text).slice(0, this.limits.line));
+      changed.push(row!);
+    }
+    return rows;
   }
 
   /** A row for each line of the segment, in order, not yet shown anywhere. */
   private linesOf(file: HeldFile, segment: Segment, time: number): number[] {
     const { text, start, end } = segment;
+    if (goesUp(text)) {
+      return this.linesOn(new LogScreen([{ row: null, text: '' }]), file, segment, time, []);
+    }
     const rows: number[] = [];
     const measure = measureOf(text, end - start);
     const returns = text.includes('\r');
@@ -321,6 +392,7 @@ export class LogStore {
       end: start,
       open: null,
       tail: '',
+      screen: null,
       gaps: [],
       time: 0
     };
@@ -350,7 +422,7 @@ export class LogStore {
       } else {
         this.count(file, -1);
       }
-      if (file.open === row) {
+      if (file.open === row || file.screen?.has(row)) {
         this.close(file);
       }
     }

@@ -178,6 +178,7 @@ class Choice {
   }
 
   changed(grown: readonly number[]): void {
+    this.unfold(grown);
     const rows = grown.filter(row => this.state[row] !== UNSEEN);
     const before = rows.filter(row => this.state[row] !== HIDDEN);
     const after = rows.filter(row => this.passes(row));
@@ -186,6 +187,21 @@ class Choice {
       after.forEach(row => (this.state[row] = SHOWN));
       this.rebuild();
     }
+  }
+
+  /** Bars of all ranks were alike, and go on: each rank has its own again. */
+  private unfold(grown: readonly number[]): void {
+    const firsts = new Set(grown.map(row => this.shownBy[row]!).filter(first => first > 0));
+    if (firsts.size === 0) {
+      return;
+    }
+    for (const row of this.store.order.view()) {
+      if (firsts.has(this.shownBy[row]!)) {
+        this.state[row] = SHOWN;
+        this.shownBy[row] = 0;
+      }
+    }
+    this.rebuild();
   }
 
   dropped(): void {
@@ -246,6 +262,9 @@ class Choice {
     const file = this.store.fileOf(row);
     if ((ranks && !ranks.has(file.rank)) || (stream !== null && stream !== file.stream)) {
       return false;
+    }
+    if (this.store.isOpen(row) && !this.store.text(row).trim()) {
+      return false; // where a bar was
     }
     return !pattern || this.store.rows.kind[row] === GAP || this.store.matches(row, pattern);
   }

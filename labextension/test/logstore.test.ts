@@ -110,6 +110,51 @@ describe('carriage returns', () => {
     expect(shown(store, view)).toEqual(['0.err start', '0.err  30%|###|', '0.err end']);
   });
 
+  // What tqdm writes for an outer bar and an inner one with leave=False.
+  const inner = (percent: number): string => `\n\rinner ${percent}%\x1b[A`;
+  const outer = (percent: number): string => `\n\r           \x1b[A\router ${percent}%`;
+  const NESTED = `\router 0%${inner(0)}${inner(50)}${outer(50)}${inner(0)}${inner(100)}${outer(100)}\nend\nlast\n`;
+
+  test.each([1, 7, 10, 16, 1000])('bars inside one another are one line each, in pieces of %i', size => {
+    // An escape sequence is never cut: the feed gives whole lines, and the rest of one only later.
+    const parts = NESTED.match(/\x1b\[A|[^]/g)!;
+    const store = new LogStore();
+    const view = store.view(ALL, never);
+    const seen = new Set<string>();
+    let start = 0;
+    for (let i = 0; i < parts.length; i += size) {
+      const text = parts.slice(i, i + size).join('');
+      store.append([segment('0.err', start, text)]);
+      start += text.length;
+      const now = shown(store, view).map(line => line.trimEnd());
+      seen.add(now.join('|'));
+      expect(now.filter(line => line.includes('outer')).length).toBeLessThan(2);
+    }
+    expect(shown(store, view)).toEqual(['0.err outer 100%', '0.err end', '0.err last']);
+    expect(store.rows.bytes[0]! + store.rows.bytes[1]! + store.rows.bytes[2]!).toBe(NESTED.length);
+    if (size === 1) {
+      expect([...seen]).toContain('0.err outer 50%|0.err inner 0%');
+    }
+    expect(lines(store)).toEqual(shown(store, view));
+  });
+
+  test('older bars inside one another are one line each', () => {
+    const store = new LogStore();
+    const text = `first\n${NESTED}`;
+    store.append([segment('0.err', text.length, 'new\n')]);
+    store.insert([segment('0.err', 0, text)]);
+    expect(lines(store)).toEqual(['0.err first', '0.err outer 100%', '0.err end', '0.err last', '0.err new']);
+  });
+
+  test('bars that began alike on all ranks are apart when they go on', () => {
+    const store = new LogStore();
+    const view = store.view({ ...ALL, alike: 2 }, never);
+    store.append([segment('0.err', 0, '\router 0%\n'), segment('1.err', 0, '\router 0%\n')]);
+    expect(shown(store, view)).toEqual(['0.err outer 0%']);
+    store.append([segment('1.err', 10, '\rinner 0%\x1b[A\router 9%\n')]);
+    expect(shown(store, view)).toEqual(['0.err outer 0%', '1.err outer 9%', '1.err inner 0%']);
+  });
+
   test('thousands of bars take the room of one', () => {
     const store = new LogStore();
     let start = 0;

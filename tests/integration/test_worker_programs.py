@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.store import logs
 from tests.ranks import RankJob, Warm
 
 
@@ -222,6 +223,21 @@ def test_display_is_there_without_an_import(warm: Warm, tmp_path: Path) -> None:
     assert job.codes == {0: 0}, job.err(0)
     assert job.display(0)[0]["data"] == {"text/plain": "'x'"}
     assert "3/3" in job.err(0)
+
+
+def test_nested_bars_are_shown_as_one_line_each(warm: Warm, tmp_path: Path) -> None:
+    source = """
+from tqdm.notebook import tqdm
+for _ in tqdm(range(3), "outer"):
+    for _ in tqdm(range(50), "inner", leave=False, mininterval=0):
+        pass
+print("after", file=__import__("sys").stderr)
+"""
+    job = RankJob(warm, tmp_path, source, world=1).run()
+    assert job.codes == {0: 0}, job.err(0)
+    assert job.err(0).count("\x1b[A") > 100
+    bar, after = logs.lines(job.files.err(0))
+    assert "3/3" in bar and after == "after\n"
 
 
 def test_curves(warm: Warm, tmp_path: Path) -> None:

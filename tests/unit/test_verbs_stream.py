@@ -12,7 +12,8 @@ from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
 from jupyter_torchdist.store.logs import LINE_LIMIT, decode, labelled
 from jupyter_torchdist.testing import FakeJob
-from jupyter_torchdist.verbs.stream import CHUNK, Console, Lines, _split
+from jupyter_torchdist.verbs import ansi
+from jupyter_torchdist.verbs.stream import CHUNK, Console, Lines
 
 FEW = settings(max_examples=60, deadline=None)
 
@@ -45,22 +46,15 @@ def test_a_character_cut_in_two_is_put_together() -> None:
         assert [text for _, text in lines.poll()] == ["é\n"]
 
 
-@given(st.lists(st.text(st.sampled_from("ab\n\r"), max_size=8), max_size=8))
-def test_no_split_loses_or_doubles_a_byte(pieces: list[str]) -> None:
-    rest, whole = "", ""
-    for piece in pieces:
-        lines, rest = _split(rest + piece)
-        assert lines == "" or lines.endswith("\n")
-        whole += lines
-    assert whole + rest == "".join(pieces)
-
-
-def test_a_line_without_end_takes_no_memory() -> None:
-    bar = "\r".join(f"{number:>80}%" for number in range(3 * LINE_LIMIT // 80))
-    lines, rest = _split(bar)
-    assert lines == "" and rest.endswith("%") and len(rest) < 100
-    lines, rest = _split("x" * (LINE_LIMIT + 1))
-    assert rest == "" and lines.endswith("x\n")
+def test_nested_bars_come_when_they_are_over_one_line_each() -> None:
+    with FakeJob() as job:
+        lines = Lines(job.paths)
+        job.rank(0).prints("\router: 0%\n\rinner: 0%\x1b[A", "err")
+        assert list(lines.poll()) == []
+        job.rank(0).prints("\n\rinner: 9%\x1b[A\n\r         \x1b[A\router: 9%\n", "err")
+        assert list(lines.poll()) == []
+        job.rank(0).prints("done\n", "err")
+        assert [ansi.safe(text) for _, text in lines.poll()] == ["outer: 9%\ndone\n"]
 
 
 def test_the_console_keeps_the_streams_apart_and_tells_how_it_ended() -> None:

@@ -113,7 +113,7 @@ def test_no_line_is_lost_when_the_connection_breaks(pool: DriverPool, cluster: C
     [
         ("--hosts node9 --ranks 1", r"node9: .*resolve"),
         ("--hosts node1,node2 --ranks 1", "2 hosts need more than 1 ranks"),
-        ("--hosts node1 --ranks 1 --host-option python=/usr/bin/python3", "node1 has no Python with torch"),
+        ("--hosts node1 --ranks 1 --host-option python=/usr/bin/python3", "node1 has no torch in /usr/bin/python3"),
         ("--hosts node1,node1 --ranks 2", "node1 stands there 2 times"),
         ("--hosts @big --ranks 2", "there is no group @big"),
     ],

@@ -7,6 +7,7 @@ mark and a word; whatever was printed before that is a banner of the login. Word
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import runpy
@@ -24,6 +25,9 @@ def main(mark: str, digest: str, size: str, scratch: str) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     if sys.version_info < (3, 10):  # noqa: UP036  # it runs on whatever Python a host has
         say(f"cannot has Python {version} ({sys.executable}); 3.10 or newer is needed")
+        return
+    if importlib.util.find_spec("torch") is None:
+        say(f"cannot has no torch in {sys.executable}; install it there, or name another Python with python")
         return
     short = f"/tmp/torchdist-{os.getuid()}"
     if scratch:

@@ -173,12 +173,13 @@ def remote_command(mark: str, reach: Reach) -> str:
     candidates = [_expanded(reach.python)] if reach.python else [_expanded(sys.executable), *_SEARCHED]
     boot = base64.b64encode(zlib.compress(Path(__file__).with_name("boot.py").read_bytes(), 9)).decode()
     arguments = shlex.join([_RUN, boot, mark, code().digest, str(len(code().archive)), reach.scratch])
+    look = ":" if reach.python else f'"$p" -c {shlex.quote(_LOOK)} >/dev/null 2>&1'
     search = f"""{reach.setup}
 tried=
 for p in {" ".join(candidates)}; do
     command -v "$p" >/dev/null 2>&1 || continue
     tried="$tried $p"
-    "$p" -c {shlex.quote(_LOOK)} >/dev/null 2>&1 && exec "$p" -c {arguments}
+    {look} && exec "$p" -c {arguments}
 done
 printf '\n%s cannot has no Python with torch (found:%s); name one with python\n' {mark} "${{tried:- no Python}}"
 """

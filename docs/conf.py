@@ -35,7 +35,10 @@ nb_execution_mode = "force" if os.environ.get("TORCHDIST_DOCS_RUN") else "off"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
 nb_execution_timeout = 900
-nb_execution_excludepatterns = [] if importlib.util.find_spec("deepspeed") else ["notebooks/deepspeed.ipynb"]
+# Hosts are there in a test only (tests/cluster/test_notebook.py).
+nb_execution_excludepatterns = ["notebooks/hosts.ipynb"]
+if not importlib.util.find_spec("deepspeed"):
+    nb_execution_excludepatterns.append("notebooks/deepspeed.ipynb")
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

@@ -25,14 +25,17 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def brief(tmp_path: Path) -> Path:
+    path = tmp_path / "brief.ipynb"
+    path.write_text(briefly(NOTEBOOK.read_text(encoding="utf-8")), encoding="utf-8")
+    return path
+
+
+def briefly(text: str) -> str:
     """The quickstart with fewer epochs: one front end shows that it learns, each that it runs."""
-    text = NOTEBOOK.read_text(encoding="utf-8")
     for many, few in (("epochs=6)", "epochs=2)"), ("epochs=15)", "epochs=3)")):
         assert many in text
         text = text.replace(many, few)
-    path = tmp_path / "brief.ipynb"
-    path.write_text(text, encoding="utf-8")
-    return path
+    return text
 
 
 def check_executed(notebook: Any) -> None:

@@ -218,8 +218,10 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
                     updates.append(part)
             values.left = pickle.load(file)
     except FileNotFoundError as error:
-        hint = "the job ended before this rank published them; look at its log"
-        raise DamagedJob(f"there are no results of rank {rank} in {error.filename or path}", hint) from error
+        raise DamagedJob(
+            f"there are no results of rank {rank} in {error.filename or path}",
+            "the job ended before this rank published them; look at its log",
+        ) from error
     except DamagedJob:
         raise
     except (EOFError, pickle.UnpicklingError, ValueError) as error:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_torchdist.client import Job, Request, submit
 from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.driver.links import LOST_SECONDS
 from jupyter_torchdist.launchers.ssh import launcher
 from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
+from jupyter_torchdist.protocol.process import ProcessId, job_token_of
 from jupyter_torchdist.protocol.spec import parse_options
 from tests.cluster import node_python
 from tests.cluster.cluster import Cluster
@@ -29,6 +32,16 @@ dist.all_reduce(total)
 print("rank", dist.get_rank(), "on", socket.gethostname(), "sum", total.item())
 """
 SLEEP = MEET + "import time\nprint('asleep', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
+
+
+COUNT = MEET + "import time\nfor i in range(COUNT):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
+
+
+def assert_whole(job: Job, count: int) -> None:
+    """Every rank's lines are here, in order, once."""
+    for rank in range(job.plan.world_size):
+        counted = [line.split()[-1] for line in lines(job, rank) if line.startswith("line ") or "] line " in line]
+        assert counted == [str(i) for i in range(count)]
 
 
 @pytest.fixture
@@ -98,14 +111,12 @@ def test_a_host_that_is_switched_off_ends_the_job(pool: DriverPool, cluster: Clu
     assert "node2" in job.state.reason
 
 
-def test_no_line_is_lost_when_the_connection_breaks(pool: DriverPool, cluster: Cluster, tmp_path: Path) -> None:
-    count = "import time\nfor i in range(60):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
-    job = start(pool, MEET + count)
+def test_no_line_is_lost_when_the_connection_breaks(pool: DriverPool, cluster: Cluster) -> None:
+    job = start(pool, COUNT.replace("COUNT", "60"))
     assert wait_until(lambda: "line 10" in job.logs(3), PATIENCE)
     cluster.drop_ssh("node2")
     assert job.wait(PATIENCE).state == "succeeded"
-    for rank in range(4):
-        assert [line.split()[-1] for line in lines(job, rank) if " line " in f" {line}"] == [str(i) for i in range(60)]
+    assert_whole(job, 60)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +164,48 @@ def test_a_cancel_during_the_start_ends_all(pool: DriverPool, cluster: Cluster, 
     job.kill()
     assert job.wait(PATIENCE).state == "cancelled"
     assert not any(rank.ready for rank in job.state.ranks.values())
+
+
+def kill_driver(job: Job) -> None:
+    driver = ProcessId.from_json(job.state.driver)
+    assert driver.signal(signal.SIGKILL)
+    assert wait_until(lambda: not driver.alive(), PATIENCE)
+
+
+def test_a_driver_that_is_killed_is_followed_by_another(pool: DriverPool, cluster: Cluster) -> None:
+    job = start(pool, COUNT.replace("COUNT", "80"))
+    assert wait_until(lambda: "line 10" in job.logs(3), PATIENCE)
+    kill_driver(job)
+    assert job.wait(PATIENCE).state == "succeeded"
+    assert_whole(job, 80)
+
+
+def test_ranks_without_a_driver_end_with_the_lease_and_their_logs_stay(pool: DriverPool, cluster: Cluster) -> None:
+    job = start(pool, SLEEP, "--hosts node1,node2 --ranks 4 --lease 2s --grace 1s")
+    assert wait_until(lambda: asleep(job), PATIENCE)
+    kill_driver(job)
+    assert wait_until(lambda: not any(ranks_on(cluster, node.host) for node in job.plan.nodes), PATIENCE)
+    state = job.wait(PATIENCE)
+    assert state.state in ("failed", "lost")
+    assert "--lease" in state.reason
+    assert asleep(job)
+
+
+def ranks_on(cluster: Cluster, node: str) -> list[str]:
+    return [command for pid, command in cluster.processes(node).items() if job_token_of(pid)]
+
+
+@pytest.mark.soak
+def test_nothing_is_decided_while_no_host_answers(pool: DriverPool, cluster: Cluster) -> None:
+    """Longer than a host may be silent when another one answers."""
+    job = start(pool, COUNT.replace("COUNT", "1000"))
+    assert wait_until(lambda: "line 10" in job.logs(3), PATIENCE)
+    for node in ("node1", "node2"):
+        cluster.partition("caller", node)
+    began = time.monotonic()
+    assert wait_until(lambda: "cannot be reached" in " ".join(job.state.notes), PATIENCE)
+    assert wait_until(lambda: time.monotonic() - began > LOST_SECONDS + 5, 60)
+    assert not job.state.final
+    cluster.heal()
+    assert job.wait(120).state == "succeeded"
+    assert_whole(job, 1000)

@@ -71,6 +71,8 @@ class Link:
         self.started = self._following = started
         """Whether this node was told to start, by this driver or an earlier one."""
         self.why_down = ""
+        self.reached_since: float | None = None
+        """Since when the agent answers this driver without an interruption that was noticed."""
         self._reached = False
         """Whether the agent has answered, to this driver."""
         self._heard = 0.0
@@ -171,12 +173,9 @@ class Link:
             self.channel = None
         self._going.clear()
         self.why_down = why or self.why_down
+        self.reached_since = None
         if self.down_since is None:
             self.down_since = now
-
-    @property
-    def reachable(self) -> bool:
-        return self._reached and self.down_since is None
 
     def news(self, now: float) -> str:
         """A sentence, once when a host is out of reach, and once when it is back; else empty."""
@@ -190,13 +189,16 @@ class Link:
         return f"{self.node.called} cannot be reached{why}; its ranks go on"
 
     def lost(self, now: float, others: Sequence[Link]) -> bool:
-        """Whether the node is given up. If no node answers, this machine may be the one that is cut off.
+        """Whether the node is given up: for ``LOST_SECONDS`` another node has answered, and this one has not.
 
-        Then nothing is given up before the job is to end, unless the node is this machine.
+        If no node answers, this machine may be the one that is cut off. Then nothing is given up before the job is to
+        end, unless the node is this machine.
         """
-        if self.ended or self.down_since is None or now - self.down_since <= LOST_SECONDS:
+        if self.ended or self.down_since is None:
             return False
-        return self.shared or self._end is not None or any(other.reachable for other in others)
+        starts = [self.down_since] if self.shared or self._end is not None else []
+        starts += [max(self.down_since, other.reached_since) for other in others if other.reached_since is not None]
+        return any(now - start > LOST_SECONDS for start in starts)
 
     def receive(self, now: float) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Messages from the agent. A broken channel raises nothing; ``keep`` opens it again."""
@@ -214,6 +216,8 @@ class Link:
             return
         self._heard = now
         if messages:
+            if self.reached_since is None:
+                self.reached_since = now
             self._reached, self.down_since = True, None
             self._patience, self._retry_seconds = SILENCE_SECONDS, RETRY_SECONDS
         yield from messages

@@ -1,0 +1,130 @@
+"""``--hosts`` and its settings; how many ranks each host gets; the commands for ssh."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jupyter_torchdist.launchers.ssh.code import code
+from jupyter_torchdist.launchers.ssh.connection import remote_command
+from jupyter_torchdist.planning.configuration import configured, words_of
+from jupyter_torchdist.planning.placing import places
+from jupyter_torchdist.planning.topology import make_plan
+from jupyter_torchdist.protocol.errors import OptionError, ResourceError
+from jupyter_torchdist.protocol.options.hosts import Host, hosts_of, parse_setting
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, Reach
+from jupyter_torchdist.protocol.spec import JobSpec, parse_options
+
+
+def inventory(
+    name: str, slots: int | None = None, gpus: int = 0, addresses: tuple[str, ...] = ("10.0.0.1",)
+) -> Inventory:
+    cards = tuple(Gpu(f"{name}-{index}", index, "H100", 2**36, 0) for index in range(gpus))
+    return Inventory(name, 8, 2**36, cards, slots=slots, addresses=addresses)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gpu1,-oProxyCommand=x", "'-oProxyCommand=x' is none"),
+        ("gpu1:", "after the colon of 'gpu1:'"),
+        ("gpu1:0", "after the colon of 'gpu1:0'"),
+        ("gpu 1", "'gpu 1' is none"),
+        (",", "at least one host"),
+    ],
+)
+def test_a_bad_host_is_told(text: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        parse_options(["--hosts", text])
+
+
+@pytest.mark.parametrize("text", ["gpu1", "gpu1.pythn=/x", "python=", "=x", "@big=", "gpu1:2.python=/x"])
+def test_a_bad_setting_is_told(text: str) -> None:
+    with pytest.raises(OptionError, match="python, scratch, setup, or @GROUP"):
+        parse_options(["--host-option", text])
+
+
+def test_settings_of_a_host_come_before_those_of_all() -> None:
+    settings = [
+        parse_setting(text)
+        for text in ("python=/all", "gpu1.python=/one", "setup=module load cuda", "@big=gpu1,gpu2:4")
+    ]
+    all_, one = Reach("/all", "", "module load cuda"), Reach("/one", "", "module load cuda")
+    assert hosts_of(["@big", "me@gpu3"], settings) == (
+        Host("gpu1", None, one),
+        Host("gpu2", 4, all_),
+        Host("me@gpu3", None, all_),
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "settings", "words"),
+    [
+        (["a", "a:2"], [], "a stands there 2 times"),
+        (["@big"], ["@small=a"], "no group @big; known: @small"),
+        (["@big"], ["@big=a,@big"], "@big contains itself"),
+    ],
+)
+def test_hosts_that_cannot_be_are_told(hosts: list[str], settings: list[str], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        hosts_of(hosts, settings)
+
+
+def test_a_file_sets_hosts_and_groups() -> None:
+    table = {"hosts": {"python": "/all", "big": ["gpu1", "gpu2:4"], "gpu1": {"python": "/one", "scratch": "/data"}}}
+    options = parse_options(words_of(Path("torchdist.toml"), table))
+    assert options.host_option == ("python=/all", "@big=gpu1,gpu2:4", "gpu1.python=/one", "gpu1.scratch=/data")
+    assert parse_options(words_of(Path("t"), {"hosts": ["gpu1", "gpu2:4"]})).hosts == ("gpu1", "gpu2:4")
+
+
+def test_hosts_need_the_launcher_of_hosts() -> None:
+    assert configured("--hosts a", Path("/")).launcher == "ssh"
+    with pytest.raises(OptionError, match="this machine only"):
+        parse_options("--hosts a --launcher local")
+
+
+def test_ranks_are_shared_out() -> None:
+    hosts = [inventory("a"), inventory("b", 4), inventory("c")]
+    assert places(12, hosts, [8, 8, 8]) == [4, 4, 4]
+    assert places(13, hosts, [8, 8, 8]) == [5, 4, 4]
+    assert places(13, hosts, [2, 8, 8]) == [2, 4, 7]
+    assert places(None, hosts, [3, 8, 5]) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [(5, "3 hosts need more than 5 ranks"), (30, "do not fit on the hosts; they have room for: a 8, b 8, c 8")],
+)
+def test_ranks_that_do_not_fit_are_told(wanted: int, words: str) -> None:
+    with pytest.raises(ResourceError, match=words):
+        places(wanted, [inventory("a"), inventory("b", 4), inventory("c")], [8, 8, 8])
+
+
+def test_a_plan_of_two_hosts() -> None:
+    spec = JobSpec("j", "cell", "", "", 1, parse_options("--hosts a,b:2 --gpus 5"), 0.0)
+    plan = make_plan(spec, [inventory("a", gpus=4), inventory("b", 2, gpus=8)])
+    assert [node.ranks for node in plan.nodes] == [(0, 1, 2), (3, 4)]
+    assert [node.gpus for node in plan.nodes] == [("a-0", "a-1", "a-2"), ("b-0", "b-1")]
+    assert [(node.address, node.interface) for node in plan.nodes] == [("10.0.0.1", ""), ("", "")]
+    with pytest.raises(ResourceError, match="a has no address"):
+        make_plan(spec, [inventory("a", gpus=4, addresses=()), inventory("b", 2, gpus=8)])
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_command_says_what_it_searched(shell: str, tmp_path: Path) -> None:
+    """One line that every login shell understands, also with quotes in a path."""
+    command = remote_command("MARK", Reach(python="/no/such 'python'"))
+    assert "\n" not in command
+    assert not set(command[len("exec sh -c '") : -1]) & set("'!\\")
+    said = subprocess.run(
+        [shell, "-c", command], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    )
+    assert "MARK cannot has no Python with torch (found: no Python)" in said.stdout
+
+
+def test_equal_code_has_an_equal_digest() -> None:
+    first = code()
+    code.cache_clear()
+    assert code() == first

@@ -162,13 +162,14 @@ class DriverPool:
                     f"the driver of job {paths.job} ended before it started the job", _remedy(zygote.started)
                 )
 
-    def attach(self, paths: JobPaths) -> None:
+    def attach(self, paths: JobPaths) -> subprocess.Popen[bytes]:
         """Start a new driver for a job whose driver died, without waiting for it. Raises ``LaunchError``."""
         driver = self._start("--attach", str(paths.root))
         if driver.process.stdin is not None:
             driver.process.stdin.close()
         with self._lock:
             self.taking_up.append(driver)
+        return driver.process
 
     def reap(self) -> None:
         """Take the exit status of drivers that ended, so that no zombie is left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Generator
@@ -18,7 +19,7 @@ from ..protocol.paths import Home, JobPaths
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
-from ..protocol.state import JobState, apply
+from ..protocol.state import JobState
 from ..store import catalog, files, jobdir, journal, liveness, logs
 from . import failures, tables
 from .drivers import DriverPool
@@ -85,6 +86,7 @@ class Job:
         self._took_over = False
         self._checked = 0.0
         self._takeovers = 0
+        self._successor: subprocess.Popen[bytes] | None = None
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -114,10 +116,8 @@ class Job:
         state, offset = self._seen
         if state.final:
             return state
-        events, end = journal.read(self.paths, offset)
-        for event in events:
-            state = apply(state, event)
-        if not events and self.paths.summary.exists():
+        state, end = journal.advanced(self.paths, state, offset)
+        if end <= offset and self.paths.summary.exists():
             state = journal.state(self.paths)
         self._seen = (state, end)
         return state
@@ -165,7 +165,9 @@ class Job:
         if now - self._checked < CHECK:
             return
         self._checked = now
-        if liveness.effective_state(self.paths, self.state) != "orphaned":
+        # A long journal takes it seconds to read.
+        starting = self._successor is not None and self._successor.poll() is None
+        if starting or liveness.effective_state(self.paths, self.state) != "orphaned":
             return
         if not self.paths.spec.exists():
             raise JobLost(f"the files of job {self.id} were deleted while it ran", f"they were in {self.paths.root}")
@@ -174,9 +176,10 @@ class Job:
                 f"job {self.id} has no driver, and {TAKEOVERS} new drivers ended too",
                 f"`%dist logs {self.id}` shows what it wrote; `%dist rm {self.id}` removes it",
             )
-        self._takeovers += 1
+        if self._successor is None or self._successor.returncode != 0:  # 0: another one is taking the job over
+            self._takeovers += 1
         self._checked = now + SETTLING
-        self._driver_pool().attach(self.paths)
+        self._successor = self._driver_pool().attach(self.paths)
 
     def _driver_pool(self) -> DriverPool:
         return self._pool or default_pool()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from ..protocol.events import Event
 from ..protocol.paths import JobPaths
 from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
-from ..protocol.state import JobState, fold
+from ..protocol.state import JobState, apply
 from ..protocol.wire import messages
 from ..protocol.world import World
 from ..store import journal, liveness, logs
@@ -50,11 +51,13 @@ class Driver:
         self._blobs = blobs
         self._spec: JobSpec = read_spec(paths)
         self._plan = read_plan(paths)
-        self._writer = journal.Writer(paths)
         self._unwritten: list[Event] = []
-        self._state: JobState = fold(self._writer.events, journal.asked_for(paths))
+        self._state: JobState = journal.asked_for(paths)
+        self._seen: set[tuple[float, str, str | None, int | None]] = set()
+        self._submitted: list[Event] = []
+        """What an earlier driver wrote of the submission."""
+        self._writer = journal.Writer(paths, self._know)
         self._standing = policy.resumed(self._state)
-        self._seen = {(event.t, event.kind, event.node, event.rank) for event in self._writer.events}
         self._readers: dict[str, EventReader] = {}
         """Of event files, by their names."""
         self._errors: dict[str, str] = {}
@@ -67,6 +70,13 @@ class Driver:
         self._deadline = self._deadline_of(self._plan.timeout)
         self._attempt = max(1, self._state.attempt)
         self._endpoint: tuple[str, int] | None = None
+
+    def _know(self, event: Event) -> None:
+        """Take up an event that an earlier driver wrote."""
+        self._state = apply(self._state, event)
+        self._seen.add(_key(event))
+        if event.kind in ("job.launched", "job.engine"):
+            self._submitted.append(event)
 
     def _deadline_of(self, timeout: float | None) -> float:
         """The deadline on the monotonic clock, because the wall clock may be changed while the job runs."""
@@ -112,7 +122,7 @@ class Driver:
         self._start(self._links[0])
 
     def _take_up(self) -> None:
-        self._make_links(self._engine.attach(self._writer.events), started=True)
+        self._make_links(self._engine.attach(self._submitted), started=True)
         self._read_all()
 
     def _make_links(self, submission: Submission, started: bool = False) -> None:
@@ -345,7 +355,7 @@ class Driver:
             self._start_others()
         if event.kind in ("launcher.ended", "node.ended") and event.data.get("error"):
             self._errors[f"{event.node} {event.kind}"] = event.data["error"].strip().rpartition("\n")[2]
-        if event.kind not in INTERNAL and (event.t, event.kind, event.node, event.rank) not in self._seen:
+        if event.kind not in INTERNAL and _key(event) not in self._seen:
             self._append(event)
 
     def _start_others(self) -> None:
@@ -371,7 +381,7 @@ class Driver:
 
     def _append(self, event: Event) -> None:
         self._unwritten.append(event)
-        self._state = fold([event], self._state)
+        self._state = apply(self._state, event)
         self._write()
 
     def _write_out(self) -> None:
@@ -390,3 +400,8 @@ class Driver:
                 return
             self._unwritten.pop(0)
             self._state = replace(self._state, seq=written.seq)
+
+
+def _key(event: Event) -> tuple[float, str, str | None, int | None]:
+    """What tells whether an event of a node is in the journal already. Words that recur are kept once."""
+    return event.t, sys.intern(event.kind), event.node and sys.intern(event.node), event.rank

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..protocol.events import Event
 from ..protocol.paths import JobPaths
-from ..protocol.state import JobState, apply
+from ..protocol.state import JobState, fold
 from ..store import journal
 
 
@@ -15,9 +15,8 @@ class States:
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
-        self.state: JobState = journal.asked_for(paths)
-        self._offset = 0
-        self._read()
+        self.state: JobState
+        self.state, self._offset = journal.advanced(paths, journal.asked_for(paths), 0)
         if not self.state.final:
             self._end()
 
@@ -32,8 +31,7 @@ class States:
 
     def _read(self) -> list[Event]:
         events, self._offset = journal.read(self._paths, self._offset)
-        for event in events:
-            self.state = apply(self.state, event)
+        self.state = fold(events, self.state)
         return events
 
     def _end(self) -> bool:

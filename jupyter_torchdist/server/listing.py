@@ -12,7 +12,7 @@ from typing import TypedDict
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.feed import Progress, Wait
 from ..protocol.paths import Home, JobPaths
-from ..protocol.state import JobState, fold
+from ..protocol.state import JobState
 from ..store import catalog, gauges, jobdir, journal, liveness
 from ..store.cache import JobSummary
 from ..views import job_text
@@ -150,9 +150,9 @@ class Going:
         return gauges.of_gpus(self._gauges.latest, self._plan_gpus)
 
     def _now(self) -> JobState:
-        events, self._offset = journal.read(self._paths, self._offset)
-        self._state = fold(events, self._state)
-        if not events and (self._paths.summary.exists() or not self._offset):
+        before = self._offset
+        self._state, self._offset = journal.advanced(self._paths, self._state, before)
+        if self._offset <= before and (self._paths.summary.exists() or not self._offset):
             return journal.state(self._paths)
         return self._state
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 
 from ..protocol.disk import open_plain, reserve
 from ..protocol.errors import JobNotFound, StoreError
+from ..protocol.eventreader import PORTION
 from ..protocol.events import Event, parse_lines
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState, fold
@@ -26,7 +28,8 @@ class JournalInUse(StoreError):
 class Writer:
     """Appends events, numbered after the journal's last one. A partial line of a dead writer is cut off."""
 
-    def __init__(self, paths: JobPaths) -> None:
+    def __init__(self, paths: JobPaths, known: Callable[[Event], None] | None = None) -> None:
+        """``known`` is called with each event that the journal has already."""
         self._paths = paths
         with writing(paths.root):
             self._fd = os.open(
@@ -35,12 +38,14 @@ class Writer:
         if not lock(self._fd):
             os.close(self._fd)
             raise JournalInUse(f"another driver writes {paths.journal}", "wait for it: the job has a driver")
-        self.events, end = read(paths)
-        """The events in the journal when it was opened."""
-        self._end = end
-        os.ftruncate(self._fd, end)
+        self.seq = 0
+        for events, self._end in portions(paths):
+            for event in events:
+                self.seq = max(self.seq, event.seq)
+                if known:
+                    known(event)
+        os.ftruncate(self._fd, self._end)
         reserve(self._fd, ROOM)
-        self.seq = max((event.seq for event in self.events), default=0)
 
     def append(self, event: Event) -> Event:
         """Write the event; return it with its number. Raises ``StoreError``, and then writes no part of it."""
@@ -79,22 +84,38 @@ class Writer:
 
 
 def read(paths: JobPaths, offset: int = 0) -> tuple[list[Event], int]:
-    """Events from ``offset`` (bytes) on, and the offset after the last complete line. Damaged lines are skipped.
+    """All events from ``offset`` (bytes) on, and the offset after the last complete line. As ``portions``."""
+    events, end = [], offset
+    for found, after in portions(paths, offset):
+        events += found
+        end = after
+    return events, end
 
-    A journal that is missing, or shorter than ``offset``, gives no events. Raises ``StoreError`` if it cannot be read.
+
+def portions(paths: JobPaths, offset: int = 0) -> Iterator[tuple[list[Event], int]]:
+    """Events from ``offset`` (bytes) on, about a megabyte at a time, each with the offset after its last complete line.
+
+    Damaged lines are skipped. A journal that is missing, or shorter than ``offset``, gives one portion without events.
+    Raises ``StoreError`` if it cannot be read.
     """
     try:
         size = os.stat(paths.journal).st_size
         if size <= offset:  # cheap, since a waiting cell polls fifty times a second
-            return [], size
+            yield [], size
+            return
         with open_plain(paths.journal) as file:
             file.seek(offset)
-            parsed = parse_lines(file.read())
+            rest = b""
+            while data := file.read(PORTION):
+                rest += data
+                parsed = parse_lines(rest)
+                rest = rest[parsed.taken :]
+                offset += parsed.taken
+                yield parsed.events, offset
     except FileNotFoundError:
-        return [], 0
+        yield [], 0
     except OSError as error:
         raise StoreError(f"{paths.journal} cannot be read: {error.strerror}", "check the disk") from error
-    return parsed.events, offset + parsed.taken
 
 
 def state(paths: JobPaths) -> JobState:
@@ -104,7 +125,15 @@ def state(paths: JobPaths) -> JobState:
     """
     if not paths.root.is_dir():
         raise JobNotFound(f"there is no job {paths.job}", "`%dist` lists the jobs")
-    return _summary(paths) or fold(read(paths)[0], asked_for(paths))
+    return _summary(paths) or advanced(paths, asked_for(paths), 0)[0]
+
+
+def advanced(paths: JobPaths, state: JobState, offset: int) -> tuple[JobState, int]:
+    """``state`` after the events from ``offset`` on, and the offset after them: not greater where there are none."""
+    end = offset
+    for events, after in portions(paths, offset):
+        state, end = fold(events, state), after
+    return state, end
 
 
 def asked_for(paths: JobPaths) -> JobState:

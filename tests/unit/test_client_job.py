@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -39,14 +40,16 @@ DEAD = replace(ProcessId.mine(), ticks=1)
 class Attaching(DriverPool):
     """A pool that starts no process: a new driver is what the test says it does."""
 
-    def __init__(self, fake: FakeJob | None = None, ends: str = "") -> None:
+    def __init__(self, fake: FakeJob | None = None, ends: str = "", command: str = "false") -> None:
         super().__init__()
-        self.fake, self.ends, self.attached = fake, ends, 0
+        self.fake, self.ends, self.command, self.attached = fake, ends, command, 0
 
-    def attach(self, paths: JobPaths) -> None:
+    def attach(self, paths: JobPaths) -> subprocess.Popen[bytes]:
         self.attached += 1
         if self.fake and self.ends:
             self.fake.ended(self.ends, "its processes were gone")
+        with subprocess.Popen([self.command]) as ended:
+            return ended
 
 
 @pytest.fixture
@@ -126,12 +129,26 @@ def test_a_dead_driver_is_replaced_once(fake: FakeJob, monkeypatch: pytest.Monke
 
 def test_drivers_that_die_again_and_again_are_given_up(fake: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "CHECK", 0.0)
-    monkeypatch.setattr(jobs, "SETTLING", 0.0)
     fake.running().drive(DEAD)
+    monkeypatch.setattr(jobs, "SETTLING", 0.0)
     pool = Attaching()
     with pytest.raises(JobLost, match="has no driver, and 3 new drivers ended too"):
         owner(fake, pool).wait(20)
     assert pool.attached == 3
+
+
+def test_a_job_that_another_driver_is_taking_over_is_not_given_up(
+    fake: FakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new driver that finds another one at work ends with 0; with a long journal that one takes seconds to begin."""
+    monkeypatch.setattr(jobs, "CHECK", 0.0)
+    monkeypatch.setattr(jobs, "SETTLING", 0.0)
+    fake.running().drive(DEAD)
+    job = owner(fake, pool := Attaching(command="true"))
+    while pool.attached < 2 * jobs.TAKEOVERS:
+        job.revive()
+    fake.ended()
+    assert job.wait(20).state == "succeeded"
 
 
 def test_requests_are_files_in_order(fake: FakeJob) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -252,8 +253,10 @@ class Attaching(DriverPool):
 
     attached = 0
 
-    def attach(self, paths: JobPaths) -> None:
+    def attach(self, paths: JobPaths) -> subprocess.Popen[bytes]:
         self.attached += 1
+        with subprocess.Popen(["true"]) as ended:
+            return ended
 
 
 def test_cancel_gives_a_job_without_driver_a_new_one(job: FakeJob) -> None:

@@ -87,7 +87,7 @@ test-releases:
 	@$(MAKE) --no-print-directory test-torch V=2.15.0
 
 soak: $(READY) front browser test-releases
-	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/strategies tests/browser
+	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/cluster tests/strategies tests/browser
 
 lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .
@@ -131,8 +131,8 @@ browser:
 
 # What the tests on several hosts need; they are skipped without. Debian starts sshd when it is installed.
 cluster:
-	@PATH="$$PATH:/usr/sbin:/sbin"; for each in sshd ssh nft ip tc nsenter; do command -v $$each; done | wc -l | grep -qx 6 || \
-	  $(call apt_install,openssh-client openssh-server nftables iproute2 util-linux) || \
+	@PATH="$$PATH:/usr/sbin:/sbin"; for each in sshd ssh nft ip tc nsenter tcsh fish; do command -v $$each; done | wc -l | grep -qx 8 || \
+	  $(call apt_install,openssh-client openssh-server nftables iproute2 util-linux tcsh fish) || \
 	  echo 'No sshd, nft or ip to be had: the tests on several hosts are skipped' >&2
 
 # The README's pictures.

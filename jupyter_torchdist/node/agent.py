@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from ..protocol import inventory
 from ..protocol.assignment import Assignment
 from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
-from ..protocol.paths import JobPaths, safe_name
+from ..protocol.paths import JobPaths, safe_name, scratch_dir
+from ..protocol.plan import Inventory
 from ..protocol.process import ProcessId, job_token_of, session_of
 from ..protocol.wire import messages
 from ..protocol.wire.channel import Channel
@@ -63,6 +64,14 @@ class Peer:
     login: messages.Login | None = None
     """Of a connection from another machine."""
     stalled_told: bool = False
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return self.login.environ if self.login else os.environ
+
+    @property
+    def scratch(self) -> Path:
+        return scratch_dir(self.environ)
 
 
 class Agent:
@@ -267,13 +276,18 @@ class Agent:
             {
                 "type": "welcome",
                 "process": ProcessId.mine().to_json(),
-                "inventory": inventory.local_inventory().to_json(),
+                "inventory": self._inventory(peer).to_json(),
                 "warm": self._starts.pool.describe(),
                 "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
-                "addresses": addresses(peer.login.environ) if peer.login else [],
+                "addresses": addresses(peer.environ) if peer.login else [],
                 "interpreter": peer.login.python if peer.login else "",
             }
         )
+
+    def _inventory(self, peer: Peer) -> Inventory:
+        """As the login sees this machine: its Python may be another than ours."""
+        found = inventory.local_inventory(peer.environ)
+        return replace(found, python=peer.login.release, torch=peer.login.torch) if peer.login else found
 
     def _on_login(self, peer: Peer, said: messages.Login, body: bytes) -> None:
         peer.login = said
@@ -293,11 +307,11 @@ class Agent:
 
     def _on_prepare(self, peer: Peer, said: messages.Prepare, body: bytes) -> None:
         """On a node without the driver's disk: store the job's files, answer which blobs are missing."""
-        missing = prepare(said.job, said.files, said.blobs)
+        missing = prepare(peer.scratch, said.job, said.files, said.blobs)
         peer.channel.send({"type": "missing", "job": said.job, "blobs": missing})
 
     def _on_blob(self, peer: Peer, said: messages.BlobPiece, body: bytes) -> None:
-        right = peer.incoming.take(said.digest, said.offset, body, said.last)
+        right = peer.incoming.take(replica_blobs(peer.scratch), said.digest, said.offset, body, said.last)
         if right is not None:
             peer.channel.send({"type": "stored", "digest": said.digest, "right": right})
 
@@ -305,9 +319,9 @@ class Agent:
         shared, assignment = said.shared, said.assignment
         name = assignment.job
         if not shared:
-            paths = replica(name)
-            trust_replica(paths)
-            assignment = replace(assignment, job_root=str(paths.root), blobs=str(replica_blobs()))
+            paths, blobs = replica(peer.scratch, name), replica_blobs(peer.scratch)
+            trust_replica(paths, blobs)
+            assignment = replace(assignment, job_root=str(paths.root), blobs=str(blobs))
             if peer.login:
                 world = assignment.world.after_login(peer.login.environ, peer.login.python)
                 assignment = replace(assignment, world=world, plan=with_route(assignment))
@@ -348,7 +362,7 @@ class Agent:
         shared = said.shared
         job = self._jobs.get(name)
         if job is None:
-            paths = JobPaths(Path(said.job_root)) if shared else replica(name)
+            paths = JobPaths(Path(said.job_root)) if shared else replica(peer.scratch, name)
             job = NodeJob(paths, safe_name(said.node), said.ranks, said.attempt, adopt=True)
             self._jobs[name] = job
             job.poll(time.monotonic())
@@ -378,7 +392,7 @@ class Agent:
             self._changed = time.monotonic()
         else:
             self._ended_early[said.job] = said.attempt
-            discard(replica_paths(said.job))
+            discard(replica_paths(peer.scratch, said.job))
             peer.channel.send({"type": "ended", "job": said.job, "attempt": said.attempt})
 
     def _on_forget(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol import releases
 from ..protocol.assignment import Assignment
 from ..protocol.disk import FULL
+from ..protocol.errors import TorchDistError
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
 from ..ranks.eventfile import EventFile
@@ -55,7 +56,8 @@ def main(assignment: Assignment) -> int:
     except BaseException as failure:  # noqa: BLE001  # top level of this process
         watch.note_failures(failure)
         if type(failure).__name__ not in ("ChildFailedError", "SignalException"):
-            error = "".join(traceback.format_exception(failure)) + _about_shared_memory(failure)
+            trace = "".join(traceback.format_exception(failure))
+            error = failure.message if isinstance(failure, TorchDistError) else trace + _about_shared_memory(failure)
     codes = {str(pid): code for pid, code in watch.codes.items()}
     events.write("launcher.ended", codes=codes, error=error, attempt=assignment.attempt)
     return 1 if error or any(watch.codes.values()) else 0
@@ -214,11 +216,10 @@ def _rendezvous(assignment: Assignment, events: EventFile) -> Any:
     from .rendezvous import StaticRendezvous
 
     plan = assignment.plan
-    names = [node.name for node in plan.nodes]
     return StaticRendezvous(
         run_id=plan.run_id or f"{assignment.job}.{assignment.attempt}",
-        node_rank=names.index(assignment.node),
-        nodes=len(names),
+        node_rank=[node.name for node in plan.nodes].index(assignment.node),
+        names=[node.called for node in plan.nodes],
         own=(assignment.node_plan().address, plan.port),
         endpoint=assignment.rendezvous,
         announce=lambda address, port: events.write("launcher.rendezvous", address=address, port=port),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,16 +24,23 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from ..protocol.errors import LaunchError
+
 BACKEND = "torchdist"
 
 TIMEOUT = timedelta(minutes=10)
+
+REACH_SECONDS = 5.0
+"""How long another node tries to connect to the store, which listens: a firewall that drops packets says nothing."""
 
 _FORKED = "torchdist-forked"
 """Key of the store. It is set once all ranks exist on the node where the store listens."""
 
 
 class StaticRendezvous(RendezvousHandler):
-    """``endpoint`` is the (address, port) of the first node. It is None on the first node, which listens at ``own``.
+    """``names`` are what the user calls the nodes.
+
+    ``endpoint`` is the (address, port) of the first node. It is None on the first node, which listens at ``own``.
 
     Port 0 of ``own`` stands for a free port. ``announce(address, port)`` is called once the store listens.
 
@@ -47,14 +54,14 @@ class StaticRendezvous(RendezvousHandler):
         self,
         run_id: str,
         node_rank: int,
-        nodes: int,
+        names: Sequence[str],
         own: tuple[str, int],
         endpoint: tuple[str, int] | None,
         announce: Callable[[str, int], None],
     ) -> None:
         self._run_id = run_id
         self._node_rank = node_rank
-        self._nodes = nodes
+        self._names = names
         self._address, self._port = own
         self._endpoint = endpoint
         self._announce = announce
@@ -76,7 +83,7 @@ class StaticRendezvous(RendezvousHandler):
             self._store = self._listen() if self._endpoint is None else self._connect(*self._endpoint)
         assert self._endpoint is not None
         store = PrefixStore(self._run_id, self._store)
-        return RendezvousInfo(store, self._node_rank, self._nodes, RendezvousStoreInfo(*self._endpoint))
+        return RendezvousInfo(store, self._node_rank, len(self._names), RendezvousStoreInfo(*self._endpoint))
 
     def step_in(self) -> None:
         """Called first in a forked rank: close the descriptors that belong to the launcher."""
@@ -123,6 +130,14 @@ class StaticRendezvous(RendezvousHandler):
         return store
 
     def _connect(self, address: str, port: int) -> Store:
+        try:
+            socket.create_connection((address, port), REACH_SECONDS).close()
+        except OSError as error:
+            raise LaunchError(
+                f"{self._names[self._node_rank]} cannot reach {self._names[0]}'s store at {address}:{port}: "
+                f"{error.strerror or error}; a firewall between them must let the hosts' ports through, "
+                "or name another order of --hosts"
+            ) from None
         return TCPStore(address, port, None, False, TIMEOUT, wait_for_workers=False)
 
     def is_closed(self) -> bool:

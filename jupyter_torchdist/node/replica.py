@@ -1,4 +1,7 @@
-"""The job's files and blobs on a node without the driver's disk, received over the channel."""
+"""The job's files and blobs on a node without the driver's disk, received over the channel.
+
+``scratch`` is the directory of all replicas. Each connection has its own: the user may have changed it.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from typing import Any
 
 from ..protocol import codec
 from ..protocol.bundle import Manifest
-from ..protocol.paths import JobPaths, make_private, safe_name, scratch_dir
+from ..protocol.paths import JobPaths, make_private, safe_name
 
 
-def replica_paths(job: str) -> JobPaths:
-    return JobPaths(scratch_dir() / "jobs" / safe_name(job))
+def replica_paths(scratch: Path, job: str) -> JobPaths:
+    return JobPaths(scratch / "jobs" / safe_name(job))
 
 
-def replica(job: str) -> JobPaths:
+def replica(scratch: Path, job: str) -> JobPaths:
     """The job's directory on this node, created if it is missing."""
-    paths = replica_paths(job)
+    paths = replica_paths(scratch, job)
     for folder in (paths.root, paths.nodes, paths.results):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return paths
@@ -41,13 +44,13 @@ def discard(paths: JobPaths) -> None:
         paths.root.rmdir()
 
 
-def replica_blobs() -> Path:
-    return make_private(scratch_dir() / "blobs")
+def replica_blobs(scratch: Path) -> Path:
+    return make_private(scratch / "blobs")
 
 
-def prepare(job: str, files: dict[str, str], digests: Sequence[str]) -> list[str]:
+def prepare(scratch: Path, job: str, files: dict[str, str], digests: Sequence[str]) -> list[str]:
     """Write the job's files. Returns the digests of the blobs that this node does not have."""
-    paths, blobs = replica(job), replica_blobs()
+    paths, blobs = replica(scratch, job), replica_blobs(scratch)
     for name, text in files.items():
         write_private(paths.root / safe_name(name), text.encode("utf-8"))
     return [digest for digest in digests if not (blobs / safe_name(digest)).exists()]
@@ -60,15 +63,18 @@ class Incoming:
     parts: dict[str, tuple[Path, Any]] = field(default_factory=dict)
     """By digest: the unfinished file, and the running SHA-256 of its content."""
 
-    def take(self, digest: str, offset: int, data: bytes, last: bool) -> bool | None:
+    def take(self, blobs: Path, digest: str, offset: int, data: bytes, last: bool) -> bool | None:
         """Append ``data``. After the last piece, returns whether the content matches the digest; else None."""
         if offset == 0:
             self._discard(digest)
-            part = replica_blobs() / f".{safe_name(digest)}.{os.getpid()}-{id(self)}"
+            part = blobs / f".{safe_name(digest)}.{os.getpid()}-{id(self)}"
             self.parts[digest] = part, hashlib.sha256()
         part, digester = self.parts[digest]
-        with open(part, "ab", opener=_private) as file:
-            file.write(data)
+        try:
+            with open(part, "ab", opener=_private) as file:
+                file.write(data)
+        except OSError as error:  # of a write, it has no name
+            raise OSError(error.errno, error.strerror, str(part)) from None
         digester.update(data)
         if not last:
             return None
@@ -87,10 +93,9 @@ class Incoming:
             self._discard(digest)
 
 
-def trust_replica(paths: JobPaths) -> None:
+def trust_replica(paths: JobPaths, blobs: Path) -> None:
     """Record in the manifest that the received blobs were verified, so that ranks do not hash them again."""
     value = Manifest.from_json(codec.loads(paths.manifest.read_bytes())).to_json()
-    blobs = replica_blobs()
     for blob in (value["stream"], value["linecache"], *value["buffers"], *(s["blob"] for s in value["sources"])):
         status = (blobs / safe_name(blob["digest"])).stat()
         blob["record"] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]

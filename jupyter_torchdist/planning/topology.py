@@ -116,7 +116,7 @@ def _check_software(inventory: Inventory, inventories: Sequence[Inventory]) -> N
     try:
         releases.check(inventory.torch)
     except ResourceError as error:
-        if len(inventories) > 1:
+        if len(inventories) > 1 or inventory.reach.python:
             raise ResourceError(f"{inventory.host}: {error.message}", error.hint) from None
         raise
     version = ".".join(inventory.python.split(".")[:2])

@@ -22,7 +22,7 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
         memory=_available_memory(),
         gpus=visible(gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
         python=sys.version.split()[0],
-        torch=_version("torch"),
+        torch=installed("torch"),
         numactl=shutil.which("numactl", path=environ.get("PATH")) is not None,
     )
 
@@ -77,7 +77,8 @@ def _available_memory() -> int:
     return 0
 
 
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """The release of a distribution; empty if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

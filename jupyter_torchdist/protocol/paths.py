@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,10 +50,10 @@ def runtime_dir() -> Path:
     return Path("/tmp") / f"torchdist-{os.getuid()}"
 
 
-def scratch_dir() -> Path:
+def scratch_dir(environ: Mapping[str, str]) -> Path:
     """Node-local directory for the job replicas of nodes that do not share the driver's disk."""
-    path = os.environ.get("TORCHDIST_SCRATCH")
-    return Path(path) if path else Path(os.environ.get("TMPDIR", "/tmp")) / f"torchdist-scratch-{os.getuid()}"
+    path = environ.get("TORCHDIST_SCRATCH")
+    return Path(path) if path else Path(environ.get("TMPDIR", "/tmp")) / f"torchdist-scratch-{os.getuid()}"
 
 
 def make_private(path: Path) -> Path:

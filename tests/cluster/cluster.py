@@ -82,8 +82,8 @@ class Cluster(Hosts):
         for end in ("saddr", "daddr"):
             self._drop(f"ether {end} {self.layout.mac(node)} numgen random mod 1000 <= {round(percent * 10) - 1}")
 
-    def firewall(self, node: str, port: int) -> None:
-        """Drop what is sent to this TCP port there."""
+    def firewall(self, node: str, port: int | str) -> None:
+        """Drop what is sent to this TCP port there; or to these, such as ``"1024-65535"``."""
         self._drop(f"ether daddr {self.layout.mac(node)} tcp dport {port}")
 
     def limit(self, node: str, mbit: float | None) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.launchers.ssh import launcher
 from tests.cluster import node_python
 from tests.cluster.cluster import Cluster
 from tests.cluster.hosts import missing_programs, refused
@@ -52,3 +54,12 @@ def home(request: pytest.FixtureRequest, home: Path, bed: Cluster) -> Iterator[P
 def cluster(bed: Cluster, home: Path) -> Cluster:
     """Three hosts: node1, node2 and node3."""
     return bed
+
+
+@pytest.fixture
+def pool(cluster: Cluster) -> Iterator[DriverPool]:
+    """Drivers that know the hosts."""
+    drivers = DriverPool()
+    yield drivers
+    drivers.close()
+    launcher.let_go()

@@ -6,33 +6,18 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from jupyter_torchdist.client import Job, Request, submit
+from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.driver.links import LOST_SECONDS
-from jupyter_torchdist.launchers.ssh import launcher
 from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
 from jupyter_torchdist.protocol.process import ProcessId, job_token_of
-from jupyter_torchdist.protocol.spec import parse_options
-from tests.cluster import node_python
+from tests.cluster.cells import MEET, PATIENCE, SLEEP, start
 from tests.cluster.cluster import Cluster
 from tests.leaks import wait_until
-
-PYTHON = node_python.PLACE / "bin/python"
-PATIENCE = 60.0
-MEET = """
-import socket
-import torch, torch.distributed as dist
-total = torch.ones(1) * dist.get_rank()
-dist.all_reduce(total)
-print("rank", dist.get_rank(), "on", socket.gethostname(), "sum", total.item())
-"""
-SLEEP = MEET + "import time\nprint('asleep', flush=True)\nwhile True:\n    time.sleep(0.05)\n"
-
 
 COUNT = MEET + "import time\nfor i in range(COUNT):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
 
@@ -45,27 +30,11 @@ def assert_whole(job: Job, count: int) -> None:
 
 
 @pytest.fixture
-def pool(cluster: Cluster) -> Iterator[DriverPool]:
-    """Drivers that know the hosts."""
-    drivers = DriverPool()
-    yield drivers
-    drivers.close()
-    launcher.let_go()
-
-
-@pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names of a notebook: ``__main__`` of this process for the length of the test."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     return main.__dict__
-
-
-def start(
-    pool: DriverPool, source: str, options: str = "--hosts node1,node2 --ranks 4", names: dict[str, Any] | None = None
-) -> Job:
-    words = f"--host-option python={PYTHON} {options}"
-    return submit(Request(source, "Cell In[3]", 2, parse_options(words), names or {}), pool=pool)
 
 
 def lines(job: Job, rank: int) -> list[str]:

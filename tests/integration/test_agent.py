@@ -396,7 +396,7 @@ def test_blobs_that_are_missing_are_asked_for_and_checked(
         assert peer.wait_for("stored")["right"] is right
     peer.say("prepare", job="j", files={}, blobs=[digest])
     assert peer.wait_for("missing")["blobs"] == []
-    assert (replica.replica_blobs() / digest).read_bytes() == b"test"
+    assert (replica.replica_blobs(tmp_path / "scratch") / digest).read_bytes() == b"test"
 
 
 def test_what_a_dead_agent_left_is_ended_by_the_next(connect: Callable[[], Peer], job: JobPaths) -> None:

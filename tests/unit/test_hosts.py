@@ -121,7 +121,7 @@ def test_the_command_says_what_it_searched(shell: str, tmp_path: Path) -> None:
     said = subprocess.run(
         [shell, "-c", command], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     )
-    assert "MARK cannot has no Python with torch (found: no Python)" in said.stdout
+    assert "MARK cannot has no Python at /no/such 'python' (found: no Python)" in said.stdout
 
 
 def test_equal_code_has_an_equal_digest() -> None:

@@ -21,88 +21,88 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "scratch"
 
 
-def test_a_blob_in_pieces() -> None:
+def test_a_blob_in_pieces(scratch: Path) -> None:
     incoming = Incoming()
-    assert incoming.take(DIGEST, 0, DATA[:4000], last=False) is None
-    assert incoming.take(DIGEST, 4000, DATA[4000:], last=True) is True
-    blob = replica_blobs() / DIGEST
+    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:4000], last=False) is None
+    assert incoming.take(replica_blobs(scratch), DIGEST, 4000, DATA[4000:], last=True) is True
+    blob = replica_blobs(scratch) / DIGEST
     assert blob.read_bytes() == DATA
     assert blob.stat().st_mode & 0o777 == 0o600
-    assert list(replica_blobs().iterdir()) == [blob]
+    assert list(replica_blobs(scratch).iterdir()) == [blob]
 
 
-def test_a_blob_that_changed_on_its_way() -> None:
+def test_a_blob_that_changed_on_its_way(scratch: Path) -> None:
     incoming = Incoming()
-    assert incoming.take(DIGEST, 0, DATA[:-1] + b"!", last=True) is False
-    assert list(replica_blobs().iterdir()) == []
-    assert incoming.take(DIGEST, 0, DATA, last=True) is True
+    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:-1] + b"!", last=True) is False
+    assert list(replica_blobs(scratch).iterdir()) == []
+    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA, last=True) is True
 
 
-def test_two_drivers_send_the_same_blob_at_once() -> None:
+def test_two_drivers_send_the_same_blob_at_once(scratch: Path) -> None:
     one, other = Incoming(), Incoming()
-    one.take(DIGEST, 0, DATA[:100], last=False)
-    other.take(DIGEST, 0, DATA[:300], last=False)
-    one.take(DIGEST, 100, DATA[100:500], last=False)
-    assert other.take(DIGEST, 300, DATA[300:], last=True) is True
-    assert one.take(DIGEST, 500, DATA[500:], last=True) is True
-    assert (replica_blobs() / DIGEST).read_bytes() == DATA
+    one.take(replica_blobs(scratch), DIGEST, 0, DATA[:100], last=False)
+    other.take(replica_blobs(scratch), DIGEST, 0, DATA[:300], last=False)
+    one.take(replica_blobs(scratch), DIGEST, 100, DATA[100:500], last=False)
+    assert other.take(replica_blobs(scratch), DIGEST, 300, DATA[300:], last=True) is True
+    assert one.take(replica_blobs(scratch), DIGEST, 500, DATA[500:], last=True) is True
+    assert (replica_blobs(scratch) / DIGEST).read_bytes() == DATA
 
 
-def test_a_driver_that_is_cut_off_leaves_no_part_behind() -> None:
+def test_a_driver_that_is_cut_off_leaves_no_part_behind(scratch: Path) -> None:
     incoming = Incoming()
-    incoming.take(DIGEST, 0, DATA[:100], last=False)
-    assert len(list(replica_blobs().iterdir())) == 1
+    incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:100], last=False)
+    assert len(list(replica_blobs(scratch).iterdir())) == 1
     incoming.close()
-    assert list(replica_blobs().iterdir()) == []
+    assert list(replica_blobs(scratch).iterdir()) == []
 
 
-def test_a_driver_that_begins_again() -> None:
+def test_a_driver_that_begins_again(scratch: Path) -> None:
     incoming = Incoming()
-    incoming.take(DIGEST, 0, DATA[:100], last=False)
-    assert incoming.take(DIGEST, 0, DATA, last=True) is True
+    incoming.take(replica_blobs(scratch), DIGEST, 0, DATA[:100], last=False)
+    assert incoming.take(replica_blobs(scratch), DIGEST, 0, DATA, last=True) is True
 
 
-def test_a_piece_without_a_beginning() -> None:
+def test_a_piece_without_a_beginning(scratch: Path) -> None:
     with pytest.raises(KeyError):
-        Incoming().take(DIGEST, 100, DATA, last=True)
+        Incoming().take(replica_blobs(scratch), DIGEST, 100, DATA, last=True)
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/etc/passwd", "", ".hidden"])
 def test_no_name_leads_out_of_the_directory(name: str, scratch: Path) -> None:
     with pytest.raises(ValueError):
-        Incoming().take(name, 0, b"x", last=False)
+        Incoming().take(replica_blobs(scratch), name, 0, b"x", last=False)
     with pytest.raises(ValueError):
-        prepare(name, {}, [])
+        prepare(scratch, name, {}, [])
     with pytest.raises(ValueError):
-        prepare("j", {name: "x"}, [])
+        prepare(scratch, "j", {name: "x"}, [])
     with pytest.raises(ValueError):
-        prepare("j", {}, [name])
+        prepare(scratch, "j", {}, [name])
     assert {path.name for path in scratch.iterdir()} <= {"blobs", "jobs"}
 
 
-def test_what_is_here_already_is_not_asked_for() -> None:
-    Incoming().take(DIGEST, 0, DATA, last=True)
-    assert prepare("j", {"spec.json": "{}"}, [DIGEST, "ab" * 32]) == ["ab" * 32]
-    assert replica("j").spec.read_text() == "{}"
-    assert replica("j").root.stat().st_mode & 0o777 == 0o700
+def test_what_is_here_already_is_not_asked_for(scratch: Path) -> None:
+    Incoming().take(replica_blobs(scratch), DIGEST, 0, DATA, last=True)
+    assert prepare(scratch, "j", {"spec.json": "{}"}, [DIGEST, "ab" * 32]) == ["ab" * 32]
+    assert replica(scratch, "j").spec.read_text() == "{}"
+    assert replica(scratch, "j").root.stat().st_mode & 0o777 == 0o700
 
 
-def test_blobs_that_were_hashed_here_are_not_hashed_again() -> None:
-    Incoming().take(DIGEST, 0, DATA, last=True)
+def test_blobs_that_were_hashed_here_are_not_hashed_again(scratch: Path) -> None:
+    Incoming().take(replica_blobs(scratch), DIGEST, 0, DATA, last=True)
     blob = Blob(DIGEST, len(DATA))
     manifest = Manifest("j", "3", blob, (blob,), (), (), blob)
-    prepare("j", {"manifest.json": codec.dumps(manifest.to_json())}, [])
-    trust_replica(replica("j"))
-    trusted = Manifest.from_json(codec.loads(replica("j").manifest.read_bytes()))
-    status = (replica_blobs() / DIGEST).stat()
+    prepare(scratch, "j", {"manifest.json": codec.dumps(manifest.to_json())}, [])
+    trust_replica(replica(scratch, "j"), replica_blobs(scratch))
+    trusted = Manifest.from_json(codec.loads(replica(scratch, "j").manifest.read_bytes()))
+    status = (replica_blobs(scratch) / DIGEST).stat()
     assert {b.record for b in trusted.blobs} == {
         (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     }
 
 
-def test_a_blob_that_never_came_is_said(tmp_path: Path) -> None:
+def test_a_blob_that_never_came_is_said(tmp_path: Path, scratch: Path) -> None:
     del tmp_path
     blob = Blob("ab" * 32, 1)
-    prepare("j", {"manifest.json": codec.dumps(Manifest("j", "3", blob, (), (), (), blob).to_json())}, [])
+    prepare(scratch, "j", {"manifest.json": codec.dumps(Manifest("j", "3", blob, (), (), (), blob).to_json())}, [])
     with pytest.raises(FileNotFoundError):
-        trust_replica(replica("j"))
+        trust_replica(replica(scratch, "j"), replica_blobs(scratch))

@@ -13,7 +13,7 @@ from jupyter_torchdist.node.rendezvous import StaticRendezvous
 
 def node(number: int, store: HashStore) -> StaticRendezvous:
     handler = StaticRendezvous(
-        "job.1", number, 2, ("127.0.0.1", 0), ("127.0.0.1", 1) if number else None, lambda *_: None
+        "job.1", number, ("node1", "node2"), ("127.0.0.1", 0), ("127.0.0.1", 1) if number else None, lambda *_: None
     )
     handler._store = store
     return handler

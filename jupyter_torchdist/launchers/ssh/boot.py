@@ -2,7 +2,8 @@
 
 Arguments: a mark, the digest of the code and its size in bytes, and the scratch directory (may be empty). It prints the
 mark and a word; whatever was printed before that is a banner of the login. Words: ``have`` (the code is here), ``need``
-(the code must come on standard input first) and ``cannot``, with the reason. Then it is the relay to the agent.
+(the code must come on standard input first; then
+it is stored, and the next word is said) and ``cannot``, with the reason. Then it is the relay to the agent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def main(mark: str, digest: str, size: str, scratch: str) -> None:
         say(f"cannot has Python {version} ({sys.executable}); 3.10 or newer is needed")
         return
     if importlib.util.find_spec("torch") is None:
-        say(f"cannot has no torch in {sys.executable}; install it there, or name another Python with python")
+        say(
+            f"cannot has no torch in {sys.executable}; install it there, or name another with --host-option python=PATH"
+        )
         return
     short = f"/tmp/torchdist-{os.getuid()}"
     if scratch:
@@ -48,17 +51,17 @@ def main(mark: str, digest: str, size: str, scratch: str) -> None:
             code = os.path.join(parent, "code-" + digest)
             break
     if code is None:
-        say(f"cannot has no directory for our code ({error or 'none is writable'}); name one with scratch")
+        error = error or "none is writable"
+        say(f"cannot has no directory for our code ({error}); name one with --host-option scratch=DIR")
         return
-    if os.path.isdir(code):
-        say("have")
-    else:
+    if not os.path.isdir(code):
         say("need")
         try:
             receive(code, int(size))
         except OSError as failure:
-            say(f"cannot cannot store our code: {failure}")
+            say(f"cannot cannot store our code in {os.path.dirname(code)}: {failure}")
             return
+    say("have")
     sys.path.insert(0, code)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
     sys.argv[:] = ["relay", "relay"]

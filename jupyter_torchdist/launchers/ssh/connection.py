@@ -63,6 +63,7 @@ class SshChannel(Channel):
         self._mark = f"torchdist-{secrets.token_hex(8)}"
         self._banner: bytearray | None = bytearray()
         """What was printed before the mark; None once the relay has answered."""
+        self._may_send = False
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``close``
         self._control = _control_path(host)
         try:
@@ -83,8 +84,8 @@ class SshChannel(Channel):
 
     @property
     def answered(self) -> bool:
-        """Whether the relay has answered."""
-        return self._banner is None
+        """Whether the host takes what is sent."""
+        return self._may_send
 
     def flush(self) -> None:
         if self.answered or self.closed:
@@ -107,9 +108,13 @@ class SshChannel(Channel):
         word, _, reason = line.decode("utf-8", "replace").partition(" ")
         if word == "cannot":
             raise LaunchError(f"{self._host} {reason}", "%dist nodes --hosts shows what each host has")
-        self._banner = None
+        self._may_send = True
         if word == "need":
+            self._banner = bytearray(rest)
             self.send_first(code().archive)
+            self.flush()
+            return []
+        self._banner = None
         self.flush()
         return self.decode(bytes(rest))
 
@@ -174,6 +179,7 @@ def remote_command(mark: str, reach: Reach) -> str:
     boot = base64.b64encode(zlib.compress(Path(__file__).with_name("boot.py").read_bytes(), 9)).decode()
     arguments = shlex.join([_RUN, boot, mark, code().digest, str(len(code().archive)), reach.scratch])
     look = ":" if reach.python else f'"$p" -c {shlex.quote(_LOOK)} >/dev/null 2>&1'
+    lack = f"has no Python at {reach.python}" if reach.python else "has no Python with torch"
     search = f"""{reach.setup}
 tried=
 for p in {" ".join(candidates)}; do
@@ -181,7 +187,8 @@ for p in {" ".join(candidates)}; do
     tried="$tried $p"
     {look} && exec "$p" -c {arguments}
 done
-printf '\n%s cannot has no Python with torch (found:%s); name one with python\n' {mark} "${{tried:- no Python}}"
+found=${{tried:- no Python}}
+printf '\n%s cannot %s (found:%s); name one with --host-option python=PATH\n' {mark} {shlex.quote(lack)} "$found"
 """
     choose = f'case "$SHELL" in */bash|*/zsh) s=$SHELL;; *) s=sh;; esac; exec "$s" -lc {shlex.quote(search)}'
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(choose.encode()).decode()} | base64 -d)\"'"

@@ -21,10 +21,13 @@ Offsets = dict[str, int]
 
 @dataclass(frozen=True)
 class Login(Record):
-    """From the relay of a connection, before its driver speaks: the login's environment and its interpreter."""
+    """From the relay of a connection, before its driver speaks: the login's environment, interpreter and torch."""
 
     environ: dict[str, str]
     python: str
+    release: str
+    """Of the interpreter."""
+    torch: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,209 @@
+"""A cell on hosts as they are in the world: their shells, users, disks, names, networks and Pythons."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.launchers.ssh.connection import ssh_words
+from jupyter_torchdist.protocol.errors import TorchDistError
+from tests.cluster import node_python
+from tests.cluster.cells import MEET, PATIENCE, start
+from tests.cluster.cluster import Cluster
+from tests.lacking import lacking
+
+ONE = "--hosts node1 --ranks 1"
+TWO = "--hosts node1,node2 --ranks 2"
+
+Change = Callable[..., None]
+
+
+@pytest.fixture
+def undo(cluster: Cluster) -> Iterator[ExitStack]:
+    """What makes the hosts as they were."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def write(cluster: Cluster, undo: ExitStack) -> Change:
+    """Writes a file of a host, for the length of the test."""
+
+    def write(node: str, path: str, text: str) -> None:
+        old = cluster.run(node, "cat", path, check=False)
+        if old.returncode:
+            undo.callback(cluster.run, node, "rm", path)
+        else:
+            undo.callback(cluster.write, node, path, old.stdout)
+        cluster.write(node, path, text)
+
+    return write
+
+
+@pytest.fixture
+def mount(cluster: Cluster, undo: ExitStack) -> Change:
+    """Mounts something on node1, for the length of the test."""
+
+    def mount(*words: str) -> None:
+        cluster.run("node1", "mount", *words)
+        undo.callback(cluster.run, "node1", "umount", "--lazy", words[-1])
+
+    return mount
+
+
+def succeeds(pool: DriverPool, options: str = ONE, **named: object) -> str:
+    """Run the cell; what its ranks printed."""
+    job = start(pool, MEET, options, **named)  # type: ignore[arg-type]
+    state = job.wait(PATIENCE)
+    assert state.state == "succeeded", state.reason
+    return job.logs(stream="out")
+
+
+# ------------------------------------------------------------------------------------------------- shells and users
+
+
+def test_a_login_that_prints(pool: DriverPool, write: Change) -> None:
+    write("node1", "/root/.bashrc", "echo 'Welcome to node1!'; printf 'no newline'; echo trouble >&2\n")
+    write("node1", "/root/.profile", "seq 20000; printf '\\0\\377 disk quota: 5 % used'\n")
+    assert succeeds(pool) == "rank 0 on node1 sum 0.0\n"
+
+
+@pytest.mark.parametrize("shell", ["tcsh", "fish"])
+def test_a_login_shell_that_is_no_sh(pool: DriverPool, cluster: Cluster, write: Change, shell: str) -> None:
+    path = cluster.run("node1", "which", shell, check=False).stdout.strip()
+    if not path:
+        lacking(f"no {shell} here: make cluster")
+    users = cluster.run("node1", "cat", "/etc/passwd").stdout.splitlines(keepends=True)
+    write("node1", "/etc/passwd", "".join([f"root:x:0:0:root:/root:{path}\n", *users[1:]]))
+    write("node1", "/root/.tcshrc", "echo 'Welcome to tcsh!'\n")
+    write("node1", "/root/.config/fish/config.fish", "echo 'Welcome to fish!'\n")
+    assert "rank 0 on node1" in succeeds(pool)
+
+
+def test_an_ordinary_user_with_an_environment_at_home(pool: DriverPool, cluster: Cluster, undo: ExitStack) -> None:
+    cluster.run("node1", "ln", "-s", str(node_python.PLACE), "/home/alice/.venv")
+    undo.callback(cluster.run, "node1", "rm", "/home/alice/.venv")
+    job = start(
+        pool,
+        "import os, sys\nprint(os.getuid(), os.environ['HOME'], sys.executable)",
+        "--hosts alice@node1 --ranks 1",
+        python=None,
+    )
+    assert job.wait(PATIENCE).state == "succeeded"
+    assert job.logs(stream="out") == "1717 /home/alice /home/alice/.venv/bin/python\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ disks
+
+
+def test_nothing_in_tmp_may_be_executed(pool: DriverPool, mount: Change) -> None:
+    mount("-t", "tmpfs", "-o", "noexec,mode=1777", "none", "/tmp")
+    assert "rank 0" in succeeds(pool)
+
+
+def test_a_home_that_is_read_only_and_a_scratch_that_is_not_there_yet(
+    pool: DriverPool, cluster: Cluster, mount: Change, undo: ExitStack
+) -> None:
+    mount("--rbind", "/root", "/root")  # with the Python below
+    cluster.run("node1", "mount", "-o", "remount,bind,ro", "/root")
+    undo.callback(cluster.run, "node1", "rm", "-rf", "/srv/new")
+    job = start(pool, "import os; print(os.getcwd())", f"{ONE} --host-option scratch=/srv/new/scratch")
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert job.logs(stream="out").startswith("/srv/new/scratch/node1/jobs/")
+
+
+@pytest.mark.soak
+def test_a_home_that_is_read_only(pool: DriverPool, cluster: Cluster, mount: Change) -> None:
+    mount("--rbind", "/root", "/root")  # with the Python below
+    cluster.run("node1", "mount", "-o", "remount,bind,ro", "/root")
+    assert "rank 0" in succeeds(pool)
+
+
+def test_another_scratch_for_the_next_cell(pool: DriverPool, undo: ExitStack, cluster: Cluster) -> None:
+    """The agent still runs, with the scratch of the cell before."""
+    for name in ("first", "second"):
+        undo.callback(cluster.run, "node1", "rm", "-rf", f"/srv/{name}")
+        job = start(pool, "import os; print(os.getcwd())", f"{ONE} --host-option scratch=/srv/{name}")
+        assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+        assert job.logs(stream="out").startswith(f"/srv/{name}/node1/jobs/")
+
+
+def test_a_disk_without_room_for_our_code(pool: DriverPool, mount: Change) -> None:
+    mount("-t", "tmpfs", "-o", "size=200k", "none", "/mnt")
+    with pytest.raises(TorchDistError, match=r"node1 .*No space left") as caught:
+        start(pool, MEET, f"{ONE} --host-option scratch=/mnt")
+    assert "/mnt" in str(caught.value)
+
+
+def test_a_disk_without_room_for_the_data(pool: DriverPool, mount: Change) -> None:
+    mount("-t", "tmpfs", "-o", "size=8m", "none", "/mnt")
+    data = bytes(20_000_000)
+    job = start(pool, "len(data)", f"{ONE} --host-option scratch=/mnt", names={"data": data})
+    assert job.wait(PATIENCE).state == "failed"
+    assert "node1" in job.state.reason
+    assert "No space left" in job.state.reason
+    assert "/mnt" in job.state.reason
+
+
+# ------------------------------------------------------------------------------------------------ network and names
+
+
+def test_a_host_behind_another(pool: DriverPool, cluster: Cluster, undo: ExitStack) -> None:
+    text = cluster.ssh_config.read_text()
+    undo.callback(cluster.ssh_config.write_text, text)
+    cluster.ssh_config.write_text("Host node2\n  ProxyJump node1\n" + text)
+    end_connection = [*ssh_words("node2")[:-2], "-O", "exit", "--", "node2"]
+    undo.callback(subprocess.run, end_connection, capture_output=True)
+    cluster.partition("caller", "node2")
+    assert "rank 1 on node2 sum 1.0" in succeeds(pool, TWO)
+
+
+def test_a_firewall_before_the_store(pool: DriverPool, cluster: Cluster) -> None:
+    cluster.firewall("node1", "1024-65535")
+    job = start(pool, MEET, TWO)
+    assert job.wait(PATIENCE).state == "failed"
+    words = rf"\bnode2 cannot reach node1's store at {cluster.address('node1')}:\d+: timed out; a firewall "
+    assert re.search(words, job.state.reason), job.state.reason
+
+
+@pytest.mark.parametrize("line", ["127.0.1.1 {}", pytest.param("", marks=pytest.mark.soak)])
+def test_a_host_that_has_another_view_of_its_name(pool: DriverPool, write: Change, line: str) -> None:
+    for node in ("node1", "node2"):
+        write(node, "/etc/hosts", f"127.0.0.1 localhost\n{line.format(node)}\n")
+    assert "rank 1 on node2 sum 1.0" in succeeds(pool, TWO)
+
+
+# ---------------------------------------------------------------------------------------------------------- Pythons
+
+
+def test_a_host_without_python(pool: DriverPool, write: Change) -> None:
+    write("node1", "/root/.profile", "PATH=/nowhere\n")
+    with pytest.raises(TorchDistError, match=r"node1 has no Python with torch \(found: no Python\)"):
+        start(pool, MEET, ONE, python=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "lack"),
+    [
+        ("/usr/bin/python3", "torch in"),
+        ("/nowhere/bin/python", "Python at"),
+        ("~/my env/bin/python", "Python at"),
+    ],
+)
+def test_a_python_that_is_not_there_or_has_no_torch_is_refused(pool: DriverPool, path: str, lack: str) -> None:
+    with pytest.raises(TorchDistError, match=f"node1 has no {lack} {path}") as caught:
+        start(pool, MEET, f"{ONE} --host-option 'node1.python={path}'")
+    assert "--host-option python=PATH" in str(caught.value)
+
+
+def test_a_torch_that_is_too_old_is_refused(pool: DriverPool, write: Change) -> None:
+    write("node1", "/srv/old/torch/__init__.py", "__version__ = '2.5.0'\n")
+    write("node1", "/srv/old/torch-2.5.0.dist-info/METADATA", "Name: torch\nVersion: 2.5.0\n")
+    write("node1", "/root/.profile", "export PYTHONPATH=/srv/old\n")
+    with pytest.raises(TorchDistError, match=r"node1.* torch 2\.5\.0 is too old"):
+        start(pool, MEET, ONE)

@@ -46,7 +46,9 @@ _SHORT = 4
 _UNCOUNTED = 16
 """More repetitions than this count as unlimited."""
 
-_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{(?:\d+(?:,\d*)?|,\d*)\})|\{", re.DOTALL)
+_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|\{(?:\d+(?:,\d*)?|,\d*)\})|\{", re.DOTALL)
+_IN_SET = re.compile(r"(\\.|[^\]\\])(?:(-)(\\.|[^\]\\]))?", re.DOTALL)
+"""A character of a set, or a range."""
 
 
 class Overtime(Exception):
@@ -136,13 +138,14 @@ def _expression(text: str, case: bool) -> Pattern:
     if len(text) > LONGEST:
         raise too_large
     try:
-        re.compile(text, flags)
-        parsed = sre_parser.parse(text, flags)
+        literal = _plain(text)
+        re.compile(literal, flags)
+        parsed = sre_parser.parse(literal, flags)
         cost = _cost(parsed)
         if cost.size > LARGEST:
             raise too_large
         needed = _finder(_literal(parsed), not parsed.state.flags & re.IGNORECASE)
-        return Pattern(text, case, regex.compile(_plain_braces(text), flags | regex.VERSION0), cost, needed)
+        return Pattern(text, case, regex.compile(literal, flags | regex.VERSION0), cost, needed)
     except (re.error, regex.error, RecursionError, OverflowError) as error:
         raise UserError(f"/{_short(text)}/ is not a regular expression: {error}", hint) from None
 
@@ -177,9 +180,23 @@ def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-def _plain_braces(text: str) -> str:
-    """Escape braces that are not repetitions: ``re`` takes them literally, ``regex`` may read fuzzy matching."""
-    return _BRACE.sub(lambda found: found[1] or r"\{", text)
+def _plain(text: str) -> str:
+    """Escape what ``re`` takes literally and ``regex`` may not: braces that are not repetitions, and signs in sets
+    such as ``[[a]`` and ``[a&&b]``, of which ``re`` warns, too.
+    """
+    return _BRACE.sub(lambda found: _plain_set(found[1]) if found[1] else r"\{", text)
+
+
+def _plain_set(part: str) -> str:
+    if not part.startswith("["):
+        return part
+    begin = 2 if part.startswith("[^") else 1
+    return part[:begin] + _IN_SET.sub(_escaped, part[begin:])
+
+
+def _escaped(found: re.Match[str]) -> str:
+    first, dash, last = (f"\\{sign}" if sign and sign in "[-&~|" else sign for sign in found.groups(""))
+    return first + dash[-1:] + last
 
 
 def _cost(parsed: Any) -> Cost:

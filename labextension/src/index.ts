@@ -17,6 +17,7 @@ import { JobPanel } from './panel';
 import { revealCell, revealLine } from './reveal';
 import { RunningJobs } from './status';
 import { JobTab } from './tab';
+import { shownText } from './view/ansi';
 import { brokenLine } from './view/describe';
 import type { Reveal } from './view/failure';
 import { stateWord } from './view/format';
@@ -198,7 +199,7 @@ function notify(job: JobSummary, openJob: (job: string) => void): void {
   const broken = job.broken.length > 0;
   const kind = job.effective !== 'succeeded' ? 'error' : broken ? 'warning' : 'success';
   // What failed stands under the cell and in the tab; here it is said that something did.
-  const reason = job.effective === 'failed' ? '' : job.reason;
+  const reason = job.effective === 'failed' ? '' : shownText(job.reason);
   const said = broken ? brokenLine(named(job.broken)) : '';
   const words = [trans('%1 %2', jobTitle(job), stateWord(job.effective)), reason, said].filter(Boolean).join(': ');
   Notification.emit(words, kind, {

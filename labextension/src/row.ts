@@ -5,6 +5,7 @@ import type { JobSummary } from './api';
 import type { Action } from './commands';
 import { isFinal, jobTitle, named, notebookName } from './joblist';
 import { brokenLine, waitingLine } from './view/describe';
+import { shownLines } from './view/ansi';
 import { button, make, setAttribute, setText } from './view/dom';
 import { duration, firstLine, ranks, sizeOf, startedAt, stateWord, ticking } from './view/format';
 import { stateIcon, tone } from './view/icons';
@@ -98,7 +99,7 @@ export class JobRow {
     setAttribute(
       this.open,
       'title',
-      [jobTitle(job), job.reason, job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
+      [jobTitle(job), shownLines(job.reason), job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
     );
     setAttribute(this.element, 'data-waits', job.wait !== null);
     this.icon.replaceChildren(stateIcon(job.wait ? 'waiting' : job.effective));

@@ -82,6 +82,21 @@ describe('what comes first', () => {
     expect(current()).toBe('logs');
   });
 
+  it('says what an exception says without its colours', async () => {
+    const error = anError({
+      message: '\x1b[31mred\x1b[0m and \x07\nmore \x1b[1mbold\x1b[0m',
+      text: 'Traceback\nValueError: \x1b[31mred\x1b[0m'
+    });
+    const state = aState([aRank(0, { state: 'failed', error, ended: 5 }), aRank(1)], {
+      state: 'failed',
+      reason: 'ValueError: \x1b[31mred\x1b[0m'
+    });
+    await view([hello(state), status(curves)]);
+    expect(page.root.textContent).not.toContain('\x1b');
+    expect(find(page.root, '.td-failure-title').textContent).toBe('ValueError: red and \\x07');
+    expect(find(page.root, '.td-failure').textContent).toContain('more bold');
+  });
+
   it('is the error of the rank that failed, with the line of the notebook', async () => {
     await view([hello(failedState()), status(curves)]);
     expect(current()).toBe('logs');

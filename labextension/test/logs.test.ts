@@ -247,8 +247,7 @@ test('a search finds what is held, then the rest, and goes there', async () => {
   expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('0 hits');
   click(/regular expression/);
   await settled();
-  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('21 hits');
-  click(/older hit/);
+  expect(element.querySelector('[role=search] [role=status]')!.textContent).toBe('1 of 21, newest first');
   expect(element.querySelector('.td-hit-current')!.textContent).toBe('7');
   click(/newer hit/);
   await settled();
@@ -261,6 +260,29 @@ test('a search finds what is held, then the rest, and goes there', async () => {
       .filter(row => row.includes('line'))
       .every(row => row.endsWith('7'))
   ).toBe(true);
+});
+
+test('while one types, the nearest hit comes into sight; Enter goes on to the next', async () => {
+  hello(1);
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 300)] });
+  await open();
+  const box = element.querySelector('input')!;
+  const active = (): string => element.querySelector('.td-log-active')?.textContent ?? '';
+  box.value = 'line  12';
+  box.dispatchEvent(new Event('input'));
+  await vi.waitFor(() => expect(active()).toBe('[rank 0]line  129'), PATIENT);
+  box.value = 'line  121';
+  box.dispatchEvent(new Event('input'));
+  await vi.waitFor(() => expect(active()).toBe('[rank 0]line  121'), PATIENT);
+  box.value = 'line  1';
+  box.dispatchEvent(new Event('input'));
+  await vi.waitFor(() => expect(element.querySelectorAll('.td-hit').length).toBeGreaterThan(9), PATIENT);
+  await settled();
+  const chosen = Number(active().slice(-3));
+  expect(chosen).toBeGreaterThan(120);
+  expect(chosen).toBeLessThan(150);
+  box.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }));
+  expect(active()).toBe(`[rank 0]line  ${chosen - 1}`);
 });
 
 test('Enter goes to the newest hit first, then to older ones; all in sight are marked, one more than the others', async () => {

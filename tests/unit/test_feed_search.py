@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,38 @@ def test_an_expression_means_what_it_means_in_python(pattern: str, text: str) ->
 def test_what_python_does_not_know_is_no_expression(pattern: str) -> None:
     with pytest.raises(UserError, match="not a regular expression: "):
         Pattern.of(pattern, True, True)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[[a]",
+        "[a&&b]",
+        "[a||b]",
+        "[~~]",
+        "[+--a]",
+        "[--a]",
+        "[a-c--z]",
+        "[^^[-]",
+        "[][&-]",
+        "[[:alpha:]]",
+        r"[\\[]",
+        r"[\[-\]]",
+    ],
+)
+def test_odd_sets_mean_what_they_mean_in_python_without_a_warning(pattern: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        python = re.compile(pattern)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own = Pattern.of(pattern, True, True)
+        with contextlib.suppress(UserError):
+            Pattern.of(pattern[:2], True, True)  # as it is typed
+    for character in map(chr, range(128)):
+        for text in (character, f"{character}]"):
+            found = python.search(text)
+            assert own.find(text, 1) == (found.start() if found else -1), text
 
 
 def test_no_expression_is_told(job: FakeJob) -> None:

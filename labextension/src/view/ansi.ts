@@ -155,6 +155,11 @@ export function shownText(text: string): string {
   return visible(text.includes('\x1b') ? text.replace(ESCAPE, '') : text);
 }
 
+/** As `shownText`, line by line. */
+export function shownLines(text: string): string {
+  return text.split('\n').map(shownText).join('\n');
+}
+
 const LINK = /\bhttps?:\/\/[^\s<>"'`\\^{|}\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]+/gi;
 
 /** Where in `text` links are; what ends a sentence or a bracket around one is not part of it. */

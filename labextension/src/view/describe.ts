@@ -3,7 +3,7 @@ import type { JobState, RankState, Wait } from '../protocol';
 import type { JobSession } from '../session';
 import type { Status } from '../source';
 import { awaited, failures, isFinal } from '../state';
-import { collective, errorTitle, ranksOf, stateWord, theRanks, ticking } from './format';
+import { collective, errorTitle, firstLine, ranksOf, stateWord, theRanks, ticking } from './format';
 import { waitingTogether } from './standing';
 import { plural, trans } from './translate';
 
@@ -39,7 +39,7 @@ export function others(state: JobState, first: number): string {
     lines.push(plural('%1 other rank was stopped because of this', many, stopped));
   }
   const early = rest.filter(rank => rank.state === 'done' && rank.why);
-  lines.push(...early.slice(0, 8).map(rank => trans('rank %1 %2', rank.rank, rank.why)));
+  lines.push(...early.slice(0, 8).map(rank => trans('rank %1 %2', rank.rank, firstLine(rank.why))));
   return lines.join('; ');
 }
 

@@ -2,6 +2,7 @@
 import type { ErrorRecord, JobSpec, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import { failures, isFinal } from '../state';
+import { shownLines } from './ansi';
 import { failureTitle, others } from './describe';
 import { button, copy, make, setText } from './dom';
 import { firstLine } from './format';
@@ -53,7 +54,7 @@ export class Failure {
 
   private draw(first: RankState, more: RankState[], rest: string, spec: JobSpec | null): HTMLElement[] {
     const said = make('span.td-said', { role: 'status' });
-    const text = first.error?.text || failureTitle(first);
+    const text = shownLines(first.error?.text || failureTitle(first));
     const copyText = async () => setText(said, (await copy(text)) ? trans('copied') : trans('the browser refused'));
     const tools = make(
       'span.td-actions',
@@ -94,7 +95,7 @@ export class Failure {
 
   /** The frames in order, those of libraries folded; where there are none, the text as Python printed it. */
   private traceback(error: ErrorRecord, spec: JobSpec | null): HTMLElement[] {
-    const whole = make('pre.td-code', {}, error.text.slice(0, LONG).trimEnd());
+    const whole = make('pre.td-code', {}, shownLines(error.text.slice(0, LONG).trimEnd()));
     if (error.frames.length === 0 || error.text.trimStart().startsWith('+ ')) {
       return error.text ? [whole] : [];
     }
@@ -112,7 +113,7 @@ export class Failure {
     }
     const lines = error.message.split('\n').slice(1);
     if (lines.length > 0) {
-      parts.push(make('pre.td-code', {}, lines.join('\n').slice(0, LONG)));
+      parts.push(make('pre.td-code', {}, shownLines(lines.join('\n').slice(0, LONG))));
     }
     // Opened, it stands in place of the frames (failure.css): nothing is said twice.
     parts.push(make('details.td-fold.td-whole', {}, make('summary', {}, trans('Whole traceback')), whole));

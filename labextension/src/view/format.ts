@@ -1,5 +1,6 @@
 /** Numbers, times and states as words, in the wording of views.py. Pure. */
 import type { ErrorRecord, JobState, NodePlan, RankState, Waiting } from '../protocol';
+import { shownText } from './ansi';
 import { language, plural, trans } from './translate';
 
 /** Bytes for people: `512 B`, `1.5 kB`, `256 MB` (powers of ten, three digits). */
@@ -144,7 +145,7 @@ export function spans(numbers: readonly number[]): string {
 
 /** The first line of `text`, cut with an ellipsis. */
 export function firstLine(text: string, limit = 200): string {
-  const line = text.trim().split('\n', 1)[0]!;
+  const line = shownText(text.trim().split('\n', 1)[0]!);
   return line.length <= limit ? line : line.slice(0, limit - 1) + '…';
 }
 

@@ -172,12 +172,15 @@ export class LogBar {
     setAttribute(this.box, 'aria-label', trans('search the lines'));
     setAttribute(this.box, 'placeholder', trans('Search'));
     let timer: ReturnType<typeof setTimeout> | undefined;
-    const search = (): void => {
+    /** Whether something else is searched for: that goes to its first hit. */
+    const search = (): boolean => {
       clearTimeout(timer);
-      if (this.choice.text !== this.box.value) {
+      const other = this.choice.text !== this.box.value;
+      if (other) {
         this.choice.text = this.box.value;
         this.actions.search();
       }
+      return other;
     };
     const { signal } = this;
     signal.addEventListener('abort', () => clearTimeout(timer), { once: true });
@@ -186,8 +189,9 @@ export class LogBar {
     });
     const keys = (event: KeyboardEvent): void => {
       if (event.key === 'Enter') {
-        search();
-        this.actions.step(event.shiftKey ? -1 : 1);
+        if (!search()) {
+          this.actions.step(event.shiftKey ? -1 : 1);
+        }
       } else if (event.key === 'Escape') {
         this.box.value = '';
         search();

@@ -222,6 +222,26 @@ export class LogPane {
     return true;
   }
 
+  /** The lowest row of `hits` in sight, else the nearest to it, and how far it is from sight. */
+  nearest(hits: ReadonlySet<number>): { row: number; far: number } | null {
+    const { rows } = this.view;
+    const first = this.list.anchor.index;
+    const last = Math.min(first + this.list.page + 1, rows.length - 1);
+    const isHit = (at: number): boolean => at >= 0 && at < rows.length && hits.has(rows.at(at));
+    for (let at = last; at >= first; at--) {
+      if (isHit(at)) {
+        return { row: rows.at(at), far: 0 };
+      }
+    }
+    for (let far = 1; hits.size > 0 && far <= rows.length; far++) {
+      const at = [first - far, last + far].find(isHit);
+      if (at !== undefined) {
+        return { row: rows.at(at), far };
+      }
+    }
+    return null;
+  }
+
   /** What a click does with the button or the link of a row. */
   private openRow(): void {
     const { active } = this.selection;

@@ -34,6 +34,8 @@ export class LogsTab {
   /** How many ranks there were when lines alike were folded. */
   private alike = 0;
   private filtered = false;
+  /** Whether the first hit of a new search is to be gone to. */
+  private seeking = false;
 
   constructor(
     readonly element: HTMLElement,
@@ -257,6 +259,7 @@ export class LogsTab {
   }
 
   private startSearch(): void {
+    this.seeking = this.bar.choice.text !== '';
     this.search.start(this.bar.choice, this.files());
     const words = trans('The search ran beside the job: its hits are listed, but not marked in the lines.');
     this.bar.say(this.search.byFeed ? words : '');
@@ -271,6 +274,25 @@ export class LogsTab {
   private drawHits(): void {
     const { position, total, busy, more, error } = this.search;
     this.bar.setHits(position, total, busy, more, error);
+    this.seek();
+  }
+
+  /** What was typed has its nearest hit brought into sight; where no line held has one, the newest of the others. */
+  private seek(): void {
+    const hits = this.seeking ? this.search.held : null;
+    if (!hits || (hits.size === 0 && this.search.busy)) {
+      return;
+    }
+    this.seeking = false;
+    const found = this.panes.map(pane => pane.nearest(hits)).filter(hit => hit !== null);
+    const [nearest] = found.sort((a, b) => a.far - b.far);
+    if (nearest) {
+      this.search.choose(nearest.row);
+      this.goToRow(nearest.row);
+      this.draw();
+    } else if (this.search.total > 0 && !this.search.byFeed) {
+      this.step(1);
+    }
   }
 
   private step(by: 1 | -1): void {

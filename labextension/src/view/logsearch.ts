@@ -75,6 +75,11 @@ export class LogSearch {
     return chosen < held ? found[chosen - added.length]! : remote[chosen - held]!;
   }
 
+  /** The hits among the lines held; null: it still looks for them. */
+  get held(): ReadonlySet<number> | null {
+    return this.scanning ? null : new Set([...this.found, ...this.added]);
+  }
+
   /** Begins anew. `files`: which ones the feed looks through. */
   start(what: SearchFor, files: string[]): void {
     this.what = what;

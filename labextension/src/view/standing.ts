@@ -96,7 +96,7 @@ export function rankLine(state: JobState, rank: RankState): string {
       ? trans('waiting in %1 for %2', collective(rank.waiting), whom)
       : trans('waiting in %1', collective(rank.waiting));
   }
-  return rank.why || stateWord(word);
+  return firstLine(rank.why) || stateWord(word);
 }
 
 /** Those that wait in the same collective, and in which: since when is since the first of them. */

@@ -26,7 +26,7 @@ from .protocol.bundle import Manifest
 from .protocol.errors import LaunchError
 from .protocol.events import ErrorRecord, Event
 from .protocol.gauges import Gauges
-from .protocol.options.hosts import Host
+from .protocol.hosts import Host
 from .protocol.paths import Home, JobPaths
 from .protocol.paths import home as default_home
 from .protocol.plan import Inventory, NodePlan, Plan

@@ -15,7 +15,7 @@ from .. import capture as capturing
 from ..launchers import registry
 from ..planning.topology import make_plan
 from ..protocol.bundle import Manifest
-from ..protocol.options.hosts import hosts_of
+from ..protocol.hosts import hosts_of
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Inventory, Plan

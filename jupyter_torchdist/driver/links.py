@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..launchers.base import Submission
-from ..protocol.assignment import Assignment
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.paths import JobPaths, safe_name
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId
+from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from ..store.files import publish
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..launchers.base import Launcher, Submission
-from ..protocol.assignment import Assignment
 from ..protocol.errors import ChannelError, LaunchError, StoreError
 from ..protocol.eventreader import EventReader, reader_of
 from ..protocol.events import Event
@@ -21,6 +20,7 @@ from ..protocol.process import ProcessId
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState, apply
 from ..protocol.wire import messages
+from ..protocol.wire.assignment import Assignment
 from ..protocol.world import World
 from ..store import journal, liveness, logs
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ..protocol.options.hosts import Host
+from ..protocol.hosts import Host
 from ..protocol.plan import Inventory, NodePlan, Plan
 from ..protocol.wire.channel import Channel
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
+from ..protocol.hosts import Host
 from ..protocol.inventory import local_inventory
-from ..protocol.options.hosts import Host
 from ..protocol.plan import Inventory, NodePlan
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import connect_agent

@@ -32,7 +32,7 @@ def main(words: list[str]) -> None:
         zygote.main(int(rest[0]), rest[1:])
     elif verb == "launcher":
         from ..protocol import codec
-        from ..protocol.assignment import Assignment
+        from ..protocol.wire.assignment import Assignment
         from . import launcher
 
         launcher.start(Assignment.from_json(codec.loads(sys.stdin.buffer.readline())))

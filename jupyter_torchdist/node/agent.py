@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import inventory
-from ..protocol.assignment import Assignment
 from ..protocol.disk import in_words
 from ..protocol.errors import ChannelError
 from ..protocol.paths import JobPaths, safe_name, scratch_dir
 from ..protocol.plan import Inventory
 from ..protocol.process import ProcessId, job_token_of, session_of
 from ..protocol.wire import messages
+from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from .file_watch import Changes
 from .gauges import GaugeWatch

@@ -7,8 +7,8 @@ import os
 import resource
 import sys
 
-from ..protocol.assignment import Assignment
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH
+from ..protocol.wire.assignment import Assignment
 
 IMPORT_PREFIXES = ("LD_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "PYTHON", "TORCH_", "PYTORCH_", "ATEN_")
 """Prefixes of variables that are read at import or start. A zygote serves only jobs with equal values of these."""

@@ -23,11 +23,11 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from ..protocol import releases
-from ..protocol.assignment import Assignment
 from ..protocol.disk import FULL
 from ..protocol.errors import TorchDistError
 from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
+from ..protocol.wire.assignment import Assignment
 from ..ranks.eventfile import EventFile
 from . import assignment as world
 

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..protocol.assignment import Assignment
 from ..protocol.plan import Plan
+from ..protocol.wire.assignment import Assignment
 
 _SIOCGIFADDR = 0x8915
 """netdevice(7)."""

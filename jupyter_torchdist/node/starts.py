@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..protocol.assignment import Assignment
 from ..protocol.process import ProcessId, processes_of_job
+from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from . import warm
 from .nodejob import NodeJob

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import codec
-from ..protocol.assignment import Assignment
 from ..protocol.errors import ChannelError
 from ..protocol.process import JOB_TOKEN, JOB_TOKEN_LENGTH, ProcessId, processes_of_job
+from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from .assignment import import_environment
 

@@ -19,9 +19,9 @@ import time
 from collections.abc import Container, Iterable
 from typing import Any, NoReturn
 
-from ..protocol.assignment import Assignment
 from ..protocol.errors import ChannelError
 from ..protocol.process import start_ticks
+from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from ..protocol.world import LIBRARIES
 from . import launcher

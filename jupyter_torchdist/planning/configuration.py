@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol.errors import OptionError
-from ..protocol.options.hosts import KEYS
+from ..protocol.hosts import KEYS
 from ..protocol.options.strategy import options_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Options, parse_options
 from . import accelerate_config

@@ -12,7 +12,7 @@ from typing import Any
 
 from .columns import Layout, beside
 from .errors import OptionError
-from .options.hosts import parse_hosts, parse_setting
+from .hosts import parse_hosts, parse_setting
 from .strategy import ALONE, NAMES, PRECISIONS
 from .typed import Record
 

@@ -13,7 +13,7 @@ from jupyter_torchdist.planning.configuration import configured, words_of
 from jupyter_torchdist.planning.placing import places
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.errors import OptionError, ResourceError
-from jupyter_torchdist.protocol.options.hosts import Host, hosts_of, parse_setting
+from jupyter_torchdist.protocol.hosts import Host, hosts_of, parse_setting
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, parse_options
 

@@ -12,9 +12,9 @@ import pytest
 from jupyter_torchdist.node import warm
 from jupyter_torchdist.node.assignment import import_environment
 from jupyter_torchdist.node.warm import WarmPool, base_environment, key_of, start_fresh
-from jupyter_torchdist.protocol.assignment import Assignment
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.process import job_token_of
+from jupyter_torchdist.protocol.wire.assignment import Assignment
 from jupyter_torchdist.protocol.wire.channel import Channel
 from jupyter_torchdist.protocol.world import World
 from tests.leaks import environ_of, wait_until

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ...protocol.errors import ChannelError, LaunchError
-from ...protocol.options.hosts import Host
+from ...protocol.hosts import Host
 from ...protocol.plan import Inventory, NodePlan
 from ...protocol.process import ProcessId
 from ...protocol.wire import messages

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..assignment import Assignment
 from ..errors import ChannelError
 from ..process import ProcessId
 from ..typed import Malformed, Record
+from .assignment import Assignment
 
 Files = dict[str, str]
 Offsets = dict[str, int]

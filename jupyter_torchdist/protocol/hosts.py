@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import OptionError
-from ..plan import Reach
-from ..typed import Record
+from .errors import OptionError
+from .plan import Reach
+from .typed import Record
 
 KEYS = ("python", "scratch", "setup")
 """Settings of a host; the fields of ``Reach``."""

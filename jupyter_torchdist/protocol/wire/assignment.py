@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .paths import JobPaths, NodePaths
-from .plan import NodePlan, Plan
-from .process import job_token
-from .typed import Record
-from .world import World
+from ..paths import JobPaths, NodePaths
+from ..plan import NodePlan, Plan
+from ..process import job_token
+from ..typed import Record
+from ..world import World
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,12 @@ def _all_ended(plan: Plan, state: JobState) -> bool:
     return len(state.ranks) == plan.world_size and all(rank.state in RANK_ENDS for rank in state.ranks.values())
 
 
+def all_ready(plan: Plan, state: JobState) -> bool:
+    """Whether user code has begun on every rank."""
+    ranks = state.ranks.values()
+    return len(ranks) == plan.world_size and all(rank.ready or rank.state == "done" for rank in ranks)
+
+
 def failures(state: JobState) -> list[RankState]:
     """Failed ranks: causes before consequences, each group sorted by time.
 
@@ -225,6 +231,15 @@ def resumed(state: JobState) -> AttemptStatus:
     """The status with which a driver takes up a job. The journal holds the requests to the earlier driver."""
     stopping = state.reason if state.state == "stopping" else ""
     return AttemptStatus(interrupts=int(stopping == "cancelled"), timed_out=stopping == "timed_out")
+
+
+def asked(standing: AttemptStatus, request: str) -> AttemptStatus:
+    """``standing`` with a request of a client: ``interrupt``, ``terminate`` or ``kill``."""
+    if request == "interrupt":
+        return replace(standing, interrupts=standing.interrupts + 1)
+    return replace(
+        standing, terminate=standing.terminate or request == "terminate", kill=standing.kill or request == "kill"
+    )
 
 
 def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus:

@@ -190,7 +190,7 @@ class Driver:
             self._write()
         if now > self._deadline and not self._standing.timed_out:
             self._standing = replace(self._standing, timed_out=True)
-        if self._state.state == "starting" and self._all_ready():
+        if self._state.state == "starting" and policy.all_ready(self._plan, self._state):
             self._say("job.running")
         self._standing = policy.noted(self._standing, self._state, now)
         for action in policy.decide(self._plan, self._state, self._standing, now):
@@ -199,10 +199,6 @@ class Driver:
     def _deleted(self) -> bool:
         """Whether somebody deleted the job's directory."""
         return not self._paths.spec.exists()
-
-    def _all_ready(self) -> bool:
-        ranks = self._state.ranks.values()
-        return len(ranks) == self._plan.world_size and all(rank.ready or rank.state == "done" for rank in ranks)
 
     def _perform(self, action: policy.Action) -> None:
         if isinstance(action, policy.Stopping):
@@ -367,12 +363,7 @@ class Driver:
 
     def _take_requests(self) -> None:
         for kind in taken_requests(self._paths):
-            if kind == "interrupt":
-                self._standing = replace(self._standing, interrupts=self._standing.interrupts + 1)
-            elif kind == "terminate":
-                self._standing = replace(self._standing, terminate=True)
-            elif kind == "kill":
-                self._standing = replace(self._standing, kill=True)
+            self._standing = policy.asked(self._standing, kind)
 
     # -- the journal
 

@@ -101,6 +101,7 @@ def test_an_ordinary_user_with_an_environment_at_home(pool: DriverPool, cluster:
 # ------------------------------------------------------------------------------------------------------------ disks
 
 
+@pytest.mark.soak
 def test_nothing_in_tmp_may_be_executed(pool: DriverPool, mount: Change) -> None:
     mount("-t", "tmpfs", "-o", "noexec,mode=1777", "none", "/tmp")
     assert "rank 0" in succeeds(pool)
@@ -153,6 +154,7 @@ def test_a_disk_without_room_for_the_data(pool: DriverPool, mount: Change) -> No
 # ------------------------------------------------------------------------------------------------ network and names
 
 
+@pytest.mark.soak
 def test_a_host_behind_another(pool: DriverPool, cluster: Cluster, undo: ExitStack) -> None:
     text = cluster.ssh_config.read_text()
     undo.callback(cluster.ssh_config.write_text, text)

@@ -220,7 +220,7 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
             Section(
                 "Jobs and processes",
                 "A process of ours could not be started, or is gone.",
-                ("client/", "driver/", "protocol/", "launchers/", "node/"),
+                ("client/", "driver/", "protocol/", "launchers/", "node/", "verbs/hosts.py"),
             ),
         ),
     ),

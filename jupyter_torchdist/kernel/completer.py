@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
@@ -12,7 +13,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from ..protocol.errors import TorchDistError
 from ..protocol.options.strategy import BY_NAME, explained, options_of, strategy_of
 from ..protocol.spec import BY_FLAG, OPTIONS, Option
-from ..verbs import parse
+from ..verbs import hosts, parse
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -38,7 +39,7 @@ ABOUT = 72
 def options(words: list[str], names: Names = tuple) -> list[str]:
     """Choices for the last of ``words`` in the option line, which is being typed."""
     if option := being_valued(words):
-        return _settings(words) if option.field == "option" else _values(option, names)
+        return _settings(words) if option.field == "option" else _values(option, words[-1], names)
     given = [word.partition("=")[0] for word in words[:-1]]
     left = [option.flag for option in OPTIONS if option.repeatable or option.flag not in given]
     barred = {other for flag in given for other in EXCLUDING.get(flag, ())}
@@ -72,9 +73,11 @@ def _settings(words: list[str]) -> list[str]:
     return list(row.choices) if row else []
 
 
-def _values(option: Option, names: Names) -> list[str]:
+def _values(option: Option, word: str, names: Names) -> list[str]:
     if option.choices:
         return list(option.choices)
+    if option.field == "hosts":
+        return _hosts(word.removeprefix("--hosts="))
     if option.field == "out":
         return ["auto", "none", *names()]
     if option.field == "exclude":
@@ -86,12 +89,24 @@ def _values(option: Option, names: Names) -> list[str]:
     return list(EXAMPLES.get(option.field, ()))
 
 
+def _hosts(text: str) -> list[str]:
+    """For the last of the names in ``text``. IPython's token begins after the ``@`` of a group or of a user."""
+    *given, last = text.split(",")
+    user, at, _ = last.partition("@")
+    found = [name for name in hosts.known(Path.cwd()) if name not in given and ":" not in last]
+    if at:
+        return [name.removeprefix("@") for name in found if name.startswith("@") != bool(user)]
+    return found
+
+
 def dist(words: list[str], names: Names = tuple) -> list[str]:
     """Choices for the last of ``words`` after ``%dist``: a verb, a job's id or name, or the verb's options."""
     if len(words) <= 1:
         return list(parse.VERBS)
     if words[0] == "plan":
         return options(words[1:], names)
+    if words[0] in parse.OF_HOSTS and (option := being_valued(words[1:])):
+        return _values(option, words[-1], names)
     if words[-2] == "--stream":
         return list(STREAMS)
     if words[-1].startswith("-"):
@@ -166,7 +181,9 @@ def _about(line: str, choice: str) -> str:
     if line[-1:].isspace():
         words.append("")
     if magic == "%dist" and words[:1] != ["plan"]:
-        return f"verb: {parse.VERBS[choice]}" if len(words) == 1 else "option" if choice.startswith("-") else "job"
+        if len(words) == 1:
+            return f"verb: {parse.VERBS[choice]}"
+        return "option" if choice.startswith("-") else "host" if words[0] in parse.OF_HOSTS else "job"
     option = being_valued(words)
     if option is None:
         named = BY_FLAG.get(choice)
@@ -177,5 +194,13 @@ def _about(line: str, choice: str) -> str:
     return _VALUED.get(option.field, "value")
 
 
-_VALUED = {"out": "name", "exclude": "name", "env": "variable", "config": "file", "timeout": "time", "grace": "time"}
+_VALUED = {
+    "hosts": "host",
+    "out": "name",
+    "exclude": "name",
+    "env": "variable",
+    "config": "file",
+    "timeout": "time",
+    "grace": "time",
+}
 """The kind of an option's values."""

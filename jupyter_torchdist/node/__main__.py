@@ -2,6 +2,7 @@
 
 agent [DIRECTORY]           be this node's agent, unless there is one
 relay                       join standard input and output to this node's agent (what SSH runs)
+remove PARENT …             end this node's agents; delete what connections left, and the code below PARENT
 zygote FD [LIBRARY …]       a warm process, for the agent, that imports none of these
 launcher                    one job's launcher in a new interpreter; its assignment comes on standard input
 worker JOB_ROOT BLOBS NODE  one rank, under torchrun
@@ -26,6 +27,10 @@ def main(words: list[str]) -> None:
         from . import relay
 
         relay.main()
+    elif verb == "remove":
+        from . import removal
+
+        removal.main(rest)
     elif verb == "zygote":
         from . import zygote
 

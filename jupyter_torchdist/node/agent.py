@@ -281,6 +281,7 @@ class Agent:
                 "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
                 "addresses": addresses(peer.environ) if peer.login else [],
                 "interpreter": peer.login.python if peer.login else "",
+                "clock": time.time(),
             }
         )
 

@@ -8,8 +8,10 @@ import socket
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 
 from .nvml import Nvml
+from .paths import scratch_dir
 from .plan import Gpu, Inventory
 
 
@@ -23,6 +25,7 @@ def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
         gpus=visible(gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
         python=sys.version.split()[0],
         torch=installed("torch"),
+        disk=_free_disk(scratch_dir(environ)),
         numactl=shutil.which("numactl", path=environ.get("PATH")) is not None,
     )
 
@@ -75,6 +78,14 @@ def _available_memory() -> int:
     except OSError:
         pass
     return 0
+
+
+def _free_disk(path: Path) -> int:
+    """Free bytes where ``path`` is, or will be; 0 if the system does not tell."""
+    try:
+        return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+    except OSError:
+        return 0
 
 
 def installed(package: str) -> str:

@@ -42,6 +42,8 @@ class Inventory(Record):
     gpus: tuple[Gpu, ...] = ()
     python: str = ""
     torch: str = ""
+    disk: int = 0
+    """Free bytes of the scratch directory."""
     numactl: bool = False
     """Whether the program ``numactl`` is installed; torch needs it to bind ranks to NUMA nodes."""
     addresses: tuple[str, ...] = ()

@@ -16,10 +16,10 @@ from ..protocol.errors import TorchDistError
 from ..protocol.inventory import local_inventory
 from ..protocol.paths import home, make_private, runtime_dir
 from ..protocol.plan import Inventory
+from ..protocol.wire import agents
 from ..protocol.wire.channel import Channel
 from ..protocol.wire.connect import connect_agent
 from ..views import wording
-from . import agents
 
 FREE = 1_000_000_000
 """With fewer free bytes the disk of the data directory counts as nearly full."""

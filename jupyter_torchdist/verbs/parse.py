@@ -19,11 +19,12 @@ VERBS = {
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
     "rm": "remove jobs, or what is old",
-    "nodes": "this machine: cores, memory, GPUs, warm processes",
+    "nodes": "this machine, or hosts: cores, memory, GPUs, Python",
     "doctor": "check this machine, and say what to do",
     "plan": "what the options would run, and run nothing",
-    "stop": "end the warm processes",
+    "stop": "end the warm processes; on hosts, remove all that is ours",
 }
+OF_HOSTS = ("nodes", "stop")
 OF_A_JOB = ("show", "logs", "attach", "cancel", "rerun", "rm")
 
 
@@ -80,6 +81,11 @@ def parser(program: str) -> Parser:
     made["rm"].add_argument(
         "--keep-bytes", type=_bytes, metavar="SIZE", help="remove the oldest until 500M, 10G are left"
     )
+    for verb in OF_HOSTS:
+        made[verb].add_argument("--hosts", metavar="A,B", help="hosts that ssh reaches, instead of this machine")
+        made[verb].add_argument(
+            "--host-option", metavar="HOST.KEY=VALUE", action="append", default=[], help="as of %%%%distribute"
+        )
     made["plan"].add_argument("options", nargs="*", help="options of a run")
     return top
 
@@ -92,6 +98,7 @@ def flags(verb: str) -> list[str]:
         "logs": ["--rank", "--stream", "--grep", "--tail"],
         "cancel": ["--kill"],
         "rm": ["--older", "--keep-bytes"],
+        **{verb: ["--hosts", "--host-option"] for verb in OF_HOSTS},
     }.get(verb, [])
 
 

@@ -15,9 +15,10 @@ from ..client.submit import Request, prepare
 from ..protocol import codec
 from ..protocol.errors import UserError
 from ..protocol.inventory import local_inventory
+from ..protocol.wire import agents
 from ..store import catalog, gauges, logs
 from ..views import job_text, plan_tables, wording
-from . import agents, ansi, defaults, doctor
+from . import ansi, defaults, doctor, hosts
 
 CANCEL_SECONDS = 10.0
 """How many seconds ``cancel`` waits in addition to the job's grace."""
@@ -103,7 +104,10 @@ def _remove(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"removed {what}: {wording.size(gone.size)}\n"
 
 
-def _nodes(_arguments: argparse.Namespace) -> Iterator[str]:
+def _nodes(arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.hosts:
+        yield from hosts.nodes(arguments)
+        return
     yield plan_tables.inventory_table([local_inventory()]) + "\n"
     found = agents.running()
     for welcome in found:
@@ -124,11 +128,14 @@ def _plan(arguments: argparse.Namespace) -> Iterator[str]:
     yield plan_tables.plan_table(prepare(Request(source="pass\n", label="plan", options=options)).plan) + "\n"
 
 
-def _stop(_arguments: argparse.Namespace) -> Iterator[str]:
+def _stop(arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.hosts:
+        yield from hosts.stop(arguments)
+        return
     pool().close()
     found = agents.stop()
     warm = list(itertools.chain.from_iterable(welcome["warm"] for welcome in found))
     busy = [job for welcome in found for job in welcome["jobs"]]
-    yield f"ended {len(warm)} warm {'process' if len(warm) == 1 else 'processes'}\n"
+    yield f"ended {wording.count(len(warm), 'warm process', 'warm processes')}\n"
     if busy:
         yield f"still running: {', '.join(busy)}; their agent ends after them\n"

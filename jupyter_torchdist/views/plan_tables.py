@@ -7,7 +7,7 @@ from typing import Any
 
 from ..protocol.bundle import Captured
 from ..protocol.memory import MemoryPlan
-from ..protocol.plan import Inventory, Plan
+from ..protocol.plan import Inventory, NodePlan, Plan
 from ..protocol.strategy import DIMENSIONS, StrategyPlan
 from .wording import count, duration, runs, size, table
 
@@ -26,13 +26,14 @@ def plan_table(plan: Plan) -> str:
         (
             node.called,
             ", ".join(runs(node.ranks)),
-            f"{node.address} ({node.interface})" if node.interface else node.address or "by its route",
+            _address(node, plan),
             ", ".join(node.gpus) or "CPU",
             node.reach.python or "this one",
         )
         for node in plan.nodes
     ]
-    threads = ", ".join(dict.fromkeys(str(node.threads) for node in plan.nodes))
+    each = [str(node.threads) for node in plan.nodes]
+    threads = each[0] if len(set(each)) == 1 else f"{', '.join(each)} (in the order of the hosts)"
     facts = [
         f"{count(plan.world_size, 'rank')}, backend {plan.backend}, OMP_NUM_THREADS={threads}",
         "start: new interpreters (--fresh)" if plan.fresh else "start: forked from a warm process",
@@ -46,6 +47,12 @@ def plan_table(plan: Plan) -> str:
         facts.append(f"environment: {', '.join(plan.env_names)}")
     facts[1:1] = strategy_lines(plan.strategy)
     return "\n".join([*facts, table(("HOST", "RANKS", "ADDRESS", "DEVICES", "PYTHON"), rows)])
+
+
+def _address(node: NodePlan, plan: Plan) -> str:
+    """A host finds its own address by the route to the first one."""
+    known = f"{node.address} ({node.interface})" if node.interface else node.address
+    return known or f"towards {plan.nodes[0].called}"
 
 
 def strategy_lines(strategy: StrategyPlan) -> list[str]:

@@ -40,9 +40,9 @@ def ago(then: float, now: float) -> str:
     raise AssertionError(passed)
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str = "") -> str:
     """``1 rank``, ``8 ranks``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

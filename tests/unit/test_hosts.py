@@ -115,7 +115,7 @@ def test_a_plan_of_two_hosts() -> None:
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_the_command_says_what_it_searched(shell: str, tmp_path: Path) -> None:
     """One line that every login shell understands, also with quotes in a path."""
-    command = remote_command("MARK", Reach(python="/no/such 'python'"))
+    command = remote_command("MARK", Reach(python="/no/such 'python'"), "relay")
     assert "\n" not in command
     assert not set(command[len("exec sh -c '") : -1]) & set("'!\\")
     said = subprocess.run(

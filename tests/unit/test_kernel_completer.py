@@ -14,7 +14,7 @@ from jupyter_torchdist.protocol.spec import BY_FLAG, OPTIONS
 def tab(line: str, *names: str) -> list[str]:
     """What Tab at the end of ``line`` offers, cut into words as IPython does."""
     symbol = line
-    for delimiter in " \t=,":
+    for delimiter in " \t=,@":
         symbol = symbol.rpartition(delimiter)[2]
     offered = completer.complete(line, symbol, lambda: names)
     assert offered is not None
@@ -95,6 +95,46 @@ def test_other_lines_are_left_to_ipython(line: str) -> None:
 def test_the_environment_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TD_TEST_VARIABLE", "1")
     assert tab("%%distribute --env TD_TEST") == ["TD_TEST_VARIABLE"]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home and a notebook's directory in which hosts are written down."""
+    ssh = tmp_path / ".ssh"
+    (ssh / "more.d").mkdir(parents=True)
+    (ssh / "config").write_text(
+        'Include more.d/*\nHost node1 node2 *.lan !bad # a remark\n  User alice\nHost="quoted"\nHost \'open\n'
+        "Include config\nMatch host other\n"
+    )
+    (ssh / "more.d" / "a").write_text("host included\n")
+    (tmp_path / "torchdist.toml").write_text(
+        '[hosts]\npython = "/p"\nbig = ["gpu1", "gpu2:4"]\n[hosts.gpu1]\npython = "/q"\nsetup = "true"\n'
+    )
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("%%distribute --hosts ", ["gpu1", "included", "node1", "node2", "quoted", "@big"]),
+        ("%%distribute --hosts=no", ["node1", "node2"]),
+        ("%%distribute --hosts node1,no", ["node2"]),
+        ("%%distribute --hosts @", ["big"]),
+        ("%%distribute --hosts node1,@b", ["big"]),
+        ("%%distribute --hosts alice@node", ["node1", "node2"]),
+        ("%%distribute --hosts node1:", []),
+        ("%dist nodes --hosts node1,no", ["node2"]),
+        ("%dist stop --hosts=gp", ["gpu1"]),
+        ("%dist stop --ho", ["--hosts", "--host-option"]),
+    ],
+)
+def test_hosts_that_are_written_down_are_offered(line: str, offered: list[str]) -> None:
+    assert tab(line) == offered
+    for name in offered:
+        assert completer.about(line, name).startswith("option" if name.startswith("--") else "host")
 
 
 def test_configuration_files_here_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from jupyter_torchdist.protocol.bundle import Captured
-from jupyter_torchdist.protocol.errors import OptionError
+from jupyter_torchdist.protocol.errors import LaunchError, OptionError
 from jupyter_torchdist.protocol.events import ErrorRecord, Event
 from jupyter_torchdist.protocol.gauges import Gauges
-from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan
+from jupyter_torchdist.protocol.plan import Gpu, Inventory, NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
 from jupyter_torchdist.protocol.state import JobState, RankState, Waiting, fold
-from jupyter_torchdist.views import failure_text, job_text, plan_tables, wording
+from jupyter_torchdist.views import failure_text, host_text, job_text, plan_tables, wording
 
 ERROR = ErrorRecord(
     "ValueError", "builtins", "bad", "Traceback …\nValueError: bad", (("Cell In[2]", 3, "f", "x"),), 10.0
@@ -161,6 +161,14 @@ def test_the_page_of_a_job_shows_its_source_with_the_users_line_numbers() -> Non
     assert "0-3" in page and "NUMA binding: node" in page and "environment: TOKEN" in page and "1 min 00 s" in page
 
 
+def test_a_plan_on_hosts_says_what_differs_between_them() -> None:
+    first = NodePlan("node0", (0,), address="10.0.0.1", interface="", threads=8, host="gpu1")
+    second = replace(first, name="node1", ranks=(1,), address="", threads=4, host="gpu2")
+    text = plan_tables.plan_table(Plan("j", 2, "gloo", (first, second), False, None, None, 5.0))
+    assert "OMP_NUM_THREADS=8, 4 (in the order of the hosts)" in text
+    assert "gpu1  0      10.0.0.1 " in text and "gpu2  1      towards gpu1" in text
+
+
 def test_the_receipt_lists_every_name() -> None:
     receipt = [
         Captured("model", "model", "TinyGPT", 1_500_000, "line 4"),
@@ -178,6 +186,17 @@ def test_the_inventory_names_gpus_and_their_processes() -> None:
     text = plan_tables.inventory_table([node, Inventory("cpu", 1, 1000)])
     assert "GPU 0  H200  1 GB of 150 GB in use  GPU-1  by 7" in text
     assert "cpu: 1 core, 1 kB\n  no GPU" in text
+
+
+def test_a_host_has_one_row_with_its_gpus_its_clock_and_its_jobs() -> None:
+    gpus = Gpu("GPU-1", 0, "H200", 9, 0), Gpu("GPU-2", 1, "H200", 9, 5, (7,))
+    host = Inventory("gpu1", 8, 2_000_000, gpus, "3.11.7", "2.13", 5_000, reach=Reach(python="/p"))
+    words = ("gpu1", "1 of 2 free, H200", "8", "2 MB", "5 kB", "-2.1 s", "2.13", "3.11.7 /p", "runs j")
+    assert host_text.row(host, -2.1, ["j"]) == words
+    assert host_text.row(host, 0.3, [])[5::3] == ("same", "ready")
+    failed = host_text.failed_row("gpu2", LaunchError("gpu2: no route", "plug it in"))
+    assert (failed[0], failed[-1]) == ("gpu2", "no route → plug it in")
+    assert host_text.hosts_table([words, failed]).count("\n") == 2
 
 
 def test_refusals_say_what_to_do() -> None:

@@ -1,9 +1,9 @@
 """The first program on a host. Its text is sent on the command line, so it imports nothing of this package.
 
-Arguments: a mark, the digest of the code and its size in bytes, and the scratch directory (may be empty). It prints the
-mark and a word; whatever was printed before that is a banner of the login. Words: ``have`` (the code is here), ``need``
-(the code must come on standard input first; then
-it is stored, and the next word is said) and ``cannot``, with the reason. Then it is the relay to the agent.
+Arguments: a mark, the digest of the code and its size in bytes, a verb, and the scratch directory (may be empty). It
+prints the mark and a word; whatever was printed before that is a banner of the login. Words: ``have`` (the code is
+here), ``need`` (the code must come on standard input first; then it is stored, and the next word is said) and
+``cannot``, with the reason. Then it is ``python -m jupyter_torchdist.node VERB``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 
 
-def main(mark: str, digest: str, size: str, scratch: str) -> None:
+def main(mark: str, digest: str, size: str, verb: str, scratch: str) -> None:
     def say(word: str) -> None:
         os.write(1, f"\n{mark} {word}\n".encode())
 
@@ -40,7 +40,8 @@ def main(mark: str, digest: str, size: str, scratch: str) -> None:
     os.environ.setdefault("TORCHDIST_RUNTIME_DIR", short)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     code, error = None, ""
-    for parent in filter(None, (scratch, os.path.join(cache, "jupyter_torchdist"), short)):
+    parents = [*filter(None, [scratch]), os.path.join(cache, "jupyter_torchdist"), short]
+    for parent in parents:
         try:
             os.makedirs(parent, 0o700, exist_ok=True)
             owned = os.stat(parent).st_uid == os.getuid() and os.access(parent, os.W_OK)
@@ -64,7 +65,7 @@ def main(mark: str, digest: str, size: str, scratch: str) -> None:
     say("have")
     sys.path.insert(0, code)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
-    sys.argv[:] = ["relay", "relay"]
+    sys.argv[:] = [verb, verb, *parents]
     try:
         runpy.run_module("jupyter_torchdist.node", run_name="__main__")
     except Exception as failure:  # noqa: BLE001  # the driver tells the user

@@ -53,12 +53,14 @@ _FATAL = {
 
 
 class SshChannel(Channel):
-    """Frames over an ssh process. What is sent before the relay answers is held back.
+    """Frames over an ssh process, with ``verb`` of ``jupyter_torchdist.node`` at the other end.
+
+    What is sent before that answers is held back.
 
     ``receive`` raises ``LaunchError`` when the connection could not be made and another try would end alike.
     """
 
-    def __init__(self, host: str, reach: Reach) -> None:
+    def __init__(self, host: str, reach: Reach, verb: str = "relay") -> None:
         self._host = host
         self._mark = f"torchdist-{secrets.token_hex(8)}"
         self._banner: bytearray | None = bytearray()
@@ -68,7 +70,7 @@ class SshChannel(Channel):
         self._control = _control_path(host)
         try:
             self._process = subprocess.Popen(
-                [*ssh_words(host), remote_command(self._mark, reach)],
+                [*ssh_words(host), remote_command(self._mark, reach, verb)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
@@ -169,7 +171,7 @@ def _control_path(host: str) -> str:
     return str(make_private(directory) / name)
 
 
-def remote_command(mark: str, reach: Reach) -> str:
+def remote_command(mark: str, reach: Reach, verb: str) -> str:
     """The command for the user's shell, whichever it is: packed, because bash, tcsh and fish quote differently.
 
     A login shell (bash or zsh if that is the user's, else sh) runs ``setup``, searches for a Python with torch, and
@@ -177,7 +179,7 @@ def remote_command(mark: str, reach: Reach) -> str:
     """
     candidates = [_expanded(reach.python)] if reach.python else [_expanded(sys.executable), *_SEARCHED]
     boot = base64.b64encode(zlib.compress(Path(__file__).with_name("boot.py").read_bytes(), 9)).decode()
-    arguments = shlex.join([_RUN, boot, mark, code().digest, str(len(code().archive)), reach.scratch])
+    arguments = shlex.join([_RUN, boot, mark, code().digest, str(len(code().archive)), verb, reach.scratch])
     look = ":" if reach.python else f'"$p" -c {shlex.quote(_LOOK)} >/dev/null 2>&1'
     lack = f"has no Python at {reach.python}" if reach.python else "has no Python with torch"
     search = f"""{reach.setup}

@@ -9,6 +9,7 @@ import selectors
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ...protocol.errors import ChannelError, LaunchError
 from ...protocol.hosts import Host
@@ -21,6 +22,8 @@ from .connection import SshChannel
 
 PROBE_SECONDS = 60.0
 """How long a probe waits for all hosts: the first connection sends our code and starts the agent."""
+
+LOOK = "look with `ssh HOST true` in a terminal"
 
 ANSWER_SECONDS = 5.0
 """A connection of an earlier probe that does not answer for this time is opened anew."""
@@ -41,55 +44,63 @@ class SshLauncher(ChannelPerNode):
         return False
 
 
-class _Probe:
-    """The question to one host. ``answer`` is its inventory, ``error`` why there is none."""
+class Asked:
+    """The question to one host. Afterwards it has either ``said`` something, or there is an ``error``."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, verb: str, questions: Sequence[dict[str, Any]]) -> None:
         self.host = host
-        self.answer: Inventory | None = None
+        self.said: messages.Welcome | messages.Removed | None = None
         self.error: LaunchError | ChannelError | None = None
+        self.clock = 0.0
+        """How many seconds its clock is ahead of ours, less the way of the answer."""
+        self._verb = verb
+        self._questions = questions
         kept = _kept.pop(host, None)
         self.kept_until = time.monotonic() + ANSWER_SECONDS if kept else None
         self.channel = kept or self._connect()
-        self._ask()
+
+    @property
+    def inventory(self) -> Inventory:
+        """Of a host that has said ``Welcome``."""
+        assert isinstance(self.said, messages.Welcome)
+        return replace(
+            Inventory.from_json(self.said.inventory),
+            host=self.host.name,
+            addresses=self.said.addresses,
+            reach=replace(self.host.reach, python=self.said.interpreter),
+            slots=self.host.slots,
+        )
 
     def _connect(self) -> SshChannel:
-        return SshChannel(self.host.name, self.host.reach)
+        return SshChannel(self.host.name, self.host.reach, self._verb)
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
         with contextlib.suppress(ChannelError):  # ``listen`` sees the end
-            self.channel.send({"type": "hello", "process": ProcessId.mine().to_json()})
-            self.channel.send({"type": "warm"})
+            for question in self._questions:
+                self.channel.send(question)
 
     def again(self) -> None:
         """Over a new connection: the kept one has died unseen."""
         self.channel.close()
         self.kept_until = None
         self.channel = self._connect()
-        self._ask()
+        self.ask()
 
     def listen(self) -> None:
         try:
             for message, _ in self.channel.receive():
                 said = messages.understood(messages.AGENT_SAYS, message)
+                if isinstance(said, (messages.Welcome, messages.Removed)):
+                    self.said = said
                 if isinstance(said, messages.Welcome):
-                    self.answer = self._inventory(said)
+                    self.clock = said.clock - time.time()
         except (EOFError, ChannelError, LaunchError) as error:
+            if self.said is not None:
+                return
             if self.kept_until is not None:
                 self.again()
             else:
                 self.error = error if not isinstance(error, EOFError) else ChannelError(f"{self.host.name} is gone")
-
-    def _inventory(self, said: messages.Welcome) -> Inventory:
-        found = Inventory.from_json(said.inventory)
-        host = self.host
-        return replace(
-            found,
-            host=host.name,
-            addresses=said.addresses,
-            reach=replace(host.reach, python=said.interpreter),
-            slots=host.slots,
-        )
 
 
 _kept: dict[Host, SshChannel] = {}
@@ -103,27 +114,49 @@ def let_go() -> None:
 
 
 def probe(hosts: Sequence[Host]) -> tuple[Inventory, ...]:
-    """The inventories, in order; all hosts are asked at once. Raises ``LaunchError`` that names each silent host."""
-    asked: list[_Probe] = []
+    """The inventories, in order. Each host starts a warm process. Raises ``LaunchError`` that names all that failed."""
+    asked = ask(hosts, warm=True)
+    errors = [one.error for one in asked if one.error]
+    if errors:
+        hints = [error.hint for error in errors if error.hint]
+        raise LaunchError("\n".join(error.message for error in errors), (hints or [LOOK])[0])
+    return tuple(one.inventory for one in asked)
+
+
+def ask(hosts: Sequence[Host], *, warm: bool = False) -> list[Asked]:
+    """What each host has, in order. ``warm``: it also has a warm process ready soon."""
+    questions: list[dict[str, Any]] = [{"type": "hello", "process": ProcessId.mine().to_json()}]
+    return _ask_all(hosts, "relay", [*questions, {"type": "warm"}] if warm else questions)
+
+
+def remove(hosts: Sequence[Host]) -> list[Asked]:
+    """End the agents of each host and delete what is ours there (``node/removal.py``)."""
+    let_go()
+    return _ask_all(hosts, "remove", [])
+
+
+def _ask_all(hosts: Sequence[Host], verb: str, questions: Sequence[dict[str, Any]]) -> list[Asked]:
+    """Ask all hosts at once."""
+    asked: list[Asked] = []
     try:
-        asked += [_Probe(host) for host in hosts]
+        asked += [Asked(host, verb, questions) for host in hosts]
+        for one in asked:
+            one.ask()
         for answer in _answers(asked):
-            _kept[answer.host] = answer.channel
+            if verb == "relay":
+                _kept[answer.host] = answer.channel
     finally:
         for one in asked:
-            if one.host not in _kept:
+            if one.channel is not _kept.get(one.host):
                 one.channel.close()
-    failed = [one for one in asked if one.answer is None]
-    if failed:
-        silent = f"did not answer within {PROBE_SECONDS:g} s"
-        lines = [one.error.message if one.error else f"{one.host.name} {silent}" for one in failed]
-        hints = [one.error.hint for one in failed if one.error and one.error.hint]
-        raise LaunchError("\n".join(lines), (hints or ["look with `ssh HOST true` in a terminal"])[0])
-    return tuple(one.answer for one in asked if one.answer)
+    for one in asked:
+        if one.said is None and one.error is None:
+            one.error = LaunchError(f"{one.host.name} did not answer within {PROBE_SECONDS:g} s", LOOK)
+    return asked
 
 
-def _answers(asked: Sequence[_Probe]) -> Iterator[_Probe]:
-    """Each probe whose host has answered, as soon as it has."""
+def _answers(asked: Sequence[Asked]) -> Iterator[Asked]:
+    """Each question whose host has answered, as soon as it has."""
     open_ones = list(asked)
     deadline = time.monotonic() + PROBE_SECONDS
     while open_ones and time.monotonic() < deadline:
@@ -139,11 +172,11 @@ def _answers(asked: Sequence[_Probe]) -> Iterator[_Probe]:
                     with contextlib.suppress(ChannelError):
                         key.data.channel.flush()
         for one in open_ones:
-            if one.answer is None and one.kept_until is not None and time.monotonic() > one.kept_until:
+            if one.said is None and one.kept_until is not None and time.monotonic() > one.kept_until:
                 one.again()
-            if one.answer is not None:
+            if one.said is not None:
                 yield one
-        open_ones = [one for one in open_ones if one.answer is None and one.error is None]
+        open_ones = [one for one in open_ones if one.said is None and one.error is None]
 
 
 def _forget_in_child() -> None:

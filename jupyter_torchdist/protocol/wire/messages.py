@@ -152,6 +152,20 @@ class Welcome(Record):
     """Addresses of the node, that of this connection first; none over a local socket."""
     interpreter: str = ""
     """The Python that was found for this connection."""
+    clock: float = 0.0
+    """The node's time, in seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Removed(Record):
+    """From ``node/removal.py``. With ``jobs``, which run on the node, nothing was removed."""
+
+    jobs: tuple[str, ...]
+    warm: int = 0
+    """Warm processes that were ended."""
+    paths: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    """What is left: directories with files that cells wrote."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +237,7 @@ class RefusedJob(Record):
 
 AGENT_SAYS: dict[str, type[Record]] = {
     "welcome": Welcome,
+    "removed": Removed,
     "missing": Missing,
     "stored": Stored,
     "grown": Grown,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..protocol.errors import ChannelError
-from ..protocol.paths import runtime_dir
-from ..protocol.process import ProcessId
-from ..protocol.wire.channel import Channel
+from ..errors import ChannelError
+from ..paths import runtime_dir
+from ..process import ProcessId
+from .channel import Channel
 
 ANSWER_SECONDS = 5.0
 STOP_SECONDS = 10.0

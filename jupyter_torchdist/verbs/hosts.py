@@ -1,0 +1,86 @@
+"""``nodes`` and ``stop`` with ``--hosts``; and the names of hosts that the user has written down, for Tab."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..launchers.ssh import launcher
+from ..protocol.errors import LaunchError, OptionError
+from ..protocol.hosts import Host, hosts_of
+from ..protocol.wire import messages
+from ..views import host_text
+from . import defaults
+
+DEPTH = 16
+"""How deep files of ssh may include one another; ``ssh`` has the same limit."""
+
+
+def nodes(arguments: argparse.Namespace) -> Iterator[str]:
+    """One table. A host that fails has its error in its row."""
+    rows = []
+    for one in launcher.ask(_hosts(arguments)):
+        if one.error is not None:
+            rows.append(host_text.failed_row(one.host.name, one.error))
+        else:
+            assert isinstance(one.said, messages.Welcome)
+            rows.append(host_text.row(one.inventory, one.clock, one.said.jobs))
+    yield host_text.hosts_table(rows) + "\n"
+
+
+def stop(arguments: argparse.Namespace) -> Iterator[str]:
+    """A line for each host. Raises ``LaunchError`` that names the hosts on which nothing was removed."""
+    failed: list[LaunchError] = []
+    for one in launcher.remove(_hosts(arguments)):
+        name = one.host.name
+        if isinstance(one.said, messages.Removed) and not one.said.jobs:
+            yield host_text.removed(name, one.said) + "\n"
+        elif isinstance(one.said, messages.Removed):
+            jobs = ", ".join(one.said.jobs)
+            failed.append(LaunchError(f"{name} runs job {jobs}; nothing was removed there", "cancel it, or wait"))
+        elif one.error is not None:
+            failed.append(LaunchError(one.error.message, one.error.hint))
+    if failed:
+        hint = next((error.hint for error in failed if error.hint), launcher.LOOK)
+        raise LaunchError("\n".join(error.message for error in failed), hint)
+
+
+def _hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
+    words = [f"--host-option={setting}" for setting in arguments.host_option]
+    options = defaults.options([f"--hosts={arguments.hosts}", *words], Path.cwd())
+    return hosts_of(options.hosts, options.host_option)
+
+
+def known(directory: Path) -> list[str]:
+    """Hosts of ``~/.ssh/config`` and of the option files; then their groups, as ``@name``."""
+    try:
+        settings = defaults.load(directory).host_option
+    except OptionError:
+        settings = ()
+    places = [text.partition("=")[0] for text in settings]
+    groups = [place for place in places if place.startswith("@")]
+    named = [place.rpartition(".")[0] for place in places if place not in groups]
+    ssh = Path.home() / ".ssh"
+    return list(dict.fromkeys([*filter(None, named), *_hosts_of_ssh(ssh / "config", ssh), *groups]))
+
+
+def _hosts_of_ssh(path: Path, base: Path, depth: int = DEPTH) -> Iterator[str]:
+    """The names after ``Host`` that are no patterns, in the file and in those that it includes (ssh_config(5))."""
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+    except OSError:
+        return
+    for line in lines:
+        try:
+            keyword, *words = shlex.split(line.replace("=", " ", 1), comments=True) or [""]
+        except ValueError:  # a quotation mark that nothing closes
+            continue
+        if keyword.lower() == "host":
+            yield from (word for word in words if not set(word) & set("*?!"))
+        elif keyword.lower() == "include" and depth:
+            for word in words:
+                pattern = (base / Path(word).expanduser()).relative_to("/")
+                for file in sorted(Path("/").glob(str(pattern))):
+                    yield from _hosts_of_ssh(file, base, depth - 1)

@@ -1,0 +1,57 @@
+"""Hosts in words: what each one has, and what was removed there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..protocol.errors import TorchDistError
+from ..protocol.plan import Inventory
+from ..protocol.wire.messages import Removed
+from .wording import count, size, table
+
+HEADER = ("HOST", "GPUS", "CORES", "MEMORY", "DISK", "CLOCK", "TORCH", "PYTHON", "STATE")
+CLOCK_SECONDS = 0.5
+"""A smaller difference of clocks is not shown: it includes the way of the answer."""
+
+
+def hosts_table(rows: Sequence[Sequence[str]]) -> str:
+    """One row a host. Memory and disk are what is free."""
+    return table(HEADER, rows)
+
+
+def row(host: Inventory, clock: float, jobs: Sequence[str]) -> tuple[str, ...]:
+    """A host that answered. ``clock``: how many seconds its clock is ahead of ours."""
+    return (
+        host.host,
+        _gpus(host),
+        str(host.cores),
+        size(host.memory),
+        size(host.disk),
+        "same" if abs(clock) < CLOCK_SECONDS else f"{clock:+.1f} s",
+        host.torch,
+        f"{host.python} {host.reach.python}",
+        f"runs {', '.join(jobs)}" if jobs else "ready",
+    )
+
+
+def failed_row(host: str, error: TorchDistError) -> tuple[str, ...]:
+    """A host that did not answer, and why."""
+    why = error.message.removeprefix(host).lstrip(": ")
+    return (host, *["-"] * (len(HEADER) - 2), f"{why} → {error.hint}" if error.hint else why)
+
+
+def _gpus(host: Inventory) -> str:
+    """``6 of 8 free, H200``."""
+    if not host.gpus:
+        return "none"
+    free = sum(not gpu.pids for gpu in host.gpus)
+    names = ", ".join(dict.fromkeys(gpu.name for gpu in host.gpus))
+    return f"{free} of {len(host.gpus)} free, {names}"
+
+
+def removed(host: str, said: Removed) -> str:
+    """What was ended and removed on a host, and what stays."""
+    lines = [f"{host}: ended {count(said.warm, 'warm process', 'warm processes')}, removed"]
+    lines += [f"  {path}" for path in said.paths]
+    lines += [f"  kept: {path}" for path in said.kept]
+    return "\n".join(lines)

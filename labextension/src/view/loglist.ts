@@ -1,5 +1,6 @@
 /** A list of any number of rows of one height: only those on the screen are in the document. */
 import { make } from './dom';
+import { passOn } from './wheel';
 
 /** Browsers end at 16 to 33 million pixels; beyond this a pixel of the scroll bar stands for more than one of the list. */
 const TALLEST = 8_000_000;
@@ -41,6 +42,7 @@ export class LogList {
     this.sizer.append(this.layer);
     this.scroller.append(this.sizer);
     this.scroller.addEventListener('scroll', () => this.scrolled(), { signal, passive: true });
+    this.scroller.addEventListener('wheel', event => passOn(event, this.scroller), { signal, passive: false });
     this.scroller.addEventListener(STANDS, () => this.active && this.update(), { signal });
     if (typeof ResizeObserver !== 'undefined') {
       const observer = new ResizeObserver(() => this.active && this.update());

@@ -64,10 +64,12 @@ export class JobRow {
     setText(this.facts, parts.join(' · '));
     const gpu = job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '';
     setText(this.gpu, gpu);
-    setText(this.reason, isFinal(job) && job.effective !== 'succeeded' ? firstLine(job.reason) : '');
-    const said = [job.wait ? waitingLine(job.wait, now) : '', job.broken.length ? brokenLine(named(job.broken)) : ''];
-    setText(this.waits, said[0]!);
-    setText(this.broken, said[1]!);
+    const reason = isFinal(job) && job.effective !== 'succeeded' ? firstLine(job.reason) : '';
+    const waits = job.wait ? waitingLine(job.wait, now) : '';
+    const broken = job.broken.length ? brokenLine(named(job.broken)) : '';
+    setText(this.reason, reason);
+    setText(this.waits, waits);
+    setText(this.broken, broken);
     const { progress } = job;
     const percent = `${Math.round(100 * shareOf(progress))} %`;
     const done = progress?.total && !isFinal(job) ? `, ${[progress.desc, percent].filter(Boolean).join(' ')}` : '';
@@ -76,7 +78,11 @@ export class JobRow {
     setAttribute(
       this.open,
       'aria-label',
-      trans('Open %1: %2', jobTitle(job), [...parts, gpu, ...said].filter(Boolean).join(', ') + done + began)
+      trans(
+        'Open %1: %2',
+        jobTitle(job),
+        [...parts, gpu, reason, waits, broken].filter(Boolean).join(', ') + done + began
+      )
     );
   }
 

@@ -41,7 +41,7 @@ function failedState(message = 'batch 3 is empty') {
 
 describe('the keyboard', () => {
   it('goes on at the tabs when the job ends while a button of the cancel has it', async () => {
-    const { feed } = await view([hello({ ...running, state: 'stopping' })]);
+    const { feed } = await view([hello({ ...running, state: 'stopping' }), status()]);
     find(page.root, '.td-cancel button', 'Kill now').focus();
     feed.say(event(2, 'job.ended', { state: 'cancelled', reason: '' }));
     await frames();

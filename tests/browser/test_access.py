@@ -249,6 +249,20 @@ def test_one_tab_looks_selected_in_forced_colours(server: Jupyter, page: Page, r
     assert not notebook.errors
 
 
+def test_facts_stand_beside_their_names(server: Jupyter, page: Page, running_job: FakeJob) -> None:
+    """JupyterLab lets the names and values of lists in outputs float."""
+    outputs = {0: [an_output(running_job.spec.job)]}
+    notebook = Notebook.open(page, server, "lab", server.write("facts.ipynb", "1", outputs=outputs))
+    view = notebook.view(0)
+    is_shown(view, "Receipt")
+    page.add_style_tag(content=".jp-Notebook .td-view { width: 640px }")
+    expect(view).to_have_css("width", "640px")
+    edges = (
+        view.locator("dl").last.locator("dt, dd").evaluate_all("all => all.map(e => e.getBoundingClientRect().left)")
+    )
+    assert len(set(edges[::2])) == len(set(edges[1::2])) == 1 and edges[0] < edges[1]
+
+
 SEEN_LINES = """tabs => tabs.map(tab => {
     const ground = getComputedStyle(tab.closest('.td-view')).backgroundColor;
     return getComputedStyle(tab).borderBottomColor !== ground;

@@ -79,8 +79,8 @@ class Curves:
     def _trace(self, name: str) -> Trace | None:
         asked = CurvesAsked("band", (name,), width=POINTS)
         series = _whole(curves.answer(self._index, asked))["series"]
-        rows = [row for row in zip(*(series[0][key] for key in curves.COLUMNS), strict=True) if math.isfinite(row[1])]
-        return Trace(*map(tuple, zip(*rows, strict=True))) if len(rows) > 1 else None
+        trace = Trace(*(tuple(series[0][key]) for key in curves.COLUMNS))
+        return trace if sum(map(math.isfinite, trace.mean)) > 1 else None
 
 
 def _whole(work: curves.Work) -> curves.Answer:

@@ -19,11 +19,14 @@ from ..protocol.feed import MIME_TYPE
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
 from ..store import logs, presence
+from ..store.screen import Screen
+from ..store.segments import Log
+from ..store.tail import line_after
 from ..verbs import ansi
 from ..verbs.stream import Console
 from .curves import Curves
 from .rich import RichOutput
-from .snapshot import LINES_OF_A_RANK, Snapshot, as_html, as_text
+from .snapshot import LINES_OF_A_RANK, Line, Snapshot, as_html, as_text
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -210,7 +213,7 @@ class Tails:
 
     def __init__(self, paths: JobPaths) -> None:
         self._paths = paths
-        self._known: dict[Path, tuple[int, logs.LogFile, list[str]]] = {}
+        self._known: dict[Path, tuple[int, logs.LogFile, list[Line]]] = {}
 
     def poll(self) -> tuple[int, ...]:
         """Read files that changed. Returns the files' sizes in bytes, which differ if a line may have changed."""
@@ -220,22 +223,30 @@ class Tails:
             sizes.append(size)
             known = self._known.get(file.path)
             if size and (known is None or known[0] != size):
-                self._known[file.path] = (size, file, _last_lines(file.path))
+                self._known[file.path] = (size, file, _last_lines(Log(file, self._paths), size))
         return tuple(sizes)
 
-    def lines(self) -> dict[int, list[str]]:
-        """Rank -> lines, oldest first: stdout, then stderr (at most half of the lines if stdout has enough)."""
-        streams: dict[int, dict[str, list[str]]] = {}
+    def lines(self) -> dict[int, list[Line]]:
+        """Rank -> lines by time: of stderr at most half if stdout has enough."""
+        streams: dict[int, dict[str, list[Line]]] = {}
         for _, file, lines in self._known.values():
             streams.setdefault(file.rank, {})[file.stream] = lines
         found = {}
         for rank, by_stream in streams.items():
             errors, out = by_stream.get("err", []), by_stream.get("out", [])
             kept = errors[-max(LINES_OF_A_RANK // 2, LINES_OF_A_RANK - len(out)) :]
-            found[rank] = [*out[-(LINES_OF_A_RANK - len(kept)) :], *kept] if len(kept) < LINES_OF_A_RANK else kept
+            first = max(0, len(out) - (LINES_OF_A_RANK - len(kept)))
+            found[rank] = sorted([*out[first:], *kept], key=lambda line: line[0])
         return found
 
 
-def _last_lines(path: Path) -> list[str]:
-    text = logs.tail(path, LINES_OF_A_RANK, TAIL)
-    return [ansi.fold(line) for line in text.rstrip("\n").split("\n")]
+def _last_lines(log: Log, size: int) -> list[Line]:
+    start = line_after(log, max(0, size - TAIL))
+    screen = Screen()
+    found: list[Line] = []
+    for segment in log.segments(start, log.read(start, size), rest=True):
+        text = screen.write(logs.decode(segment.data))
+        found += [(segment.t or 0.0, ansi.fold(line)) for line in text.split("\n")[:-1]]
+    newest = log.written(size) or 0.0
+    found += [(newest, ansi.fold(line)) for line in screen.end().removesuffix("\n").split("\n") if line]
+    return found[-LINES_OF_A_RANK:]

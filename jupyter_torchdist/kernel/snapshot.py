@@ -50,19 +50,28 @@ class Progress:
     text: str = ""
 
 
+Line = tuple[float, str]
+"""About when it was written, and what."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """What is shown. ``lines`` are the last complete lines of each rank, oldest first, as printed."""
+    """What is shown. ``lines`` are the last lines of each rank as printed, with their times, oldest first."""
 
     state: JobState
     now: float
-    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)
     curves: Mapping[str, float] = field(default_factory=dict)
     progress: Progress | None = None
     remarks: tuple[str, ...] = ()
     """The kernel's remarks at the end: which values came back, and which were left behind."""
     traces: Mapping[str, Trace] = field(default_factory=dict)
     """The points of the ``curves`` that are drawn."""
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The last value of each curve: of one that is drawn, where its line ends."""
+        return {**self.curves, **{name: trace.mean[-1] for name, trace in self.traces.items()}}
 
 
 def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
@@ -72,8 +81,8 @@ def as_text(snapshot: Snapshot, width: int = WIDTHS[0]) -> str:
     lines += _failure(snapshot, width)
     if snapshot.progress:
         lines.append(_progress_text(snapshot.progress))
-    if snapshot.curves:
-        lines.append(_curves(snapshot.curves))
+    if snapshot.values:
+        lines.append(_curves(snapshot.values))
     lines += [f"[{who}] {_cut(ansi.plain(line), width)}" for who, line in _log(snapshot)]
     return "\n".join([*lines, *_footer(snapshot, width)])
 
@@ -107,7 +116,7 @@ def _page(snapshot: Snapshot, width: int) -> str:
     if rest := {name: value for name, value in snapshot.curves.items() if name not in drawn}:
         parts.append(f"<div>{html.escape(_curves(rest))}</div>")
     if drawn:
-        parts.append(f"<div>{multiples(drawn, snapshot.curves, NAME)}</div>")
+        parts.append(f"<div>{multiples(drawn, NAME)}</div>")
     log = "\n".join(
         f'<span style="opacity:.8">[{who}]</span> {_line_html(line, width)}' for who, line in _log(snapshot)
     )
@@ -144,7 +153,8 @@ class Voices:
     """Ranks whose last lines are the same."""
 
     ranks: tuple[int, ...]
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
+    """With the times of the first of these ranks."""
 
     @property
     def label(self) -> str:
@@ -155,14 +165,15 @@ class Voices:
 
 
 def _log(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """Pairs of a label of ranks and a line, within ``LOG_LINES``. Failed ranks come first, with all their lines."""
+    """Pairs of a label of ranks and a line, by time, within ``LOG_LINES``; all lines of the first failed rank."""
     chosen = _voices(snapshot)[:LOG_LINES]
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, Line]] = []
     if chosen and set(chosen[0].ranks) & set(_failed_ranks(snapshot)):
         found += [(chosen[0].label, line) for line in chosen[0].lines]
         chosen = chosen[1 : 1 + LOG_LINES - len(found)]
     each = max(1, min(LINES_OF_A_RANK, (LOG_LINES - len(found)) // max(len(chosen), 1)))
-    return found + [(voices.label, line) for voices in chosen for line in voices.lines[-each:]]
+    found += [(voices.label, line) for voices in chosen for line in voices.lines[-each:]]
+    return [(who, text) for who, (_, text) in sorted(found, key=lambda said: said[1][0])]
 
 
 def _voices(snapshot: Snapshot) -> list[Voices]:
@@ -171,8 +182,8 @@ def _voices(snapshot: Snapshot) -> list[Voices]:
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank, lines in sorted(snapshot.lines.items()):
         if lines:
-            alike.setdefault(tuple(lines[-LINES_OF_A_RANK:]), []).append(rank)
-    found = [Voices(tuple(ranks), lines) for lines, ranks in alike.items()]
+            alike.setdefault(tuple(text for _, text in lines[-LINES_OF_A_RANK:]), []).append(rank)
+    found = [Voices(tuple(ranks), tuple(snapshot.lines[ranks[0]][-LINES_OF_A_RANK:])) for ranks in alike.values()]
     return sorted(found, key=lambda voices: min(failed.get(rank, len(failed)) for rank in voices.ranks))
 
 

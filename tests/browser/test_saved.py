@@ -77,6 +77,9 @@ def test_the_picture_in_a_lab_without_our_extension_and_on_paper(server: Jupyter
     expect(notebook.cell(2).locator(".torchdist-job")).to_contain_text(MESSAGE)
     expect(page.locator(".jp-MarkdownCell mjx-container")).to_have_count(1)  # formulas are drawn by now
     expect(page.locator(".torchdist-job mjx-container")).to_have_count(0)
+    curve = page.locator(".torchdist-job img").first
+    assert curve.evaluate("image => image.complete && image.naturalWidth") == 220
+    curve.scroll_into_view_if_needed()
     notebook.picture("without-our-extension")
     assert not notebook.errors
 

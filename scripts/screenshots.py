@@ -1,9 +1,10 @@
-"""Takes the README's pictures: real jobs in real front ends, in headless Chromium. ``make screenshots`` runs it."""
+"""Takes the pictures of the README and the docs: real jobs in headless Chromium. ``make screenshots`` runs it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,10 +70,12 @@ def main() -> None:
         with jupyter(Path(directory) / "jupyter") as server:
             light(chromium, server)
             in_notebook(chromium, server)
+            of_tabs(chromium, server, "light")
         settings = Path(directory) / "dark" / "settings"
         write_settings(settings, "apputils-extension/themes", theme="JupyterLab Dark")
         with jupyter(Path(directory) / "dark") as server:
             dark(chromium, server)
+            of_tabs(chromium, server, "dark")
     print(f"written: {PICTURES}")
 
 
@@ -138,6 +141,18 @@ def dark(chromium: Browser, server: Jupyter) -> None:
         page.wait_for_timeout(1500)
         view.scroll_into_view_if_needed()
         take(page, "jupyterlab-dark")
+
+
+def of_tabs(chromium: Browser, server: Jupyter, theme: str) -> None:
+    """The view alone, with each of its tabs in front."""
+    with running(chromium, server, "notebook", f"tabs-{theme}", TRAIN) as (_, view):
+        expect(view.locator(".td-progress-text")).to_contain_text(re.compile("[34][0-9] of 60"), timeout=120_000)
+        for tab in ("Curves", "Logs", "Ranks", "Communication", "Receipt"):
+            view.get_by_role("tab", name=tab).click()
+            panel = view.get_by_role("tabpanel", name=tab)
+            expect(panel.locator("canvas, table, [role=grid]").first).to_be_visible()
+            PICTURES.joinpath(f"{tab.lower()}-{theme}.png").write_bytes(view.screenshot())
+        expect(view).to_contain_text("succeeded", timeout=120_000)
 
 
 def take(page: Page, name: str) -> None:

@@ -391,7 +391,7 @@ def test_with_the_keyboard_alone(server: Jupyter, page: Page, home: Path) -> Non
 
         tab_to(page, view.get_by_label("search the lines"))
         page.keyboard.type("ground 41")
-        expect(view.get_by_role("search")).to_contain_text("1 hit")
+        expect(view.get_by_role("search")).to_contain_text("1 of 1")
         tab_to(page, view.get_by_role("button", name="Only hits"))
         page.keyboard.press("Space")
         expect(view.locator(".td-log-row")).to_have_count(1)

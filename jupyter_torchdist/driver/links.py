@@ -236,6 +236,11 @@ class Link:
         if not self.shared:
             self._send_files()
 
+    @property
+    def involved(self) -> bool:
+        """Whether the node has anything of the job."""
+        return self.started or (self._digests is not None and not self.shared)
+
     def _send_files(self) -> None:
         self._complete = False
         names = [self._paths.spec, self._paths.plan, self._paths.manifest]

@@ -212,7 +212,7 @@ class Driver:
             if self._engine.queued:
                 self._engine.cancel()
             for link in self._links:
-                if link.started and not self._engine.queued:
+                if link.involved and not self._engine.queued:
                     link.end(action.grace)
                 else:
                     self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})

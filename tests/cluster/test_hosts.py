@@ -130,9 +130,16 @@ def test_a_cancel_during_the_start_ends_all(pool: DriverPool, cluster: Cluster, 
     if stage == "upload":
         cluster.limit("node2", 20)
     job = start(pool, SLEEP + "data\n" if names else SLEEP, names=names)
+
+    def left() -> str:
+        return " ".join(n for n in ("node1", "node2") if cluster.run(n, "find", "/tmp", "-name", job.id).stdout)
+
+    if stage == "upload":
+        assert wait_until(lambda: "node2" in left(), PATIENCE)
     job.kill()
     assert job.wait(PATIENCE).state == "cancelled"
     assert not any(rank.ready for rank in job.state.ranks.values())
+    assert wait_until(lambda: not left(), PATIENCE)
 
 
 def kill_driver(job: Job) -> None:

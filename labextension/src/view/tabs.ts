@@ -29,7 +29,14 @@ export class Tabs {
         make('span.td-tab-mark')
       );
       button.addEventListener('click', () => this.select(tab), { signal });
-      const panel = make(`div.td-panel`, { role: 'tabpanel', id: ids.panel, 'aria-labelledby': ids.tab, hidden: true });
+      // A panel scrolls; with nothing to focus in it (a table only), the keyboard could not scroll it.
+      const panel = make('div.td-panel', {
+        role: 'tabpanel',
+        id: ids.panel,
+        'aria-labelledby': ids.tab,
+        tabindex: '0',
+        hidden: true
+      });
       panel.dataset.tab = tab;
       this.buttons.set(tab, button);
       this.panels.set(tab, panel);

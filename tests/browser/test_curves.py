@@ -250,7 +250,7 @@ def test_saved_as_files(tab: Notebook) -> None:
     line = next(path for path in svg.iter(f"{SVG}path") if path.findtext(f"{SVG}title") == "mean")
     assert len(re.split("[ML]", line.attrib["d"])) == STEPS + 1
 
-    view.get_by_label(re.compile("^lines ?mean")).select_option("every rank")
+    view.get_by_label(re.compile("^lines")).select_option("every rank")
     expect(view.locator(".td-legend-item")).to_have_text(["rank 0: running", "rank 1: running"])
     assert rows(curve.save("CSV")) == sorted(recorded("loss", loss))
     curve.drag(0.25, 0.75)

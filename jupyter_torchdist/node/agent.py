@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -63,6 +64,7 @@ class Peer:
     incoming: Incoming = field(default_factory=Incoming)
     login: messages.Login | None = None
     """Of a connection from another machine."""
+    name: str = field(default_factory=partial(secrets.token_hex, 8))
     stalled_told: bool = False
 
     @property
@@ -281,6 +283,8 @@ class Agent:
                 "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
                 "addresses": addresses(peer.environ) if peer.login else [],
                 "interpreter": peer.login.python if peer.login else "",
+                "login": peer.name if peer.login else "",
+                "socket": self._listener.getsockname(),
                 "clock": time.time(),
             }
         )
@@ -292,6 +296,11 @@ class Agent:
 
     def _on_login(self, peer: Peer, said: messages.Login, body: bytes) -> None:
         peer.login = said
+
+    def _on_same_login(self, peer: Peer, said: messages.SameLogin, body: bytes) -> None:
+        peer.login = next((other.login for other in self._peers if other.name == said.login), None)
+        if peer.login is None:
+            raise ChannelError("the connection with this login has ended")
 
     def _on_warm(self, peer: Peer, said: messages.Warm, body: bytes) -> None:
         if said.python:

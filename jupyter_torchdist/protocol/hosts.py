@@ -11,7 +11,7 @@ from .plan import Reach
 from .typed import Record
 
 KEYS = ("python", "scratch", "setup")
-"""Settings of a host; the fields of ``Reach``."""
+"""Settings of a host: fields of ``Reach``."""
 
 _NAME = re.compile(r"(?:[^\s@:,\[\]/=-][^\s@:,\[\]/=]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"@[A-Za-z0-9_][\w.-]*")

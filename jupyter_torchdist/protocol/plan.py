@@ -30,6 +30,10 @@ class Reach(Record):
     """A directory of the host for code and data."""
     setup: str = ""
     """Commands of the shell before Python."""
+    forward: str = ""
+    """A socket of this machine that ``ssh`` forwards to the agent's."""
+    login: str = ""
+    """Of the connection that found the agent, as the agent calls it."""
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,10 @@ export interface Reach {
   scratch: string;
   /** Commands of the shell before Python. */
   setup: string;
+  /** A socket of this machine that `ssh` forwards to the agent's. */
+  forward: string;
+  /** Of the connection that found the agent, as the agent calls it. */
+  login: string;
 }
 
 /** One node's part of the plan: its global ranks in order of local rank, and the GPU of each (empty on CPUs). */

@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import browser, checkpoints, data, failure, launch, logs, report, strategies, training
+from tests.benchmarks import browser, checkpoints, data, failure, hosts, launch, logs, report, strategies, training
 from tests.benchmarks.report import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "launch": launch.rows,
     "logs": logs.rows,
     "data": data.rows,
+    "hosts": hosts.rows,
     "failure": failure.rows,
     "training": training.rows,
     "strategies": strategies.rows,

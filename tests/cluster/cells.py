@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 from jupyter_torchdist.client import Job, Request, submit
 from jupyter_torchdist.client.drivers import DriverPool
+from jupyter_torchdist.protocol.process import ProcessId
 from jupyter_torchdist.protocol.spec import parse_options
 from tests.cluster import node_python
+from tests.leaks import wait_until
 
 PYTHON = node_python.PLACE / "bin/python"
 PATIENCE = 60.0
@@ -32,3 +35,9 @@ def start(
     """``python``: of all hosts; None: as the hosts have it."""
     words = f"--host-option python={python} {options}" if python else options
     return submit(Request(source, "Cell In[3]", 2, parse_options(words), names or {}), pool=pool)
+
+
+def kill_driver(job: Job) -> None:
+    driver = ProcessId.from_json(job.state.driver)
+    assert driver.signal(signal.SIGKILL)
+    assert wait_until(lambda: not driver.alive(), PATIENCE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 import types
@@ -14,8 +13,8 @@ from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.driver.links import LOST_SECONDS
 from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
-from jupyter_torchdist.protocol.process import ProcessId, job_token_of
-from tests.cluster.cells import MEET, PATIENCE, SLEEP, start
+from jupyter_torchdist.protocol.process import job_token_of
+from tests.cluster.cells import MEET, PATIENCE, SLEEP, kill_driver, start
 from tests.cluster.cluster import Cluster
 from tests.leaks import wait_until
 
@@ -140,12 +139,6 @@ def test_a_cancel_during_the_start_ends_all(pool: DriverPool, cluster: Cluster, 
     assert job.wait(PATIENCE).state == "cancelled"
     assert not any(rank.ready for rank in job.state.ranks.values())
     assert wait_until(lambda: not left(), PATIENCE)
-
-
-def kill_driver(job: Job) -> None:
-    driver = ProcessId.from_json(job.state.driver)
-    assert driver.signal(signal.SIGKILL)
-    assert wait_until(lambda: not driver.alive(), PATIENCE)
 
 
 def test_a_driver_that_is_killed_is_followed_by_another(pool: DriverPool, cluster: Cluster) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -67,7 +68,6 @@ class SshChannel(Channel):
         """What was printed before the mark; None once the relay has answered."""
         self._may_send = False
         self._words = tempfile.TemporaryFile()  # noqa: SIM115  # closed by ``close``
-        self._control = _control_path(host)
         try:
             self._process = subprocess.Popen(
                 [*ssh_words(host), remote_command(self._mark, reach, verb)],
@@ -129,7 +129,9 @@ class SshChannel(Channel):
         last = said.splitlines()[-1].strip() if said else "the connection was closed"
         for words, hint in _FATAL.items():
             if words in said.lower() and self._banner is not None:
-                return LaunchError(f"{self._host}: {last}", hint.format(host=self._host, control=self._control))
+                return LaunchError(
+                    f"{self._host}: {last}", hint.format(host=self._host, control=shared_connection(self._host).path)
+                )
         return ChannelError(f"{self._host}: {last}")
 
     def close(self) -> None:
@@ -151,24 +153,36 @@ def ssh_words(host: str) -> list[str]:
         "RemoteCommand": "none",
         "LogLevel": "ERROR",
     }
-    if control := _control_path(host):
-        settings |= {"ControlMaster": "auto", "ControlPath": control, "ControlPersist": str(PERSIST_SECONDS)}
+    shared = shared_connection(host)
+    if shared.ours:
+        settings |= {"ControlMaster": "auto", "ControlPath": shared.path, "ControlPersist": str(PERSIST_SECONDS)}
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     return ["ssh", "-T", *options, "--", host]
 
 
+@dataclass(frozen=True)
+class SharedConnection:
+    """One connection for all sessions. ``path``: ssh's control socket, which is not ``ours`` if the user has one."""
+
+    path: str
+    directory: Path
+    """Ours, for sockets: private, and with a short path."""
+    ours: bool = True
+
+
 @lru_cache(maxsize=1024)
-def _control_path(host: str) -> str:
-    """Path of our shared connection to the host. Empty if the user's configuration has one of its own."""
+def shared_connection(host: str) -> SharedConnection:
+    """That of the user's configuration, else our own."""
     said = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, check=False).stdout
     chosen = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-    if chosen.get("controlmaster", "false") not in ("false", "no") and chosen.get("controlpath", "none") != "none":
-        return ""
     name = "ssh-" + hashlib.sha256(f"{host} {chosen.get('hostname')} {chosen.get('user')}".encode()).hexdigest()[:12]
     directory = runtime_dir()
     if len(str(directory / name)) > 80:  # ssh adds 17 characters; a socket's path has at most 107
         directory = Path("/tmp") / f"torchdist-{os.getuid()}"
-    return str(make_private(directory) / name)
+    make_private(directory)
+    if chosen.get("controlmaster", "false") not in ("false", "no") and chosen.get("controlpath", "none") != "none":
+        return SharedConnection(chosen["controlpath"], directory, ours=False)
+    return SharedConnection(str(directory / name), directory)
 
 
 def remote_command(mark: str, reach: Reach, verb: str) -> str:

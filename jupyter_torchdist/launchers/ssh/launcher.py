@@ -19,6 +19,7 @@ from ...protocol.wire import messages
 from ...protocol.wire.channel import Channel
 from ..base import ChannelPerNode
 from .connection import SshChannel
+from .forward import Forward, forwarded
 
 PROBE_SECONDS = 60.0
 """How long a probe waits for all hosts: the first connection sends our code and starts the agent."""
@@ -32,12 +33,22 @@ ANSWER_SECONDS = 5.0
 class SshLauncher(ChannelPerNode):
     """The nodes are hosts by the names that ``ssh`` knows. None of them sees the driver's disk."""
 
+    def __init__(self) -> None:
+        self._connected: set[str] = set()
+        """Nodes that ``connect`` was called for."""
+
     def probe(self, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[Inventory, ...]:
         if not hosts:
             raise LaunchError("--launcher ssh needs hosts", "write --hosts HOST,HOST")
         return probe(hosts)
 
     def connect(self, node: NodePlan) -> Channel:
+        """Through the forwarded socket at first; later, when that has broken or was closed at once, by a session."""
+        first = node.name not in self._connected
+        self._connected.add(node.name)
+        if first and node.reach.forward:
+            with contextlib.suppress(OSError, ChannelError):
+                return forwarded(node.reach)
         return SshChannel(node.host, node.reach)
 
     def shared(self, node: NodePlan) -> bool:
@@ -71,7 +82,18 @@ class Asked:
             slots=self.host.slots,
         )
 
+    def forwarded(self) -> Inventory:
+        """The inventory, with a way to the agent for drivers."""
+        assert isinstance(self.said, messages.Welcome)
+        if self.host not in _forwards:
+            _forwards[self.host] = Forward(self.host.name, self.said.socket)
+        forward, found = _forwards[self.host], self.inventory
+        if not forward.ready():
+            return found
+        return replace(found, reach=replace(found.reach, forward=str(forward.path), login=self.said.login))
+
     def _connect(self) -> SshChannel:
+        _forwards.pop(self.host, None)  # of a connection that may have ended
         return SshChannel(self.host.name, self.host.reach, self._verb)
 
     def ask(self) -> None:
@@ -104,13 +126,15 @@ class Asked:
 
 
 _kept: dict[Host, SshChannel] = {}
+_forwards: dict[Host, Forward] = {}
 
 
 @atexit.register
 def let_go() -> None:
     """Close the kept channels."""
-    while _kept:
-        _kept.popitem()[1].close()
+    for kept in (_kept, _forwards):
+        while kept:
+            kept.popitem()[1].close()
 
 
 def probe(hosts: Sequence[Host]) -> tuple[Inventory, ...]:
@@ -120,7 +144,7 @@ def probe(hosts: Sequence[Host]) -> tuple[Inventory, ...]:
     if errors:
         hints = [error.hint for error in errors if error.hint]
         raise LaunchError("\n".join(error.message for error in errors), (hints or [LOOK])[0])
-    return tuple(one.inventory for one in asked)
+    return tuple(one.forwarded() for one in asked)
 
 
 def ask(hosts: Sequence[Host], *, warm: bool = False) -> list[Asked]:
@@ -181,6 +205,7 @@ def _answers(asked: Sequence[Asked]) -> Iterator[Asked]:
 
 def _forget_in_child() -> None:
     _kept.clear()
+    _forwards.clear()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

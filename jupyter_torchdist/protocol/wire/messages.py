@@ -31,6 +31,13 @@ class Login(Record):
 
 
 @dataclass(frozen=True)
+class SameLogin(Record):
+    """Over a forwarded socket, which has no relay: the login is that of another connection, by its name."""
+
+    login: str
+
+
+@dataclass(frozen=True)
 class Hello(Record):
     """Who drives."""
 
@@ -123,6 +130,7 @@ class Nothing(Record):
 
 DRIVER_SAYS: dict[str, type[Record]] = {
     "login": Login,
+    "same_login": SameLogin,
     "hello": Hello,
     "warm": Warm,
     "prepare": Prepare,
@@ -152,6 +160,10 @@ class Welcome(Record):
     """Addresses of the node, that of this connection first; none over a local socket."""
     interpreter: str = ""
     """The Python that was found for this connection."""
+    login: str = ""
+    """The name of this connection's login, for other connections."""
+    socket: str = ""
+    """Path of the agent's socket on the node."""
     clock: float = 0.0
     """The node's time, in seconds since the epoch."""
 

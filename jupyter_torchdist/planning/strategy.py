@@ -169,10 +169,16 @@ def _degrees(
         )
     degrees = {dimension: values[dimension] for dimension in dimensions if dimension in values}
     if "hsdp" in parts and not {"dp_replicate", "dp_shard"} & degrees.keys():
-        degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
+        if len(nodes) == 1:
+            raise OptionError(
+                "hsdp shards within a node and replicates across nodes, but this job has one node",
+                f"-O dp_shard=N makes groups of N ranks ({_combination(name, dimensions, world_size)}), "
+                f"or use --strategy {name.replace('hsdp', 'fsdp')}",
+            )
+        degrees["dp_shard"] = _within_a_node(degrees, nodes)
     if sharding in strategy_checks.HYBRID and not {"dp_replicate", "dp_shard"} & degrees.keys():
         if len(nodes) > 1:
-            degrees["dp_shard"] = _within_a_node(degrees, world_size, nodes)
+            degrees["dp_shard"] = _within_a_node(degrees, nodes)
         else:  # as in FSDP1, the ranks of one node share one copy
             degrees["dp_replicate"] = 1
             notes.append(f"{sharding} on one node keeps one copy, sharded over its ranks; -O dp_shard=k makes several")
@@ -202,16 +208,10 @@ def _of_sharding(sharding: str | None) -> tuple[str, ...]:
     return ("dp_replicate", "dp_shard") if sharding in strategy_checks.HYBRID else ("dp_shard",)
 
 
-def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[NodePlan]) -> int:
+def _within_a_node(degrees: dict[str, int], nodes: Sequence[NodePlan]) -> int:
     """The degree of ``dp_shard`` for hsdp: the ranks of one node, divided by the inner dimensions."""
     sizes = {len(node.ranks) for node in nodes}
     inner = degrees.get("cp", 1) * degrees.get("tp", 1)
-    if len(nodes) < 2:
-        most = max(2, world_size // 2)
-        raise OptionError(
-            "hsdp shards within a node and replicates across nodes, but this job has one node",
-            f"-O dp_shard={most} makes groups of {most} ranks, or use --strategy fsdp",
-        )
     if len(sizes) > 1 or min(sizes) % inner:
         words = ", ".join(f"{node.name} has {len(node.ranks)}" for node in nodes)
         raise OptionError(
@@ -221,12 +221,12 @@ def _within_a_node(degrees: dict[str, int], world_size: int, nodes: Sequence[Nod
 
 
 def _combination(name: str, dimensions: Sequence[str], world_size: int) -> str:
-    """A hint with valid degrees: 2 for each dimension as long as it divides, the rest for the first dimension."""
+    """A hint with valid degrees: the smallest divisor for each dimension, the rest for the first dimension."""
     degrees = dict.fromkeys(dimensions, 1)
     rest = world_size
     for dimension in dimensions[1:]:
-        if rest % 2 == 0 and rest > 2:
-            degrees[dimension], rest = 2, rest // 2
+        degrees[dimension] = next((size for size in range(2, rest) if rest % size == 0), 1)
+        rest //= degrees[dimension]
     degrees[dimensions[0]] = rest
     if 1 in degrees.values():
         least = 2 ** len(dimensions)

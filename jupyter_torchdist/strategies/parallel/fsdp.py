@@ -51,7 +51,6 @@ SMALL = 64
 def check(model: nn.Module, context: ParallelContext) -> None:
     """Raise ``StrategyError`` for a model that cannot be sharded as the plan says."""
     check_untouched(model)
-    _check_plan(context.plan)
     units(model, context.plan)
     _check_dtypes(model, context.plan)
 
@@ -291,27 +290,6 @@ def _prefetch(sharded: list[list[nn.Module]], context: ParallelContext) -> None:
     if how in ("BACKWARD_POST", "NO_PREFETCH"):
         for module in order:
             module.set_modules_to_backward_prefetch([module])  # type: ignore[operator]  # only itself: no prefetch
-
-
-def _check_plan(plan: StrategyPlan) -> None:
-    strategy, reshard = chosen(plan, "sharding_strategy"), plan.options.get("reshard_after_forward")
-    ranks, copies = plan.degree("dp_shard"), plan.degree("dp_replicate")
-    if strategy in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2") and copies == 1:
-        raise StrategyError(
-            f"sharding_strategy={strategy} replicates across groups of ranks, and there is one group",
-            "use --strategy hsdp (-O dp_shard=RANKS_IN_A_GROUP), or FULL_SHARD",
-        )
-    if strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2") and reshard not in (None, False):
-        raise StrategyError(
-            f"sharding_strategy={strategy} keeps parameters between forward and backward, "
-            f"reshard_after_forward={reshard} frees them",
-            "leave one of the two out",
-        )
-    if type(reshard) is int and (ranks % reshard or reshard == ranks):
-        raise StrategyError(
-            f"reshard_after_forward={reshard} with {ranks} ranks that share the parameters",
-            f"a number between 1 and {ranks} that divides {ranks}; =1 is all of them",
-        )
 
 
 def _check_dtypes(model: nn.Module, plan: StrategyPlan) -> None:

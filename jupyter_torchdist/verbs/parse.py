@@ -16,6 +16,7 @@ VERBS = {
     "show": "everything about one job",
     "logs": "what its ranks printed",
     "attach": "follow a job to its end",
+    "diagnose": "why a job failed: from the log files of any job, or of one of ours",
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
     "rm": "remove jobs, or what is old",
@@ -25,7 +26,7 @@ VERBS = {
     "stop": "end the warm processes; on hosts, remove all that is ours",
 }
 OF_HOSTS = ("nodes", "stop")
-OF_A_JOB = ("show", "logs", "attach", "cancel", "rerun", "rm")
+OF_A_JOB = ("show", "logs", "diagnose", "attach", "cancel", "rerun", "rm")
 
 
 class HelpShown(Exception):
@@ -69,7 +70,10 @@ def parser(program: str) -> Parser:
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
     for verb in ("show", "logs", "attach", "cancel", "rerun"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
-    for verb in ("jobs", "show"):
+    made["diagnose"].add_argument(
+        "logs", metavar="FILE", nargs="+", help="logs of all ranks and nodes (gzip, too; - reads them); or one JOB"
+    )
+    for verb in ("jobs", "show", "diagnose"):
         made[verb].add_argument("--json", action="store_true", help="as JSON")
     made["logs"].add_argument("--rank", type=_rank, metavar="N", help="show one rank only")
     made["logs"].add_argument("--stream", choices=("out", "err"), help="show stdout or stderr only")
@@ -95,6 +99,7 @@ def flags(verb: str) -> list[str]:
     return {
         "jobs": ["--json"],
         "show": ["--json"],
+        "diagnose": ["--json"],
         "logs": ["--rank", "--stream", "--grep", "--tail"],
         "cancel": ["--kill"],
         "rm": ["--older", "--keep-bytes"],

@@ -19,6 +19,7 @@ from ..protocol.wire import agents
 from ..store import catalog, gauges, logs
 from ..views import job_text, plan_tables, wording
 from . import ansi, defaults, doctor, hosts
+from .diagnose import diagnose
 
 CANCEL_SECONDS = 10.0
 """How many seconds ``cancel`` waits in addition to the job's grace."""
@@ -30,6 +31,7 @@ def perform(arguments: argparse.Namespace) -> Iterator[str]:
         "jobs": _jobs,
         "show": _show,
         "logs": _logs,
+        "diagnose": diagnose,
         "cancel": _cancel,
         "rm": _remove,
         "nodes": _nodes,

@@ -1,0 +1,65 @@
+"""What the catalogue is written in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ..finding import Severity
+
+
+class Order(IntEnum):
+    """The order of judgement: of several kinds in one log, the lowest is the cause."""
+
+    OWN = 1
+    """The rank's own: its exception, its GPU, its memory."""
+    NCCL = 2
+    RENDEZVOUS = 3
+    EXIT = 4
+    """A process that ended without a word of its own."""
+    COLLECTIVE = 5
+    UNCLEAR = 6
+    """An error that names no cause."""
+    CONSEQUENCE = 7
+    """What one rank's end does to the others; a cause only for want of any other."""
+    PERFORMANCE = 8
+    UNDETERMINED = 9
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One cause. A sign is a regular expression that begins with a literal character.
+
+    Named groups of a sign fill ``sentence``, beside ``{who}`` (``rank 3 on node2``, or ``a rank``); ``rank`` and
+    ``node`` are the culprit. A group that a sign lacks reads as ``WORDS`` has it.
+    """
+
+    code: str
+    order: Order
+    sentence: str
+    cause: str
+    remedy: str
+    signs: tuple[str, ...] = ()
+    severity: Severity = "fault"
+    patterns: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", tuple(re.compile(sign) for sign in self.signs))
+
+
+WORDS = {
+    "who": "a rank",
+    "address": "another rank's address",
+    "port": "the port",
+    "interface": "the one that was asked for",
+    "name": "the rendezvous host's name",
+    "reason": "no reason given",
+    "seconds": "some",
+    "here": "fewer than all",
+    "all": "all",
+    "error": "an error",
+    "device": "the same GPU",
+    "peer": "another rank",
+}
+"""For groups of a sentence that a line does not fill."""

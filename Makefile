@@ -22,7 +22,7 @@ WORKERS ?= 3
 # Our processes are short-lived and many: without compiled files each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-jobs test-unit test-cluster test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster screenshots wheel clean
+.PHONY: demo diagnose-score test test-jobs test-unit test-cluster test-ranks test-strategies test-deepspeed test-browser test-front test-torch test-releases seen lint format docs bench soak lab front browser cluster screenshots wheel clean
 
 demo: $(READY) front
 	@$(BIN)/python scripts/demo.py
@@ -108,6 +108,10 @@ docs: $(READY) front
 	$(BIN)/python -m scripts.docs_cells
 	TORCHDIST_DOCS_RUN=1 $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going -q . out/docs
 	@echo 'Open out/docs/docs/index.html'
+
+# How many logs with a known cause get it.
+diagnose-score: $(READY)
+	$(BIN)/python -m tests.diagnosis.score
 
 bench: $(READY) front browser
 	$(BIN)/python -m tests.benchmarks $(ONLY)

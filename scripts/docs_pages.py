@@ -12,6 +12,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from jupyter_torchdist.diagnosis.catalogue import (
+    WORDS,
+    collectives,
+    fabric,
+    gpu,
+    network,
+    process,
+    rendezvous,
+    unclear,
+)
 from jupyter_torchdist.protocol.options.strategy import explained, options_of
 from jupyter_torchdist.protocol.spec import OPTIONS
 
@@ -26,6 +36,40 @@ GROUPS = {
     "life": "How long it lives",
     "look": "What is shown",
 }
+
+LAYERS = {
+    process: "The rank's own end",
+    gpu: "CUDA, the driver, the card",
+    network: "NCCL's sockets",
+    fabric: "InfiniBand, shared memory, NVLink",
+    rendezvous: "How ranks find each other",
+    collectives: "Ranks that do different things",
+    unclear: "Errors that name no cause",
+}
+
+_HOW_TO_DIAGNOSE = """
+`torchdist diagnose` reads the log files of any distributed PyTorch job and says why it failed. The job need not be
+ours: a Slurm output, the files of several nodes, a pasted issue, packed by gzip or not.
+
+```shell
+torchdist diagnose slurm-4711.out          # one file
+torchdist diagnose node1.log node2.log.gz  # all nodes at once: the first failure is found among them
+kubectl logs -l job=train --prefix | torchdist diagnose -
+torchdist diagnose JOB                     # a job of ours, with its exceptions and exit codes
+```
+
+In a notebook it is `%dist diagnose`. `--json` gives a list of findings for programs.
+
+A finding has a code, one sentence with the rank and the host where the logs tell them, the cause, what to do, and the
+lines that show it. The first finding is the cause. What one rank's end does to the others (a connection that is reset,
+SIGTERM by `torchrun`, their time-outs) is never named as the cause when the logs hold a better one. Where they do not
+decide, the finding says so. Logs of a job that went well give no finding; a slow transport is a warning.
+
+The order of judgement: the rank's own exception, GPU or exit; NCCL's warnings; rendezvous and store; time-outs of
+collectives, compared over the ranks.
+
+NCCL, InfiniBand and GPU messages are known from NCCL's source and from public issues. They were not produced here.
+""".strip().splitlines()
 
 WRITTEN = "<!-- Written by `python -m scripts.docs_pages` from the package's source: change the message there. -->"
 
@@ -48,7 +92,15 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
                 "The line of `%%distribute`, `%dist` and `torchdist`",
                 "An option has a name, and most have a value of one kind. What is unknown is refused with the nearest"
                 " name, so that a spelling mistake never changes what runs.",
-                ("protocol/spec.py", "protocol/options/", "verbs/parse.py", "cli.py", "client/world.py"),
+                (
+                    "protocol/spec.py",
+                    "protocol/options/",
+                    "verbs/parse.py",
+                    "verbs/diagnose.py",
+                    "diagnosis/",
+                    "cli.py",
+                    "client/world.py",
+                ),
             ),
             Section(
                 "Strategies, degrees and their options",
@@ -244,7 +296,7 @@ def main(words: list[str]) -> int:
 
 def pages() -> dict[Path, str]:
     """Each page with a generated part, as it should be."""
-    found = refusals()
+    found = {**refusals(), DOCS / "diagnostics.md": _causes()}
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         new = re.sub(r"(<!-- options(?:: (\w+))? -->\n).*?(<!-- options: end -->)", _table, text, flags=re.DOTALL)
@@ -273,6 +325,18 @@ def _strategy_rows(strategy: str) -> list[str]:
     rows = options_of(strategy)
     lines = [f"| `{cell(f'{row.name}={row.metavar}')}` | {cell(explained(row))} |" for row in rows]
     return ["| `-O` | meaning |", "|---|---|", *lines] if lines else []
+
+
+def _causes() -> str:
+    """The page of the catalogue of causes."""
+    lines = ["# Diagnostics: why it failed", "", WRITTEN, "", *_HOW_TO_DIAGNOSE, ""]
+    for layer, title in LAYERS.items():
+        lines += [f"## {title}", ""]
+        for kind in layer.KINDS:
+            sentence = kind.sentence.format_map({**WORDS, "operation": "collective", "ranks": "some ranks"})
+            lines += [f"### `{kind.code}`", "", f"*{sentence[0].upper()}{sentence[1:]}*", ""]
+            lines += [kind.cause, "", f"**What to do.** {kind.remedy}", ""]
+    return "\n".join(lines)
 
 
 def refusals() -> dict[Path, str]:

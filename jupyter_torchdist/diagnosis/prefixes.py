@@ -89,7 +89,7 @@ def _without_prefixes(raw: str) -> tuple[str, int | None, str | None, str | None
         rank = int(number) if number and (rank is None or match["torch"]) else rank
         node = match["ip"] or match["pod"] or match["compose"] or match["pdsh"] or node
         pid = match["pid"] or pid
-    return text[start:], rank, node, pid, text[:start]
+    return text[start:], rank, node, pid, f"{rank} {node} {pid}"
 
 
 def _is_error(match: re.Match[str]) -> bool:

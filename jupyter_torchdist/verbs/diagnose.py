@@ -39,7 +39,7 @@ def _is_file(word: str) -> bool:
 def of_job(job: Job) -> list[Finding]:
     """From the ranks' logs, their exceptions and exit codes."""
     texts = [reading.of_file(file.path, file.rank, file.node) for file in files(job.paths)]
-    ends = []
+    ends: list[End] = []
     for rank in sorted(job.state.ranks.values(), key=lambda rank: rank.error.t if rank.error else rank.ended):
         name = f"how rank {rank.rank} ended"
         if rank.error is not None:

@@ -31,8 +31,9 @@ class Order(IntEnum):
 class Kind:
     """One cause. A sign is a regular expression that begins with a literal character.
 
-    Named groups of a sign fill ``sentence``, beside ``{who}`` (``rank 3 on node2``, or ``a rank``); ``rank`` and
-    ``node`` are the culprit. A group that a sign lacks reads as ``WORDS`` has it.
+    Named groups of a sign fill ``sentence``, beside ``{who}`` (``rank 3 on node2``, or ``a rank``). The group
+    ``culprit`` is the rank that is meant where it did not print the line. A group that a sign lacks reads as ``WORDS``
+    has it.
     """
 
     code: str
@@ -60,6 +61,5 @@ WORDS = {
     "all": "all",
     "error": "an error",
     "device": "the same GPU",
-    "peer": "another rank",
 }
 """For groups of a sentence that a line does not fill."""

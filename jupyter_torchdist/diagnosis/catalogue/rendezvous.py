@@ -121,13 +121,12 @@ KINDS = (
     Kind(
         "store-wait-timeout",
         Order.RENDEZVOUS,
-        "{who} waited in vain for {peer}, which should start an NCCL group and never came to it.",
+        "The others waited in vain for {who}, which should start an NCCL group and never came to it.",
         "The other rank did not reach this collective: it is slow (a download, a checkpoint), stuck, or has ended.",
         "Look at the other rank's log and stack at that time. Let all ranks come together before (a barrier), or give "
         "a longer time-out.",
         (
-            r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<from>\d+)\] via c10d key-value store by key.{0,160}got error",
-            r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<from>\d+)\]",
+            r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<culprit>\d+)\]",
             r"wait timeout after \d+\s?ms, keys",
             r"DistStoreError: Socket Timeout",
             r"RuntimeError: Socket Timeout",

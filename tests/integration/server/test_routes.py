@@ -87,6 +87,8 @@ async def test_rows(jp_fetch: Fetch) -> None:
         "reason": "rank 1 failed",
         "progress": None,
         "spark": [],
+        "broken": [],
+        "wait": None,
         "gpus": [],
         "gpu_memory": None,
         "damaged": False,

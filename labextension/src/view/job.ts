@@ -8,6 +8,7 @@ import { make, setAttribute, setText } from './dom';
 import { Failure, type Reveal } from './failure';
 import { grouped } from './format';
 import { Header } from './header';
+import { heightHandle } from './height';
 import { tone } from './icons';
 import { keepKeys } from './keys';
 import { LogsTab } from './logs';
@@ -65,7 +66,7 @@ export class JobView {
       (tab, before) => this.turn(tab, before),
       signal
     );
-    this.root.append(this.connection, this.body);
+    this.root.append(this.connection, this.body, heightHandle(this.root, signal));
     for (const kind of ['pointerdown', 'keydown', 'wheel']) {
       this.root.addEventListener(kind, () => (this.touched = true), { signal, passive: true });
     }

@@ -149,6 +149,7 @@ def data(stage: Stage, cluster: Cluster, notebook: Notebook) -> Iterator[Row]:
 
 def lines(stage: Stage, notebook: Notebook) -> Iterator[Row]:
     late = []
+    notebook.run("import jupyter_torchdist as td")
     for _ in range(PRINTED):
         cell = notebook.run(f"%%distribute {stage.ranks.line}" + LOOP, timeout=120)
         seen = [cell.seen(f"rank {rank} step {LINES - 1:06d}") or cell.ended for rank in range(stage.ranks.count)]

@@ -57,7 +57,7 @@ IMPORTED_BY = {"scipy": "scipy.linalg", "sklearn": "scipy.linalg"}
 """By package: a module to import first, so that threads are attributed to the module that starts them."""
 
 SETTLING_SECONDS = 1.0
-"""Delay from a job's fork to the import of libraries for later jobs: by then the job's ranks have finished imports."""
+"""Delay from the start, or from a job's fork, to imports for later jobs: by then the job's ranks have started."""
 
 
 def threads() -> int:
@@ -120,7 +120,7 @@ def main(fd: int, unsafe: Iterable[str] = ()) -> None:
             return
         channel.send({"type": "ready", "pid": os.getpid(), "preloaded": done})
         server = _Server(channel, set(unsafe))
-        server.prepare(PRELOAD_LATER)
+        server.prepare_soon(PRELOAD_LATER)
         server.serve()
 
 
@@ -138,9 +138,14 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel.read_fd, selectors.EVENT_READ)
 
-    def prepare(self, names: tuple[str, ...]) -> None:
-        """Fork a successor that imports ``names``, unless the environment forbids it."""
-        self._prepare_at = float("inf")
+    def prepare_soon(self, names: tuple[str, ...]) -> None:
+        """Have a successor import ``names``, unless another one is due or imports."""
+        if names and self._successor is None and self._prepare_at == float("inf"):
+            self._wanted, self._prepare_at = names, time.monotonic() + SETTLING_SECONDS
+
+    def _prepare(self) -> None:
+        """Fork a successor, unless the environment forbids it."""
+        names, self._prepare_at = self._wanted, float("inf")
         if os.environ.get(SUCCESSORS) == "0":
             return
         self._seen.update(names)
@@ -162,7 +167,7 @@ class _Server:
                         self._fork(message)
             if self._successor is None:
                 if time.monotonic() >= self._prepare_at:
-                    self.prepare(self._wanted)
+                    self._prepare()
             elif self._successor.read_fd in ready and self._channel.between_frames and self._taken_over():
                 return
 
@@ -193,10 +198,7 @@ class _Server:
             self._selector.close()
             launcher.start(assignment)
         self._channel.send({"type": "forked", "job": assignment.job, "pid": pid, "ticks": start_ticks(pid)})
-        wanted = tuple(name for name in assignment.world.libraries if name not in self._seen)
-        if wanted and self._successor is None:
-            self._wanted = wanted
-            self._prepare_at = min(self._prepare_at, time.monotonic() + SETTLING_SECONDS)
+        self.prepare_soon(tuple(name for name in assignment.world.libraries if name not in self._seen))
 
 
 class _Successor:

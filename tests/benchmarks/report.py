@@ -142,7 +142,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `make bench`; the samples are in `results.json`. {about}.",
+        f"Written by `make bench`; the samples are in `results.json`. The last run: {about}.",
         "",
         "Everything is measured from a real IPython kernel, driven through jupyter_client as a front end does, each",
         "yardstick in the same run. Medians; where a row says *fastest of n*, both sides ran n times in random order",

@@ -1,8 +1,8 @@
 """The first program on a host. Its text is sent on the command line, so it imports nothing of this package.
 
-Arguments: a mark, the digest of the code and its size in bytes, a verb, and the scratch directory (may be empty). It
-prints the mark and a word; whatever was printed before that is a banner of the login. Words: ``have`` (the code is
-here), ``need`` (the code must come on standard input first; then it is stored, and the next word is said) and
+Arguments: a mark, the digest of the code, a verb, and the scratch directory (may be empty). It prints the mark and a
+word; whatever was printed before that is a banner of the login. Words: ``have`` (the code is here), ``need`` (the code
+must come on standard input first, after its size in eight bytes; then it is stored, and the next word is said) and
 ``cannot``, with the reason. Then it is ``python -m jupyter_torchdist.node VERB``.
 """
 
@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 
 
-def main(mark: str, digest: str, size: str, verb: str, scratch: str) -> None:
+def main(mark: str, digest: str, verb: str, scratch: str) -> None:
     def say(word: str) -> None:
         os.write(1, f"\n{mark} {word}\n".encode())
 
@@ -58,7 +58,7 @@ def main(mark: str, digest: str, size: str, verb: str, scratch: str) -> None:
     if not os.path.isdir(code):
         say("need")
         try:
-            receive(code, int(size))
+            receive(code)
         except OSError as failure:
             say(f"cannot cannot store our code in {os.path.dirname(code)}: {failure}")
             return
@@ -72,17 +72,22 @@ def main(mark: str, digest: str, size: str, verb: str, scratch: str) -> None:
         say(f"cannot starts no agent: {failure}")
 
 
-def receive(code: str, size: int) -> None:
-    """Unpack the code beside its place, and rename: another connection may do the same at the same time."""
+def read(size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         part = os.read(0, size - len(data))
         if not part:
             raise OSError("the connection ended")
         data += part
+    return bytes(data)
+
+
+def receive(code: str) -> None:
+    """Unpack the code beside its place, and rename: another connection may do the same at the same time."""
+    data = read(int.from_bytes(read(8), "big"))
     aside = tempfile.mkdtemp(prefix=".code-", dir=os.path.dirname(code))
     try:
-        with zipfile.ZipFile(io.BytesIO(bytes(data))) as archive:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(aside)
         os.rename(aside, code)
     except OSError:

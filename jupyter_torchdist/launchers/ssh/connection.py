@@ -113,7 +113,8 @@ class SshChannel(Channel):
         self._may_send = True
         if word == "need":
             self._banner = bytearray(rest)
-            self.send_first(code().archive)
+            archive = code().archive
+            self.send_first(len(archive).to_bytes(8, "big") + archive)
             self.flush()
             return []
         self._banner = None
@@ -193,7 +194,7 @@ def remote_command(mark: str, reach: Reach, verb: str) -> str:
     """
     candidates = [_expanded(reach.python)] if reach.python else [_expanded(sys.executable), *_SEARCHED]
     boot = base64.b64encode(zlib.compress(Path(__file__).with_name("boot.py").read_bytes(), 9)).decode()
-    arguments = shlex.join([_RUN, boot, mark, code().digest, str(len(code().archive)), verb, reach.scratch])
+    arguments = shlex.join([_RUN, boot, mark, code().digest, verb, reach.scratch])
     look = ":" if reach.python else f'"$p" -c {shlex.quote(_LOOK)} >/dev/null 2>&1'
     lack = f"has no Python at {reach.python}" if reach.python else "has no Python with torch"
     search = f"""{reach.setup}

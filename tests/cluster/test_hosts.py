@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ import pytest
 from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.driver.links import LOST_SECONDS
+from jupyter_torchdist.launchers.ssh import launcher
 from jupyter_torchdist.protocol.errors import LaunchError, TorchDistError
 from jupyter_torchdist.protocol.process import job_token_of
 from tests.cluster.cells import MEET, PATIENCE, SLEEP, kill_driver, start
 from tests.cluster.cluster import Cluster
+from tests.cluster.resetting import end_masters
 from tests.leaks import wait_until
 
 COUNT = MEET + "import time\nfor i in range(COUNT):\n    print('line', i, flush=True)\n    time.sleep(0.05)\n"
@@ -162,6 +166,45 @@ def test_ranks_without_a_driver_end_with_the_lease_and_their_logs_stay(pool: Dri
 
 def ranks_on(cluster: Cluster, node: str) -> list[str]:
     return [command for pid, command in cluster.processes(node).items() if job_token_of(pid)]
+
+
+def test_two_jobs_at_once_on_the_same_hosts(pool: DriverPool, cluster: Cluster) -> None:
+    """The end of one is not the other's."""
+    first, second = start(pool, SLEEP), start(pool, SLEEP)
+    assert wait_until(lambda: asleep(first) and asleep(second), PATIENCE)
+    assert all("sum 6.0" in job.logs(rank) for job in (first, second) for rank in range(4))
+    first.kill()
+    assert first.wait(PATIENCE).state == "cancelled"
+    assert all(rank.state == "running" for rank in second.state.ranks.values())
+    assert ranks_on(cluster, "node2")
+    second.kill()
+    assert second.wait(PATIENCE).state == "cancelled"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_eight_hosts(
+    pool: DriverPool, python: Path, tmp_path: Path, lasting: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Cluster.up(tmp_path / "bed", 8, python=python)
+    lasting.add(bed.keeper)
+    monkeypatch.setenv("PATH", f"{bed.bin}:{os.environ['PATH']}")
+    options = f"--hosts {','.join(bed.nodes)} --ranks 8"
+    try:
+        for _ in range(3):
+            job = start(pool, MEET, options)
+            assert job.wait(3 * PATIENCE).state == "succeeded", job.state.reason
+            for rank, node in enumerate(bed.nodes):
+                assert f"rank {rank} on {node} sum 28.0" in job.logs(rank)
+        job = start(pool, SLEEP, options)
+        assert wait_until(lambda: asleep(job), PATIENCE)
+        job.kill()
+        assert job.wait(PATIENCE).state == "cancelled"
+        assert not any(ranks_on(bed, node) for node in bed.nodes)
+    finally:
+        launcher.let_go()
+        end_masters(bed)
+        bed.down()
 
 
 @pytest.mark.soak

@@ -23,6 +23,11 @@ _CONSEQUENCES = re.compile(
 )
 
 
+LONG_WAIT = 5.0
+"""Seconds of one wait in a collective after which the ranks are asked where they are; then after twice as many, again
+and again."""
+
+
 @dataclass(frozen=True)
 class AttemptStatus:
     """What the driver knows of an attempt beyond its ``JobState``. Times are in seconds on its monotonic clock."""
@@ -42,11 +47,21 @@ class AttemptStatus:
     """Whether the ranks were sent SIGINT."""
     end_sent: float | None = None
     """The shortest grace sent to the nodes so far."""
+    waits: frozenset[tuple[int, str, int]] = frozenset()
+    """Rank, group and number of the collectives in which ranks wait."""
+    ask_at: float = float("inf")
+    """When the ranks are to be asked where they are."""
+    patience: float = LONG_WAIT
 
 
 @dataclass(frozen=True)
 class Interrupt:
     """Send SIGINT to every rank."""
+
+
+@dataclass(frozen=True)
+class AskPlaces:
+    """Ranks wait for long: ask all where they are."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Again:
     """No process is alive and no user code has run: start the job again in new interpreters."""
 
 
-Action = Interrupt | End | Stopping | Finish | Again
+Action = Interrupt | AskPlaces | End | Stopping | Finish | Again
 
 
 def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> list[Action]:
@@ -87,7 +102,7 @@ def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
         if standing.stalled and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
             return [Again()]
         return [finish(plan, state, standing)]
-    actions: list[Action] = []
+    actions: list[Action] = [AskPlaces()] if now >= standing.ask_at else []
     reason = _reason(plan, state, standing)
     if reason and state.state in ("submitted", "starting", "running"):
         actions.append(Stopping(reason))
@@ -243,9 +258,21 @@ def asked(standing: AttemptStatus, request: str) -> AttemptStatus:
 
 
 def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus:
-    """``standing`` with the time of the first failure and of the interrupt."""
+    """``standing`` with the time of the first failure, of the interrupt and of the next question to ranks that wait."""
     if standing.failed_at is None and (state.failures() or _interrupted_unasked(state, standing)):
         standing = replace(standing, failed_at=now)
     if standing.interrupted_at is None and (standing.interrupts or standing.timed_out):
         standing = replace(standing, interrupted_at=now)
-    return standing
+    waits = frozenset(
+        (rank.rank, rank.waiting.group, rank.waiting.number)
+        for rank in state.ranks.values()
+        if rank.waiting and rank.state == "running"
+    )
+    if waits and not waits & standing.waits:
+        return replace(standing, waits=waits, ask_at=now + LONG_WAIT, patience=LONG_WAIT)
+    return replace(standing, waits=waits, ask_at=standing.ask_at if waits else float("inf"))
+
+
+def after_asking(standing: AttemptStatus, now: float) -> AttemptStatus:
+    """``standing`` after ``AskPlaces``."""
+    return replace(standing, ask_at=now + standing.patience, patience=2 * standing.patience)

@@ -207,6 +207,10 @@ class Driver:
             self._standing = replace(self._standing, signalled=True)
             for link in self._links:
                 link.signal(signal.SIGINT)
+        elif isinstance(action, policy.AskPlaces):
+            self._standing = policy.after_asking(self._standing, time.monotonic())
+            for link in self._links:
+                link.send({"type": "stacks", "job": self._plan.job})
         elif isinstance(action, policy.End):
             self._standing = replace(self._standing, end_sent=action.grace)
             if self._engine.queued:

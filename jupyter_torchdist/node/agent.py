@@ -393,7 +393,7 @@ class Agent:
 
     def _on_stacks(self, peer: Peer, said: messages.OfJob, body: bytes) -> None:
         if job := self._jobs.get(said.job):
-            job.dump_stacks()
+            job.say_places()
 
     def _on_end(self, peer: Peer, said: messages.End, body: bytes) -> None:
         if job := self._jobs.get(said.job):

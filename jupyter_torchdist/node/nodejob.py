@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from ..protocol import codec
@@ -21,6 +21,7 @@ from ..ranks.eventfile import EventFile
 from .endings import Endings
 from .out_of_memory import OutOfMemory
 from .replica import discard
+from .stacks import Stacks, place
 
 STALL_SECONDS = 10.0
 """Ranks that have not reached their first user line are hanging when they use no CPU for this time, and the last event
@@ -79,7 +80,8 @@ class NodeJob:
         self._pids: dict[int, int] = {}
         self._unmatched: dict[int, tuple[int, bool | None]] = {}
         self._memory = OutOfMemory()
-        self._endings = Endings(self.files, lambda text: self.events.write("job.note", text=text))
+        self._stacks = Stacks(self.files)
+        self._endings = Endings(self.files, self._stacks, lambda text: self.events.write("job.note", text=text))
         self._last_change = time.monotonic()
         self._looked = (0, self._last_change)  # CPU time of ranks that are not ready, and when it was read
         self._error = ""
@@ -138,6 +140,7 @@ class NodeJob:
         self.events.flush()
         changed = self._read_launcher() | self._read_ranks()
         self._endings.turn(self.processes, now)
+        self._stacks.turn(now)
         if self.state in ("starting", "running") and self.launcher is not None and not self.launcher.alive():
             self._read_launcher()
             self._read_ranks()
@@ -265,8 +268,14 @@ class NodeJob:
         for process in self.processes.values():
             process.signal(number)
 
-    def dump_stacks(self) -> None:
-        self.signal(signal.SIGUSR1)
+    def say_places(self) -> None:
+        """Have every rank write its stacks; an event says where it is."""
+        for rank, process in self.processes.items():
+            self._stacks.ask(rank, process, self._now, partial(self._say_place, rank))
+
+    def _say_place(self, rank: int, text: str) -> None:
+        if found := place(text):
+            self.events.write("rank.place", rank=rank, place=found)
 
     def end(self, grace: float, now: float, error: str = "") -> None:
         """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. A later call may shorten that."""

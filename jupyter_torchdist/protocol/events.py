@@ -29,6 +29,7 @@ rank.ready           user code begins; the process group is up
 rank.waiting         operation, group, number, since, size, members (``Waiting``), counts: user code has been in one
                      collective for seconds
 rank.resumed         this collective is over
+rank.place           place: where its main thread is, while ranks wait
 rank.entered         counts {group: how many of its collectives this rank has entered}: while another rank waits
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
@@ -124,6 +125,7 @@ KINDS: dict[str, Kind] = {
     "rank.waiting": Kind((RANK,), _WAITING, {"size": int, "members": tuple[int, ...] | None}),
     "rank.resumed": Kind((RANK,)),
     "rank.entered": Kind((RANK,), {"counts": _COUNTS}),
+    "rank.place": Kind((AGENT,), {"place": str}),
     "rank.failed": Kind((RANK,), {"error": ErrorRecord}),
     "rank.interrupted": Kind((RANK,)),
     "rank.result": Kind((RANK,), may={"names": _NAMES, "left": _PAIRS, "size": int}),

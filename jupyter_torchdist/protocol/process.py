@@ -11,6 +11,9 @@ from functools import lru_cache
 
 from .typed import Record
 
+STACKS_SIGNAL = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
+"""At this signal a rank writes its stacks. SIGUSR1 does so, too, but user code may have a handler of its own for it."""
+
 JOB_TOKEN = "TORCHDIST_JOB"
 """Environment variable in the ``/proc/PID/environ`` of every process of a job; its value is ``job_token``."""
 

@@ -27,6 +27,11 @@ class Waiting(Record):
     members: tuple[int, ...] | None = None
     """The ranks of the group; null: all ranks of the job; empty: unknown."""
 
+    @property
+    def call(self) -> tuple[str, int]:
+        """What must be equal on all ranks: the operation, and its size where that does not depend on the rank."""
+        return self.operation, self.size if self.operation in ("all_reduce", "broadcast", "allreduce") else 0
+
 
 @dataclass(frozen=True)
 class RankState:
@@ -52,6 +57,9 @@ class RankState:
     """How many printed lines were lost because the disk was full."""
     waiting: Waiting | None = None
     """Kept if the rank ends in the collective."""
+    place: str = ""
+    """Where its main thread was at ``placed``, when ranks waited for long: ``Cell In[3], line 6, train``."""
+    placed: float = 0.0
     entered: dict[str, int] = field(default_factory=dict)
     """How many collectives of each group the rank had entered at ``counted``; a missing group means none."""
     counted: float = 0.0
@@ -91,6 +99,20 @@ class JobState(Record):
         failed = [rank for rank in self.ranks.values() if rank.state in ("failed", "killed", "lost")]
         failed.sort(key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
         return sorted(failed, key=lambda rank: rank.rank != self.first_failure)
+
+    def places(self, ranks: Iterable[int], since: float) -> list[tuple[int, str]]:
+        """Rank and place, of those that were asked after ``since``."""
+        known = [self.ranks[number] for number in ranks if number in self.ranks]
+        return [(rank.rank, rank.place) for rank in known if rank.place and rank.placed > since]
+
+    def differences(self) -> list[list[int]]:
+        """Ranks that wait at the same number of a group, each in another collective: one rank for each."""
+        points: dict[tuple[str, int], dict[tuple[str, int], int]] = {}
+        for number, rank in sorted(self.ranks.items()):
+            if rank.waiting and rank.state == "running":
+                found = points.setdefault((rank.waiting.group, rank.waiting.number), {})
+                found.setdefault(rank.waiting.call, number)
+        return [list(found.values()) for found in points.values() if len(found) > 1]
 
     def awaited(self, waiting: Waiting) -> list[int]:
         """The ranks for which a collective waits: they are known not to have entered it."""
@@ -187,6 +209,8 @@ def _apply_rank(rank: RankState, event: Event) -> RankState:
         return replace(rank, waiting=None)
     if event.kind == "rank.entered":
         return _counted(rank, event)
+    if event.kind == "rank.place":
+        return replace(rank, place=data["place"], placed=event.t)
     if event.kind == "rank.failed":
         return replace(rank, state="failed", error=ErrorRecord.from_json(data["error"]), why="", ended=event.t)
     if event.kind == "rank.interrupted":

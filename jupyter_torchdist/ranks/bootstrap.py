@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from ..protocol.process import STACKS_SIGNAL
 from .streams.flusher import Flusher
 from .streams.output import UNINTERRUPTIBLE
 
@@ -80,9 +81,10 @@ def default_signals(stacks: Path) -> None:
 
 
 def show_stacks_in(stacks: Path) -> None:
-    """Write all stacks to ``stacks`` at SIGUSR1, even if user code has set its own handler."""
+    """Write all stacks to ``stacks`` at our signal and SIGUSR1, even if user code has set its own handler."""
     dumps = os.open(stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    faulthandler.register(signal.SIGUSR1, file=dumps, all_threads=True)
+    for number in (STACKS_SIGNAL, signal.SIGUSR1):
+        faulthandler.register(number, file=dumps, all_threads=True)
 
 
 def forget_the_parent() -> None:

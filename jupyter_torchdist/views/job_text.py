@@ -83,6 +83,10 @@ def headline(state: JobState, now: float) -> str:
     return (f"{mark} " if mark else "") + " · ".join(parts)
 
 
+PLACES = 4
+"""Of how many ranks that are awaited the place is shown."""
+
+
 def rank_line(state: JobState, rank: RankState) -> str:
     """The state of one rank, in a few words."""
     if rank.error:
@@ -128,8 +132,31 @@ def waits_of(state: JobState) -> list[Wait]:
 
 
 def waiting_lines(state: JobState, now: float) -> list[str]:
-    """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``: one sentence for each collective."""
-    return [_waiting_line(wait, now) for wait in waits_of(state)]
+    """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``; then where the ranks are that are awaited.
+
+    A rank that holds the GIL cannot say how far it is. So all that do not wait are shown where none is known.
+
+    Then, of ranks that wait at the same point in different collectives, who calls what.
+    """
+    lines = []
+    for wait in waits_of(state):
+        lines.append(_waiting_line(wait, now))
+        others = [rank.rank for rank in state.ranks.values() if rank.state == "running" and not rank.waiting]
+        places = state.places(wait["awaited"] or others, wait["since"])[:PLACES]
+        lines += [f"  rank {rank} is at {place}" for rank, place in places]
+    return lines + [_difference(state, found) for found in state.differences()]
+
+
+def _difference(state: JobState, ranks: Sequence[int]) -> str:
+    """``ranks call different collectives: rank 0 all_reduce #3 at Cell In[2], line 4; rank 1 broadcast #3 at …``."""
+    parts = []
+    for number in ranks:
+        waiting = state.ranks[number].waiting
+        assert waiting is not None
+        size_of = f" ({size(waiting.size)})" if waiting.size else ""
+        at = "".join(f" at {place}" for _, place in state.places([number], waiting.since))
+        parts.append(f"rank {number} {collective(waiting)}{size_of}{at}")
+    return f"ranks call different collectives: {'; '.join(parts)}"
 
 
 def _waiting_line(wait: Wait, now: float) -> str:

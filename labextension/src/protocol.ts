@@ -77,6 +77,9 @@ export interface RankState {
   dropped: number;
   /** Kept if the rank ends in the collective. */
   waiting: Waiting | null;
+  /** Where its main thread was at `placed`, when ranks waited for long: `Cell In[3], line 6, train`. */
+  place: string;
+  placed: number;
   /** How many collectives of each group the rank had entered at `counted`; a missing group means none. */
   entered: Record<string, number>;
   counted: number;

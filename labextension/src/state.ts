@@ -10,6 +10,9 @@ import {
   type Waiting
 } from './protocol';
 
+/** Operations whose size must be equal on all ranks. */
+const SIZED: readonly string[] = ['all_reduce', 'broadcast', 'allreduce'];
+
 type Data = Record<string, unknown>;
 
 /** Data of a known kind that is damaged: the event changes nothing. */
@@ -52,6 +55,8 @@ export function newRankState(rank: number): RankState {
     left: [],
     dropped: 0,
     waiting: null,
+    place: '',
+    placed: 0,
     entered: {},
     counted: 0
   };
@@ -80,6 +85,29 @@ export function awaited(state: JobState, waiting: Waiting): number[] {
     const rank = state.ranks[number];
     return number < state.world_size && rank !== undefined && isBehind(rank, waiting);
   });
+}
+
+/** Rank and place, of those that were asked where they are after `since`. */
+export function placesOf(state: JobState, ranks: readonly number[], since: number): [number, string][] {
+  return ranks.flatMap(number => {
+    const rank = state.ranks[number];
+    return rank && rank.place && rank.placed > since ? [[number, rank.place] as [number, string]] : [];
+  });
+}
+
+/** Ranks that wait at the same number of a group, each in another collective: one rank for each. */
+export function differences(state: JobState): RankState[][] {
+  const points = new Map<string, Map<string, RankState>>();
+  for (const rank of Object.values(state.ranks)) {
+    if (rank.waiting && rank.state === 'running') {
+      const { group, number, operation, size } = rank.waiting;
+      const found = points.get(`${group} ${number}`) ?? new Map<string, RankState>();
+      const call = SIZED.includes(operation) ? `${operation} ${size}` : operation;
+      found.set(call, found.get(call) ?? rank);
+      points.set(`${group} ${number}`, found);
+    }
+  }
+  return [...points.values()].filter(found => found.size > 1).map(found => [...found.values()]);
 }
 
 /** What a rank said of itself before the wait began may have changed, unless it has ended. */
@@ -180,6 +208,8 @@ function applyRank(rank: RankState, event: Event): RankState {
       return { ...rank, waiting: null };
     case 'rank.entered':
       return counted(rank, event);
+    case 'rank.place':
+      return { ...rank, place: words(need(event, 'place')), placed: event.t };
     case 'rank.failed':
       return { ...rank, state: 'failed', error: errorRecord(event['error']), why: '', ended: event.t };
     case 'rank.interrupted':
@@ -269,6 +299,13 @@ function need(data: Data, key: string): unknown {
     throw new Damaged();
   }
   return data[key];
+}
+
+function words(value: unknown): string {
+  if (typeof value !== 'string') {
+    throw new Damaged();
+  }
+  return value;
 }
 
 function record(value: unknown): Data {

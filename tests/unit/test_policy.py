@@ -11,7 +11,7 @@ from jupyter_torchdist.driver import policy
 from jupyter_torchdist.driver.policy import Again, AttemptStatus, End, Finish, Interrupt, Stopping, decide, finish
 from jupyter_torchdist.protocol.events import ErrorRecord
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
-from jupyter_torchdist.protocol.state import JobState, RankState
+from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
 
 GRACE = 5.0
 NOW = 100.0
@@ -339,3 +339,21 @@ def test_noted_keeps_the_first_time() -> None:
 )
 def test_a_driver_that_takes_over_knows_what_its_predecessor_was_told(state: JobState, expected: AttemptStatus) -> None:
     assert policy.resumed(state) == expected
+
+
+def test_ranks_that_wait_for_long_are_asked_where_they_are() -> None:
+    """Once a wait has lasted five seconds, then after ten, twenty, …; a new wait begins anew."""
+
+    def waiting(number: int) -> JobState:
+        return job(rank(0, "running", waiting=Waiting("all_reduce", "gloo:0", number, 0.0)), rank(1, "running"))
+
+    standing = policy.noted(AttemptStatus(), waiting(1), NOW)
+    for after, begins in ((5.0, NOW), (5.0, NOW + 5), (10.0, NOW + 10), (20.0, NOW + 20)):
+        standing = policy.noted(standing, waiting(1), begins + after - 0.1)
+        assert decide(plan(), waiting(1), standing, begins + after - 0.1) == []
+        assert decide(plan(), waiting(1), standing, begins + after) == [policy.AskPlaces()]
+        standing = policy.after_asking(standing, begins + after)
+    standing = policy.noted(standing, waiting(2), NOW + 50)
+    assert standing.ask_at == NOW + 55
+    standing = policy.noted(standing, RUNNING, NOW + 51)
+    assert decide(plan(), RUNNING, standing, NOW + 500) == []

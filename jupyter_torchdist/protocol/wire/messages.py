@@ -102,7 +102,7 @@ class Signal(Record):
 
 @dataclass(frozen=True)
 class OfJob(Record):
-    """``stacks``: every rank writes its stacks. ``forget``: the driver has everything."""
+    """``stacks``: every rank writes its stacks; an event says where it is. ``forget``: the driver has everything."""
 
     job: str
 

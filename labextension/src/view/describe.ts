@@ -2,10 +2,13 @@
 import type { JobState, RankState, Wait } from '../protocol';
 import type { JobSession } from '../session';
 import type { Status } from '../source';
-import { awaited, failures, isFinal } from '../state';
-import { collective, errorTitle, firstLine, ranksOf, stateWord, theRanks, ticking } from './format';
+import { awaited, differences, failures, isFinal, placesOf } from '../state';
+import { collective, errorTitle, firstLine, ranksOf, size, stateWord, theRanks, ticking } from './format';
 import { waitingTogether } from './standing';
 import { plural, trans } from './translate';
+
+/** Of how many ranks that are awaited the place is shown. */
+const PLACES = 4;
 
 /** What a job is called that runs another one again. */
 export function calledOf(name: string, rerunOf: string | undefined): string {
@@ -53,12 +56,27 @@ export function waitingLine({ ranks, collective, awaited, since }: Wait, now: nu
   return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, collective, whom, time);
 }
 
-/** One sentence for each collective. */
+/** A sentence for each collective, and where the ranks are that are awaited; then who calls something else. */
 export function waitingLines(state: JobState, now: number): string[] {
-  return waitingTogether(state).map(({ ranks, waiting }) => {
-    const wait = { ranks, collective: collective(waiting), awaited: awaited(state, waiting), since: waiting.since };
-    return waitingLine(wait, now);
+  const lines = waitingTogether(state).flatMap(({ ranks, waiting }) => {
+    const whom = awaited(state, waiting);
+    const wait = { ranks, collective: collective(waiting), awaited: whom, since: waiting.since };
+    const others = ranksOf(state).filter(rank => rank.state === 'running' && !rank.waiting);
+    const asked = whom.length > 0 ? whom : others.map(rank => rank.rank);
+    const places = placesOf(state, asked, waiting.since).slice(0, PLACES);
+    return [waitingLine(wait, now), ...places.map(([rank, place]) => trans('rank %1 is at %2', rank, place))];
   });
+  return [...lines, ...differences(state).map(ranks => differenceLine(state, ranks))];
+}
+
+function differenceLine(state: JobState, ranks: readonly RankState[]): string {
+  const calls = ranks.map(({ rank, waiting }) => {
+    const [, place] = placesOf(state, [rank], waiting!.since)[0] ?? [];
+    const volume = waiting!.size > 0 ? ` (${size(waiting!.size)})` : '';
+    const call = `${collective(waiting!)}${volume}`;
+    return place ? trans('rank %1 %2 at %3', rank, call, place) : trans('rank %1 %2', rank, call);
+  });
+  return trans('ranks call different collectives: %1', calls.join('; '));
 }
 
 /** The last value of these curves is NaN or infinite. */

@@ -184,7 +184,7 @@ class Driver:
             self._beat = now
             with contextlib.suppress(StoreError):
                 liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
-            if self._deleted():  # no request to end it could come any more, and no result could be kept
+            if not self._paths.spec.exists():  # deleted: no request to end it could come, and no result could be kept
                 self._standing = replace(self._standing, terminate=True)
         if self._unwritten:
             self._write()
@@ -195,10 +195,6 @@ class Driver:
         self._standing = policy.noted(self._standing, self._state, now)
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
-
-    def _deleted(self) -> bool:
-        """Whether somebody deleted the job's directory."""
-        return not self._paths.spec.exists()
 
     def _perform(self, action: policy.Action) -> None:
         if isinstance(action, policy.Stopping):

@@ -235,7 +235,7 @@ class Driver:
         self._begin(fresh=True)
 
     def _finish(self, end: policy.Finish) -> None:
-        if self._deleted():
+        if not self._paths.spec.exists():
             end = replace(end, state="lost", reason=f"the files of job {self._paths.job} were deleted while it ran")
         elif end.state == "lost" and self._engine.ended:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")

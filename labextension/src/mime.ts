@@ -16,7 +16,7 @@ import { ServerSource } from './server';
 import { JobSession } from './session';
 import { isFinal } from './state';
 import { make } from './view/dom';
-import { JobView } from './view/job';
+import { type CellNow, JobView } from './view/job';
 import { trans } from './view/translate';
 
 const WIDGET_TYPE = 'application/vnd.jupyter.widget-view+json';
@@ -55,6 +55,12 @@ function read(model: IRenderMime.IMimeModel): Shown | null {
     widget: widget?.model_id ?? '',
     trusted: model.trusted
   };
+}
+
+/** Of a cell, as its model has them. */
+interface Outputs {
+  length: number;
+  get(index: number): { type: string };
 }
 
 /** Notebooks that are being saved: two savings at once would each take the other for somebody else's. */
@@ -103,7 +109,8 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     const session = new JobSession(shown.job, source, signal);
     const download = (file: string) => downloadLog(this.surroundings.settings, shown.job, file);
     const reveal = (cell: string, line: number) => this.reveal(session, cell, line);
-    new JobView(element, session, { signal, still: this.still, heading: true, download, reveal });
+    const cell = () => this.cell();
+    new JobView(element, session, { signal, still: this.still, heading: true, download, reveal, cell });
     let kept = false;
     session.onChange(() => {
       if (!kept && session.hello && !isFinal(session.state)) {
@@ -125,6 +132,23 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     const own = cell === session.hello?.spec?.label;
     const index = panel.content.widgets.findIndex(each => each.node.contains(this.node));
     await showLine(panel, own ? index : -1, cell, line);
+  }
+
+  /** A page that was loaded while a cell runs knows of the kernel alone that it is busy. */
+  private cell(): CellNow {
+    const panel = this.panel();
+    const cell = panel?.content.widgets.find(each => each.node.contains(this.node));
+    if (!panel || !cell) {
+      return 'waits';
+    }
+    const { outputs } = cell.model as { outputs?: Outputs };
+    if (Array.from({ length: outputs?.length ?? 0 }, (_, at) => outputs!.get(at).type).includes('error')) {
+      return 'failed';
+    }
+    const { isReady, session } = panel.sessionContext;
+    const status = session?.kernel?.status ?? (isReady ? 'idle' : 'unknown');
+    const runs = cell.node.querySelector('.jp-InputPrompt')?.textContent?.includes('*') ?? false;
+    return runs || status !== 'idle' ? 'waits' : 'idle';
   }
 
   private end(): void {

@@ -5,7 +5,7 @@
 import { KernelSource, type Model } from './kernel';
 import { JobSession } from './session';
 import { make } from './view/dom';
-import { JobView } from './view/job';
+import { type CellNow, JobView } from './view/job';
 import { STANDS } from './view/loglist';
 
 /** `text`: the still picture in words. */
@@ -48,7 +48,9 @@ class Lasting {
     draw();
     this.remember(signal);
     const session = new JobSession(snapshotOf(model).job, new KernelSource(model), signal);
-    new JobView(this.element, session, { signal, still, heading: true });
+    // Other front ends do not say what a cell does. One that waits raises what ended its job.
+    const cell = (): CellNow => (session.hello?.spec?.options.background ? 'idle' : 'waits');
+    new JobView(this.element, session, { signal, still, heading: true, cell });
   }
 
   /** Whether nobody sees it: its place is gone, or was left. */

@@ -26,6 +26,36 @@ describe('what it says', () => {
     expect(find(page.root, '[role=heading]').textContent).toBe('night run');
   });
 
+  it('says how the results come that no cell waits for, while the job runs and after it', async () => {
+    const { feed, session } = await played(page.signal, hello(running));
+    let unawaited = false;
+    const shown = new Header(page.root, session, { heading: true, unawaited: () => unawaited }, page.signal);
+    session.onChange(() => shown.update(), page.signal);
+    const left = find(page.root, '.td-left');
+    expect(left.hidden).toBe(true);
+    unawaited = true;
+    feed.say(event(1, 'rank.result', { rank: 0, names: ['model'] }));
+    await frames();
+    expect(left.textContent).toContain('When the job has ended');
+    expect(find(left, 'code').textContent).toBe(`import jupyter_torchdist as td; td.attach('${session.job}').bring()`);
+    feed.say(event(2, 'job.ended', { state: 'succeeded' }));
+    await frames();
+    expect(left.textContent).toMatch(/^No cell waited/);
+    expect(left.hidden).toBe(false);
+  });
+
+  it('says nothing of results that a cell waited for, or that there are not', async () => {
+    const { feed, session } = await played(page.signal, hello(running));
+    let unawaited = false;
+    const shown = new Header(page.root, session, { heading: true, unawaited: () => unawaited }, page.signal);
+    session.onChange(() => shown.update(), page.signal);
+    feed.say(event(1, 'job.ended', { state: 'succeeded' }));
+    await frames();
+    unawaited = true;
+    shown.update();
+    expect(find(page.root, '.td-left').hidden).toBe(true);
+  });
+
   it('names the strategy, and no backend beside it', async () => {
     await header(hello(running, { plan: { ...PLAN, strategy: { ...PLAN.strategy, name: 'fsdp' } } }));
     expect(find(page.root, '.td-facts').textContent).toMatch(/^2 ranks on boxfsdp/);

@@ -117,6 +117,15 @@ describe('what comes first', () => {
     expect(page.root.textContent!.split('batch 3 is empty')).toHaveLength(3); // the title, and the whole traceback
   });
 
+  it.each(['waits', 'failed', 'idle'] as const)('leaves the traceback to a cell that has it (%s)', async cell => {
+    const { session } = await played(page.signal, hello(failedState()));
+    new JobView(page.root, session, { signal: page.signal, cell: () => cell });
+    expect(find(page.root, 'details.td-traceback').hasAttribute('open')).toBe(cell === 'idle');
+    const head = find(page.root, '.td-failure-head').textContent;
+    expect(head).toContain('ValueError: batch 3 is empty');
+    expect(head!.includes('Cell In[2], line 3')).toBe(cell !== 'idle');
+  });
+
   it('leads from a line of the traceback to the line of the cell', async () => {
     const seen: [string, number][] = [];
     const { session } = await played(page.signal, hello(failedState()));

@@ -92,6 +92,14 @@ def last_line(view: Locator) -> int:
     return max(int(number) for number in re.findall(r"line (\d+) of 1", view.inner_text()))
 
 
+def paste(notebook: Notebook, number: int, source: str) -> None:
+    """Into an empty cell, which is run then."""
+    notebook.cell(number).locator(".cm-content").click()
+    expect(notebook.cell(number).locator(".cm-focused")).to_be_visible()
+    notebook.page.keyboard.insert_text(source)
+    notebook.run(number)
+
+
 def ends_by_itself(server: Jupyter, view: Locator) -> str:
     end(server)
     return "succeeded"
@@ -143,7 +151,7 @@ def test_a_page_is_reloaded_a_second_one_opened_and_the_kernel_goes(
     page: Page,
     browser: Browser,
 ) -> None:
-    path = server.write("life.ipynb", LOAD, COUNTS)
+    path = server.write("life.ipynb", LOAD, COUNTS, "")
     notebook = Notebook.open(page, server, front_end, path)
     notebook.kernel_ready()
     notebook.run(0)
@@ -158,6 +166,7 @@ def test_a_page_is_reloaded_a_second_one_opened_and_the_kernel_goes(
     state_is(view, "running")
     comes_to(view, 10)
     goes_on(view)
+    expect(view.locator(".td-left")).to_be_hidden()
     before = is_whole(notebook, view)
 
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
@@ -172,14 +181,25 @@ def test_a_page_is_reloaded_a_second_one_opened_and_the_kernel_goes(
     goes_on(view)
     comes_to(view, before + 40)
     state_is(view, "running")
+    expect(view.locator(".td-left")).to_contain_text("No cell waits for the results.")
+    notebook.picture("unawaited")
     state = ends(server, view)
     for seen in (notebook, other):
         seen.page.bring_to_front()
         state_is(seen.view(1), state)
     assert is_whole(notebook, view) == is_whole(other, other.view(1)) > before
     notebook.picture("after-all")
+    if state == "succeeded":
+        brings_its_results(notebook, view)
     context.close()
     assert not [*notebook.errors, *other.errors]
+
+
+def brings_its_results(notebook: Notebook, view: Locator) -> None:
+    """By the words of the view, as they stand there."""
+    command = view.locator(".td-left code").inner_text()
+    paste(notebook, 2, f"{command}\nprint('the last is', number > 20)")
+    expect(notebook.cell(2)).to_contain_text("the last is True")
 
 
 def test_cancelled_in_the_view_run_again_from_the_panel_and_open_after_a_reload(server: Jupyter, page: Page) -> None:

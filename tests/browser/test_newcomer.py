@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.frontend import Jupyter, Notebook
-from tests.browser.test_life import state_is
+from tests.browser.test_life import paste, state_is
 
 FAILS = """
 import torch.distributed as dist
@@ -38,9 +38,13 @@ def test_from_an_empty_panel_to_a_traceback_and_a_cancel(server: Jupyter, page: 
     state_is(view, "failed")
     failure = view.locator(".td-failure")
     expect(failure).to_be_in_viewport(ratio=0.9)
-    for words in ("rank 1", "ValueError: batch 3 is empty", 'raise ValueError(f"batch {batch} is empty")'):
-        expect(failure).to_contain_text(words)
+    for words in ("rank 1", "ValueError: batch 3 is empty", "Cell In[2], line 5"):
+        expect(failure.locator(".td-failure-head")).to_contain_text(words)
+    expect(notebook.cell(1).locator(".jp-OutputArea")).to_contain_text("Traceback (most recent call last)")
+    expect(failure.locator(".td-frame").last).to_be_hidden()  # the cell has it
     notebook.picture("failed")
+    failure.get_by_text("Traceback", exact=True).click()
+    expect(failure).to_contain_text('raise ValueError(f"batch {batch} is empty")')
     notebook.kernel_ready()  # what is run while a cell is failing is dropped
 
     paste(notebook, 2, f"{magic} --ranks 2{SLEEPS}")
@@ -53,11 +57,3 @@ def test_from_an_empty_panel_to_a_traceback_and_a_cancel(server: Jupyter, page: 
     state_is(view, "cancelled")
     expect(page.locator(".td-row")).to_have_count(2)
     assert not notebook.errors
-
-
-def paste(notebook: Notebook, number: int, source: str) -> None:
-    """Into an empty cell, which is run then."""
-    notebook.cell(number).locator(".cm-content").click()
-    expect(notebook.cell(number).locator(".cm-focused")).to_be_visible()
-    notebook.page.keyboard.insert_text(source)
-    notebook.run(number)

@@ -25,12 +25,16 @@ export class Failure {
   private readonly box: HTMLElement;
   private shown = '';
 
-  /** `toLog` brings the log of a rank to the front; `reveal` shows a line of the notebook, where one can. */
+  /**
+   * `toLog` brings the log of a rank to the front; `reveal` shows a line of the notebook, where one can; `told`: whether
+   * the cell has the traceback.
+   */
   constructor(
     element: HTMLElement,
     private readonly session: JobSession,
     private readonly toLog: (rank: number) => void,
     private readonly reveal: Reveal | null,
+    private readonly told: () => boolean,
     private readonly signal: AbortSignal
   ) {
     this.box = make('section.td-failure', { hidden: true, 'aria-label': trans('what failed'), tabindex: '0' });
@@ -64,17 +68,24 @@ export class Failure {
       first.error && button('button.td-button', trans('Copy traceback'), () => void copyText(), this.signal)
     );
     const place = first.host ? trans('rank %1 on %2', first.rank, first.host) : trans('rank %1', first.rank);
-    const parts = [
+    const told = this.told();
+    const traceback = first.error ? this.traceback(first.error, spec) : [];
+    const where = told ? first.error?.frames.findLast(([file]) => !isLibrary(file)) : undefined;
+    const parts: HTMLElement[] = [
       make(
         'div.td-failure-head',
         {},
         stateIcon('failed'),
         make('span.td-failure-title', {}, firstLine(failureTitle(first), 1000)),
         make('span.td-failure-place', {}, place),
+        where && make('span.td-frame-place', {}, this.place(where, spec)),
         tools
-      ),
-      ...(first.error ? this.traceback(first.error, spec) : [])
+      )
     ];
+    if (traceback.length > 0) {
+      const summary = make('summary', {}, trans('Traceback'));
+      parts.push(make('details.td-fold.td-traceback', { open: !told }, summary, ...traceback));
+    }
     if (rest) {
       parts.push(this.others(more, rest));
     }
@@ -120,9 +131,14 @@ export class Failure {
     return parts;
   }
 
-  private frame([file, line, name, source]: Frame, spec: JobSpec | null, around: number): HTMLElement {
+  private place([file, line]: Frame, spec: JobSpec | null): HTMLElement | string {
     const text = trans('%1, line %2', shortPath(file), line);
-    const place = make('div.td-frame-place', {}, this.isOfNotebook(file, spec) ? this.link(text, file, line) : text);
+    return this.isOfNotebook(file, spec) ? this.link(text, file, line) : text;
+  }
+
+  private frame(frame: Frame, spec: JobSpec | null, around: number): HTMLElement {
+    const [file, line, name, source] = frame;
+    const place = make('div.td-frame-place', {}, this.place(frame, spec));
     if (name && name !== '<module>') {
       place.append(trans(', in '), make('code', {}, name));
     }

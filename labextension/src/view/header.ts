@@ -29,6 +29,7 @@ export class Header {
   private readonly pace = make('span.td-pace');
   private readonly reason = make('p.td-reason', { hidden: true });
   private readonly waits = make('p.td-reason.td-waits', { hidden: true });
+  private readonly left = make('p.td-reason.td-left', { hidden: true });
   private readonly broken = make('p.td-reason.td-broken', { hidden: true, role: 'alert' });
   private readonly notes = make('ul.td-notes', { hidden: true });
   private readonly progress: ProgressBar;
@@ -42,7 +43,7 @@ export class Header {
   constructor(
     element: HTMLElement,
     private readonly session: JobSession,
-    options: { heading: boolean },
+    private readonly options: { heading: boolean; unawaited?: () => boolean },
     private readonly signal: AbortSignal
   ) {
     const actions = make('span.td-actions');
@@ -53,7 +54,7 @@ export class Header {
       line.append(this.name);
     }
     line.append(make('span.td-facts', {}, this.where, this.how, this.time, this.pace), actions);
-    const header = make('div.td-header', {}, line, this.reason, this.waits, this.broken, this.notes);
+    const header = make('div.td-header', {}, line, this.reason, this.waits, this.left, this.broken, this.notes);
     element.append(header);
     this.progress = new ProgressBar(header);
     this.cancel = new CancelControl(actions, session, signal);
@@ -117,6 +118,7 @@ export class Header {
     // A wait that comes and goes moves nothing: its place is kept while the job runs.
     this.waits.hidden = waits === '' && (this.waits.hidden || isFinal(state));
     this.drawPace(now);
+    this.drawLeft();
     setAttribute(this.time, 'title', state.submitted ? trans('started %1', startedAt(state.submitted, now)) : null);
     setText(this.time, state.submitted ? (isFinal(state) ? duration(passed) : ticking(passed)) : '');
     const running = state.submitted > 0 && !isFinal(state) && connection !== 'gone' && !this.signal.aborted;
@@ -124,6 +126,25 @@ export class Header {
       this.stop();
     } else if (this.clock === null) {
       this.clock = setInterval(() => this.tick(), 1000);
+    }
+  }
+
+  /** What to do about results that no cell waits for. Whether one waited shows only while the job runs. */
+  private drawLeft(): void {
+    const { state, hello, connection } = this.session;
+    if (connection !== 'live' || state.submitted === 0) {
+      return;
+    }
+    const over = isFinal(state);
+    const brings = hello?.spec?.kind === 'cell' && !hello.spec.options.out.includes('none');
+    const unawaited = over ? !this.left.hidden && state.ranks[0]?.results.length : this.options.unawaited?.();
+    this.left.hidden = !(brings && unawaited);
+    const words = over
+      ? trans('No cell waited for the results. They come with ')
+      : trans('No cell waits for the results. When the job has ended, they come with ');
+    if (!this.left.hidden && this.left.firstChild?.textContent !== words) {
+      const command = `import jupyter_torchdist as td; td.attach('${this.session.job}').bring()`;
+      this.left.replaceChildren(words, make('code', {}, command));
     }
   }
 

@@ -27,7 +27,12 @@ export interface JobViewOptions {
   download?: (file: string) => void;
   /** Shows a line of the notebook; without it the places in a traceback are no links. */
   reveal?: Reveal;
+  /** The cell of the view; without it there is none. */
+  cell?: () => CellNow;
 }
+
+/** `waits`: it waits for the job, or may; `failed`: it has an error with its traceback; `idle`: neither. */
+export type CellNow = 'waits' | 'failed' | 'idle';
 
 interface Part {
   show(): void;
@@ -57,8 +62,10 @@ export class JobView {
     const { signal } = options;
     setAttribute(this.root, 'role', 'region');
     this.root.dataset['job'] = session.job;
-    this.header = new Header(this.body, session, { heading: options.heading ?? true }, signal);
-    this.failure = new Failure(this.body, session, rank => this.showLog(rank), options.reveal ?? null, signal);
+    const { heading = true, reveal = null, cell } = options;
+    this.header = new Header(this.body, session, { heading, unawaited: () => cell?.() === 'idle' }, signal);
+    const told = () => cell !== undefined && cell() !== 'idle';
+    this.failure = new Failure(this.body, session, rank => this.showLog(rank), reveal, told, signal);
     this.tabs = new Tabs(
       this.body,
       trans('views of the job'),

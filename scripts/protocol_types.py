@@ -21,7 +21,7 @@ from typing import Any
 
 from jupyter_torchdist.protocol import feed, state
 from jupyter_torchdist.protocol.bundle import Captured
-from jupyter_torchdist.protocol.events import ErrorRecord, Event
+from jupyter_torchdist.protocol.events import ErrorRecord, Event, Evidence, Finding
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
@@ -33,6 +33,8 @@ TARGET = Path(__file__).resolve().parent.parent / "labextension" / "src" / "prot
 
 RECORDS = (
     ErrorRecord,
+    Evidence,
+    Finding,
     Waiting,
     RankState,
     JobState,

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..protocol.events import Evidence, Finding
 from . import watchdog
 from .catalogue import BY_CODE, KINDS, WORDS, Kind, Order
 from .elastic import End, Report
-from .finding import Evidence, Finding
 from .prefixes import Line
 from .tracebacks import Traceback
 

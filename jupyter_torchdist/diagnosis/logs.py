@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..protocol.events import Finding
 from . import elastic, tracebacks
 from .catalogue import KINDS, Kind, kinds_by_word
-from .finding import Finding
 from .judge import Case, Sign
 from .prefixes import Line
 from .reading import Log

@@ -90,25 +90,27 @@ def of_text(name: str, text: str, rank: int | None = None, node: str | None = No
     return Log(name, text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), rank, node)
 
 
-def of_file(path: Path, rank: int | None = None, node: str | None = None) -> Log:
-    """``-`` is standard input. Raises ``OptionError`` for what cannot be read."""
+def of_file(path: Path, rank: int | None = None, node: str | None = None, largest: int = LARGEST) -> Log:
+    """``-`` is standard input. Of more than ``largest`` bytes, the two ends are read.
+
+    Raises ``OptionError`` for what cannot be read.
+    """
     try:
         with sys.stdin.buffer if str(path) == "-" else open_plain(path) as file:
-            return of_text(str(path), _text(file), rank, node)
+            return of_text(str(path), _text(file, largest), rank, node)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise OptionError(f"{path} cannot be read: {reason}", "give a text file, or one packed by gzip") from error
 
 
-def _text(file: BinaryIO) -> str:
+def _text(file: BinaryIO, largest: int) -> str:
     packed = file.peek(len(_GZIP)).startswith(_GZIP)  # type: ignore[attr-defined]
-    data = _both_ends(gzip.GzipFile(fileobj=file) if packed else file)  # type: ignore[arg-type]
+    data = _both_ends(gzip.GzipFile(fileobj=file) if packed else file, largest // 2)  # type: ignore[arg-type]
     return data.decode("utf-8", "replace")
 
 
-def _both_ends(file: BinaryIO) -> bytes:
-    """The whole, or the two ends of what is longer than ``LARGEST``."""
-    half = LARGEST // 2
+def _both_ends(file: BinaryIO, half: int) -> bytes:
+    """The whole, or the two ends of what is longer than twice ``half``."""
     head, tail = file.read(half), b""
     while piece := file.read(half):
         tail = (tail + piece)[-half:]

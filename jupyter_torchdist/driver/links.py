@@ -337,6 +337,10 @@ class Link:
     def signal(self, number: int) -> None:
         self.send({"type": "signal", "job": self._plan.job, "signal": number})
 
+    def ask_places(self) -> None:
+        """Have every rank say where it is."""
+        self.send({"type": "stacks", "job": self._plan.job})
+
     def end(self, grace: float) -> None:
         """End the node's part. If it was not told to start, it is not told any more."""
         self._end = grace

@@ -22,9 +22,9 @@ from ..protocol.state import JobState, apply
 from ..protocol.wire import messages
 from ..protocol.wire.assignment import Assignment
 from ..protocol.world import World
-from ..store import journal, liveness, logs
+from ..store import journal, liveness
 from ..store.jobdir import read_manifest, read_plan, read_spec, taken_requests
-from . import policy
+from . import findings, policy
 from .engine import Engine
 from .links import Link
 from .linkselector import LinkSelector
@@ -184,7 +184,7 @@ class Driver:
             self._beat = now
             with contextlib.suppress(StoreError):
                 liveness.publish_driver(self._paths, ProcessId.mine(), time.time())
-            if not self._paths.spec.exists():  # deleted: no request to end it could come, and no result could be kept
+            if self._deleted():  # no request to end it could come any more, and no result could be kept
                 self._standing = replace(self._standing, terminate=True)
         if self._unwritten:
             self._write()
@@ -196,6 +196,9 @@ class Driver:
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
 
+    def _deleted(self) -> bool:
+        return not self._paths.spec.exists()
+
     def _perform(self, action: policy.Action) -> None:
         if isinstance(action, policy.Stopping):
             self._say("job.stopping", reason=action.reason)
@@ -206,7 +209,7 @@ class Driver:
         elif isinstance(action, policy.AskPlaces):
             self._standing = policy.after_asking(self._standing, time.monotonic())
             for link in self._links:
-                link.send({"type": "stacks", "job": self._plan.job})
+                link.ask_places()
         elif isinstance(action, policy.End):
             self._standing = replace(self._standing, end_sent=action.grace)
             if self._engine.queued:
@@ -241,19 +244,17 @@ class Driver:
             end = replace(end, reason=f"the launcher ended it: {self._engine.state.reason or 'no reason is known'}")
         reason = end.reason
         if end.state == "failed" and end.first_failure is None:
-            words = self._launcher_words() if len(self._state.ranks) < self._plan.world_size else ""
+            started = len(self._state.ranks) == self._plan.world_size
+            words = "" if started else findings.of_launchers(self._paths, self._plan)
             reason = "\n".join([reason, *dict.fromkeys(self._errors.values()), words])
-        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure)
+        causes = findings.of(self._paths, self._state) if end.state == "failed" else []
+        first = end.first_failure
+        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=first, findings=causes)
         with contextlib.suppress(StoreError):
             journal.publish_summary(self._paths, self._state)
         for link in self._links:
             link.forget()
         self._engine.cancel()
-
-    def _launcher_words(self) -> str:
-        """The last lines of the launchers' logs, which show why no rank has started."""
-        words = [logs.last_words(self._paths.node(node.name).launcher_log) for node in self._plan.nodes]
-        return "\n".join(filter(None, words))
 
     def _give_up(self, error: Exception) -> None:
         """After a bug of the driver or an unusable agent: end all processes and write the reason to the journal."""
@@ -314,7 +315,7 @@ class Driver:
 
         When user code has begun on any rank, nothing is ended: the other ranks may still be loading data.
         """
-        link.send({"type": "stacks", "job": self._plan.job})
+        link.ask_places()
         who, stacks = ", ".join(map(str, ranks)), self._paths.node(link.node.name).root / "rank-*.stacks"
         words = f"rank {who} ({link.node.called}) hangs before the first line of the cell; see {stacks}"
         self._say("job.note", text=words)

@@ -80,6 +80,7 @@ def rank_failure(state: JobState, rank: RankState, sources: Mapping[str, Sequenc
         lines.append(failure_text.error_text(record))
     if rest := failure_text.others(state, rank.rank):
         lines.append(f"\n{CYAN}{rest}{PLAIN}")
+    lines += [f"\n{cause}" for cause in failure_text.because(state)]
     return lines
 
 

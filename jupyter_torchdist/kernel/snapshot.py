@@ -216,4 +216,5 @@ def _failed(state: JobState, first: RankState) -> list[str]:
     """The rank that failed first, unless the first line already names it, and what happened to the other ranks."""
     where = f"rank {first.rank}" + (f" on {first.host}" if first.host else "")
     said = [] if state.reason.startswith(where) else [f"{where} {job_text.rank_line(state, first)}"]
-    return [*said, *filter(None, [failure_text.others(state, first.rank) if state.final else ""])]
+    causes = [finding.sentence for finding in state.findings]
+    return [*said, *causes, *filter(None, [failure_text.others(state, first.rank) if state.final else ""])]

@@ -78,6 +78,30 @@ class ErrorRecord(Record):
 
 
 @dataclass(frozen=True)
+class Evidence(Record):
+    """One line of a log. ``number`` counts from 1."""
+
+    file: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding(Record):
+    """A cause. ``sentence`` is what a person reads first; ``rank`` and ``node`` are None where no log tells."""
+
+    code: str
+    severity: str
+    """``fault`` or ``warning``."""
+    rank: int | None
+    node: str | None
+    sentence: str
+    cause: str
+    remedy: str
+    evidence: tuple[Evidence, ...]
+
+
+@dataclass(frozen=True)
 class Kind:
     """Who may say an event of this kind, and the types of its data: ``needed``, and what may be left out."""
 
@@ -111,7 +135,12 @@ KINDS: dict[str, Kind] = {
     "job.note": Kind((DRIVER, AGENT, RANK), may={"text": str}),
     "job.ended": Kind(
         (DRIVER,),
-        may={"state": Literal[FINAL_STATES], "reason": str, "first_failure": _FAILURE},
+        may={
+            "state": Literal[FINAL_STATES],
+            "reason": str,
+            "first_failure": _FAILURE,
+            "findings": tuple[Finding, ...],
+        },
     ),
     "node.up": Kind((AGENT,), may={"agent": ProcessId}),
     "node.lost": Kind((DRIVER,), may={"reason": str}),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .events import FINAL_STATES, ErrorRecord, Event
+from .events import FINAL_STATES, ErrorRecord, Event, Finding
 from .typed import Record
 
 RANK_ENDS = ("done", "failed", "interrupted", "killed", "stopped", "lost")
@@ -81,6 +81,8 @@ class JobState(Record):
     first_failure: int | None = None
     ranks: dict[int, RankState] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """Why it failed: what the failure itself does not say."""
     driver: dict[str, Any] | None = None
     attempt: int = 0
     queued: str = ""
@@ -180,6 +182,7 @@ def _apply_job(state: JobState, event: Event) -> JobState:
             ended=event.t,
             reason=data.get("reason", ""),
             first_failure=data.get("first_failure"),
+            findings=tuple(map(Finding.from_json, data.get("findings", ()))),
         )
     return state
 

@@ -17,7 +17,13 @@ def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
         return state.reason
     first = failed[0]
     text = error_text(first.error) if first.error else first.why or first.state
-    return f"rank {first.rank}{f' on {first.host}' if first.host else ''}\n{text}\n{others(state, first.rank)}".rstrip()
+    where = f"rank {first.rank}{f' on {first.host}' if first.host else ''}"
+    return "\n".join(filter(None, [where, text, others(state, first.rank), *because(state)])).rstrip()
+
+
+def because(state: JobState) -> list[str]:
+    """For each cause that the failure itself does not say: what happened, and what to do."""
+    return [f"{finding.sentence}\n  → {finding.remedy}" for finding in state.findings]
 
 
 def others(state: JobState, first: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
-from ..diagnosis.finding import Finding
+from ..protocol.events import Finding
 
 WIDTH = 100
 NONE = "No line tells of a fault."

@@ -41,6 +41,26 @@ export interface ErrorRecord {
   t: number;
 }
 
+/** One line of a log. `number` counts from 1. */
+export interface Evidence {
+  file: string;
+  number: number;
+  text: string;
+}
+
+/** A cause. `sentence` is what a person reads first; `rank` and `node` are None where no log tells. */
+export interface Finding {
+  code: string;
+  /** `fault` or `warning`. */
+  severity: string;
+  rank: number | null;
+  node: string | null;
+  sentence: string;
+  cause: string;
+  remedy: string;
+  evidence: Evidence[];
+}
+
 /** The collective in which a rank waits: the `number`-th of its `group`. */
 export interface Waiting {
   /** For example `all_reduce`. */
@@ -99,6 +119,8 @@ export interface JobState {
   first_failure: number | null;
   ranks: Record<string, RankState>;
   notes: string[];
+  /** Why it failed: what the failure itself does not say. */
+  findings: Finding[];
   driver: Record<string, unknown> | null;
   attempt: number;
   /** While the job waits for the launcher's nodes: `position 3: waiting for GPUs`, as the launcher reports it. */

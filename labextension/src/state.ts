@@ -5,6 +5,7 @@ import {
   RANK_ENDS,
   type ErrorRecord,
   type Event,
+  type Finding,
   type JobState,
   type RankState,
   type Waiting
@@ -31,6 +32,7 @@ export function newJobState(): JobState {
     first_failure: null,
     ranks: {},
     notes: [],
+    findings: [],
     driver: null,
     attempt: 0,
     queued: '',
@@ -182,7 +184,8 @@ function applyJob(state: JobState, event: Event): JobState {
         queued: '',
         ended: event.t,
         reason: get(event, 'reason', ''),
-        first_failure: get<number | null>(event, 'first_failure', null)
+        first_failure: get<number | null>(event, 'first_failure', null),
+        findings: list(get<unknown>(event, 'findings', [])).map(findingOf)
       };
     default:
       return state;
@@ -233,6 +236,25 @@ function exited(rank: RankState, event: Event): RankState {
     return { ...rank, code };
   }
   return { ...rank, state: get(event, 'state', 'killed'), code, why: get(event, 'why', ''), ended: event.t };
+}
+
+function findingOf(value: unknown): Finding {
+  const data = record(value);
+  const text = (key: string): string => words(need(data, key));
+  const evidence = list(need(data, 'evidence')).map(item => {
+    const line = record(item);
+    return { file: words(need(line, 'file')), number: whole(need(line, 'number')), text: words(need(line, 'text')) };
+  });
+  return {
+    code: text('code'),
+    severity: text('severity'),
+    rank: need(data, 'rank') as number | null,
+    node: need(data, 'node') as string | null,
+    sentence: text('sentence'),
+    cause: text('cause'),
+    remedy: text('remedy'),
+    evidence
+  };
 }
 
 function waitingOf(event: Event): Waiting {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jupyter_torchdist.diagnosis import logs, reading
-from jupyter_torchdist.diagnosis.finding import Finding
+from jupyter_torchdist.protocol.events import Finding
 
 CASES = Path(__file__).parent / "cases"
 FOLDERS = ("recorded", "seen", "held-out")

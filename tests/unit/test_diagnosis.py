@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from jupyter_torchdist.cli import main
 from jupyter_torchdist.diagnosis import logs, reading
 from jupyter_torchdist.diagnosis.catalogue import BY_CODE, KINDS, WORDS, kinds_by_word
-from jupyter_torchdist.diagnosis.finding import Finding
 from jupyter_torchdist.diagnosis.prefixes import read
+from jupyter_torchdist.protocol.events import Finding
 
 from ..diagnosis.score import Case, cases
 
@@ -150,7 +150,7 @@ ANY_LINE = st.lists(
 def test_whatever_comes_it_ends_in_findings(lines: list[str]) -> None:
     for one in findings("\n".join(lines)):
         assert one.sentence
-        json.dumps(one.as_json())
+        json.dumps(one.to_json())
 
 
 def test_every_line_with_a_sign_is_found_by_its_word() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-
-from ..finding import Severity
+from functools import cached_property
 
 
 class Order(IntEnum):
@@ -42,11 +41,12 @@ class Kind:
     cause: str
     remedy: str
     signs: tuple[str, ...] = ()
-    severity: Severity = "fault"
-    patterns: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+    severity: str = "fault"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "patterns", tuple(re.compile(sign) for sign in self.signs))
+    @cached_property
+    def patterns(self) -> tuple[re.Pattern[str], ...]:
+        """Compiled on first use: most logs hold few words of the catalogue."""
+        return tuple(re.compile(sign) for sign in self.signs)
 
 
 WORDS = {

@@ -1,5 +1,5 @@
 /** The error of the rank that failed first, at the top of the view: the notebook's lines with their source. */
-import type { ErrorRecord, JobSpec, RankState } from '../protocol';
+import type { ErrorRecord, Finding, JobSpec, RankState } from '../protocol';
 import type { JobSession } from '../session';
 import { failures, isFinal } from '../state';
 import { shownLines } from './ansi';
@@ -82,6 +82,7 @@ export class Failure {
         tools
       )
     ];
+    parts.push(...this.session.state.findings.map(because));
     if (traceback.length > 0) {
       const summary = make('summary', {}, trans('Traceback'));
       parts.push(make('details.td-fold.td-traceback', { open: !told }, summary, ...traceback));
@@ -227,4 +228,21 @@ export function sourceAround(
     last -= 1;
   }
   return lines.slice(first, last + 1).map((text, index) => ({ number: line + first + index - at, text }));
+}
+
+/** A cause that the failure itself does not say, with what to do and the lines that show it. */
+function because({ sentence, cause, remedy, evidence }: Finding): HTMLElement {
+  const lines = evidence.map(({ file, number, text }) => `${shortPath(file)}:${number}: ${shownLines(text)}`);
+  return make(
+    'div.td-failure-cause',
+    {},
+    make('p', {}, make('strong', {}, sentence)),
+    make('p', {}, cause, ' ', trans('What to do: %1', remedy)),
+    make(
+      'details.td-fold',
+      {},
+      make('summary', {}, trans('Lines that show it')),
+      make('pre.td-code', {}, lines.join('\n'))
+    )
+  );
 }

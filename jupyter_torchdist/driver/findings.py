@@ -1,0 +1,34 @@
+"""Why a job has failed, where the failure itself does not say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..protocol.errors import OptionError
+from ..protocol.paths import JobPaths
+from ..protocol.plan import Plan
+from ..protocol.state import JobState
+from ..store import logs
+
+TOLD = ("user-exception", "rank-exited", "segfault", "remote-exit", "undetermined")
+"""What the exception or the end of the first rank says itself."""
+
+MOST = 3
+
+
+def of(paths: JobPaths, state: JobState) -> list[dict[str, Any]]:
+    """At most ``MOST``, as JSON. None when a log cannot be read."""
+    from ..diagnosis import ours  # most jobs end well, and need no catalogue
+
+    try:
+        found = ours.diagnose(logs.files(paths), state)
+    except OptionError:
+        return []
+    untold = [finding for finding in found if finding.severity == "fault" and finding.code not in TOLD]
+    return [finding.to_json() for finding in untold[:MOST]]
+
+
+def of_launchers(paths: JobPaths, plan: Plan) -> str:
+    """The last lines of the launchers' logs, which show why no rank has started."""
+    words = (logs.last_words(paths.node(node.name).launcher_log) for node in plan.nodes)
+    return "\n".join(filter(None, words))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jupyter_torchdist.diagnosis.catalogue import (
-    WORDS,
     collectives,
     fabric,
     gpu,
@@ -333,8 +332,7 @@ def _causes() -> str:
     for layer, title in LAYERS.items():
         lines += [f"## {title}", ""]
         for kind in layer.KINDS:
-            sentence = kind.sentence.format_map({**WORDS, "operation": "collective", "ranks": "some ranks"})
-            lines += [f"### `{kind.code}`", "", f"*{sentence[0].upper()}{sentence[1:]}*", ""]
+            lines += [f"### `{kind.code}`", "", f"*{kind.said({})}*", ""]
             lines += [kind.cause, "", f"**What to do.** {kind.remedy}", ""]
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ..protocol.events import Evidence, Finding
 from . import watchdog
-from .catalogue import BY_CODE, KINDS, WORDS, Kind, Order
+from .catalogue import BY_CODE, KINDS, Kind, Order
 from .elastic import End, Report
 from .prefixes import Line
 from .tracebacks import Traceback
@@ -209,14 +209,13 @@ class Case:
     def _finding(self, one: Candidate) -> Finding:
         who = "a rank" if one.rank is None else f"rank {one.rank}"
         who += f" on {one.node}" if one.node and one.node != "localhost" else ""
-        sentence = one.kind.sentence.format_map({**WORDS, **one.words, "who": who})
         evidence = tuple(Evidence(line.file, line.number, line.raw.strip()) for line in one.lines[:SHOWN])
         return Finding(
             one.kind.code,
             one.kind.severity,
             one.rank,
             one.node,
-            sentence[0].upper() + sentence[1:],
+            one.kind.said({**one.words, "who": who}),
             one.kind.cause,
             one.kind.remedy,
             evidence,

@@ -7,7 +7,7 @@ from collections import Counter
 from functools import cache
 
 from . import collectives, fabric, gpu, network, process, rendezvous, unclear
-from .kind import WORDS, Kind, Order
+from .kind import Kind, Order
 
 _INNERMOST = re.compile(
     r"(?<!\\)\((?:\?P<\w+>|\?:|(?P<look>\?[!=<]))?(?P<inner>(?:\\.|[^()|\\])*)(?P<choice>\|(?:\\.|[^()\\])*)?\)"
@@ -29,7 +29,7 @@ KINDS: tuple[Kind, ...] = (
 BY_CODE = {kind.code: kind for kind in KINDS}
 
 
-__all__ = ["BY_CODE", "KINDS", "WORDS", "Kind", "Order", "kinds_by_word"]
+__all__ = ["BY_CODE", "KINDS", "Kind", "Order", "kinds_by_word"]
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -48,6 +49,11 @@ class Kind:
         """Compiled on first use: most logs hold few words of the catalogue."""
         return tuple(re.compile(sign) for sign in self.signs)
 
+    def said(self, words: Mapping[str, str]) -> str:
+        """The sentence with ``words`` for its groups. A reason that is not known is left out."""
+        sentence = self.sentence.format_map({**WORDS, **words}).replace(f": {WORDS['reason']}", "")
+        return sentence[0].upper() + sentence[1:]
+
 
 WORDS = {
     "who": "a rank",
@@ -60,6 +66,8 @@ WORDS = {
     "here": "fewer than all",
     "all": "all",
     "error": "an error",
+    "operation": "collective",
+    "ranks": "some ranks",
     "device": "the same GPU",
 }
 """For groups of a sentence that a line does not fill."""

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, replace
 
 from ..protocol.events import Evidence, Finding
 from . import watchdog
-from .catalogue import BY_CODE, KINDS, Kind, Order
+from .catalogue import BY_CODE, LISTED, Kind, Order
 from .elastic import End, Report
 from .prefixes import Line
 from .tracebacks import Traceback
 
 SHOWN = 4
 """Lines of evidence of one finding."""
+
+STEPS = 3
+"""Lines of progress after which a job counts as one that has trained."""
 
 _SOFT = re.compile(
     r"\[W\d|\[W |\[I\d|\[I |(?:\b|_)WARNING\b|UserWarning|FutureWarning| DEBUG |retrying \(\d|will retry"
@@ -62,7 +65,7 @@ class Candidate:
     @property
     def key(self) -> tuple[object, ...]:
         first = self.lines[0] if self.lines else None
-        listed = 0 if self.order is Order.OWN else KINDS.index(self.kind)
+        listed = 0 if self.order is Order.OWN else LISTED[self.kind]
         return (self.order, listed, not self.root, self.time, first.number if first else 0)
 
 
@@ -86,6 +89,8 @@ class Case:
         self.report = report
         self.tracebacks = tracebacks
         self._ranks = _ranks_of_pids(facts)
+        steps = sorted((line.file, line.number) for line in facts if _TRAINED.search(line.text))
+        self._trained = steps[STEPS - 1] if len(steps) >= STEPS else None
 
     def findings(self) -> list[Finding]:
         candidates = [*self._signs(), *self._exceptions(), *self._exits(), *self._time_outs()]
@@ -187,11 +192,8 @@ class Case:
         if one.kind.code != "ib-roce-unreachable":
             return one
         first = one.lines[0]
-        trained = sum(
-            1 for line in self.facts if (line.file, line.number) < (first.file, first.number)
-            and _TRAINED.search(line.text)
-        )  # fmt: skip
-        return replace(one, kind=BY_CODE["ib-link-error"]) if trained >= 3 else one
+        trained = self._trained is not None and self._trained < (first.file, first.number)
+        return replace(one, kind=BY_CODE["ib-link-error"]) if trained else one
 
     def _has_failed(self) -> bool:
         return any(end.code not in (0, -15, 143) for end in self.report.ends) or self.report.present

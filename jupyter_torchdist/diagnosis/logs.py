@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from ..protocol.events import Finding
 from . import elastic, tracebacks
-from .catalogue import KINDS, Kind, kinds_by_word
+from .catalogue import LISTED, Kind, kinds_by_word
 from .judge import Case, Sign
 from .prefixes import Line
 from .reading import Log
 
-_LISTED = {kind: index for index, kind in enumerate(KINDS)}
 FACTS = 500
 """Lines with one of these words that are read."""
 
@@ -49,7 +48,7 @@ def _signs(log: Log, code: frozenset[int]) -> list[Sign]:
     signs = []
     for place in sorted(kinds):
         line = log.line(place)
-        for kind in sorted(kinds[place], key=_LISTED.__getitem__):
+        for kind in sorted(kinds[place], key=LISTED.__getitem__):
             match = next((match for pattern in kind.patterns if (match := pattern.search(line.text))), None)
             if match is not None:
                 signs.append(Sign(kind, line, match))

@@ -1,6 +1,6 @@
 """Files of text, as lines; and the lines of them that may say something, found fast.
 
-Logs repeat: a line's *shape* is the line without its digits, and every shape is searched once.
+Logs repeat: a line's *shape* is its ASCII text without digits, and every shape is searched once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..protocol.disk import open_plain
 from ..protocol.errors import OptionError
 from .prefixes import LONGEST, Line, read
 
-KEPT = 4000
+KEPT = 1000
 """How many lines with one word are read, half from the front and half from the back."""
 
 LARGEST = 256 * 2**20
@@ -50,7 +50,7 @@ class Log:
     @cached_property
     def _shapes(self) -> _Shapes:
         places: dict[bytes, list[int]] = {}
-        text = "\n".join(line[:LONGEST] for line in self.lines).encode("utf-8", "replace")
+        text = "\n".join(line[:LONGEST] for line in self.lines).encode("ascii", "ignore")
         for place, shape in enumerate(text.translate(None, b"0123456789").split(b"\n")):
             places.setdefault(shape, []).append(place)
         starts = list(accumulate((len(shape) + 1 for shape in places), initial=0))

@@ -26,10 +26,12 @@ KINDS: tuple[Kind, ...] = (
 
 """A line is of the first kind whose sign it holds; so is a job, among kinds of one order."""
 
+LISTED = {kind: place for place, kind in enumerate(KINDS)}
+
 BY_CODE = {kind.code: kind for kind in KINDS}
 
 
-__all__ = ["BY_CODE", "KINDS", "Kind", "Order", "kinds_by_word"]
+__all__ = ["BY_CODE", "KINDS", "LISTED", "Kind", "Order", "kinds_by_word"]
 
 
 @cache

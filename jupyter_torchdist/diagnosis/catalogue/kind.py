@@ -27,7 +27,7 @@ class Order(IntEnum):
     UNDETERMINED = 9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kind:
     """One cause. A sign is a regular expression that begins with a literal character.
 

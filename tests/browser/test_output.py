@@ -113,6 +113,8 @@ def its_lines_lead_to_the_cell(notebook: Notebook, view: Locator) -> None:
     cell = notebook.cell(0)
     expect(cell.locator(".cm-focused")).to_be_visible()
     notebook.page.wait_for_function(LINE_IS, arg="raise ValueError('no good')")
+    if view.locator(".td-traceback").get_attribute("open") is None:  # folded until the kernel is known to be idle
+        view.get_by_text("Traceback", exact=True).click()
     view.get_by_text("Whole traceback").click()
     expect(view.locator(".td-whole .td-code")).to_be_in_viewport()
     failure = view.locator(".td-failure")

@@ -16,6 +16,7 @@ from tests.cluster import node_python
 from tests.cluster.cells import MEET, PATIENCE, start
 from tests.cluster.cluster import Cluster
 from tests.lacking import lacking
+from tests.leaks import wait_until
 
 ONE = "--hosts node1 --ranks 1"
 TWO = "--hosts node1,node2 --ranks 2"
@@ -125,10 +126,15 @@ def test_a_home_that_is_read_only(pool: DriverPool, cluster: Cluster, mount: Cha
     assert "rank 0" in succeeds(pool)
 
 
+def remove(cluster: Cluster, path: str) -> None:
+    """A warm process may still write compiled modules there."""
+    assert wait_until(lambda: not cluster.run("node1", "rm", "-rf", path, check=False).returncode, PATIENCE)
+
+
 def test_another_scratch_for_the_next_cell(pool: DriverPool, undo: ExitStack, cluster: Cluster) -> None:
     """The agent still runs, with the scratch of the cell before."""
     for name in ("first", "second"):
-        undo.callback(cluster.run, "node1", "rm", "-rf", f"/srv/{name}")
+        undo.callback(remove, cluster, f"/srv/{name}")
         job = start(pool, "import os; print(os.getcwd())", f"{ONE} --host-option scratch=/srv/{name}")
         assert job.wait(PATIENCE).state == "succeeded", job.state.reason
         assert job.logs(stream="out").startswith(f"/srv/{name}/node1/jobs/")

@@ -37,7 +37,7 @@ def exception(
         error = JobLost(state.reason or f"job {state.job} is lost", f"`%dist logs {state.job}` shows what it wrote")
     else:
         error = _not_started(paths, state)
-    for note in [*_others(state, first), *(f"{cause.sentence}\n  → {cause.remedy}" for cause in state.findings)]:
+    for note in [*_others(state, first), *(cause.advice for cause in state.findings)]:
         add_note(error, note)
     return error
 

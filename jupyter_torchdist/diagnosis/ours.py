@@ -32,16 +32,19 @@ def diagnose(files: Iterable[LogFile], state: JobState) -> list[Finding]:
     files = list(files)
     largest = BUDGET // max(1, len(files))
     texts = [reading.of_file(file.path, file.rank, file.node, largest) for file in files]
-    ends: list[End] = []
-    for rank in sorted(state.ranks.values(), key=_ended):
-        name = f"how rank {rank.rank} ended"
-        if rank.error is not None:
-            texts.append(reading.of_text(name, rank.error.text, rank.rank, rank.host))
-        if rank.state in ("failed", "killed", "lost"):
-            line = read(name, 1, f"rank {rank.rank} {rank.why or rank.state}")
-            ends.append(End(rank.rank, rank.host, 1 if rank.error else rank.code or 0, line, root=not ends))
-    return logs.diagnose(texts, Report(tuple(ends), terminated=True, present=state.state == "failed"))
+    texts += [
+        reading.of_text(_name(rank), rank.error.text, rank.rank, rank.host)
+        for rank in state.ranks.values()
+        if rank.error is not None
+    ]
+    ends = tuple(_end(rank, root=place == 0) for place, rank in enumerate(state.failures()))
+    return logs.diagnose(texts, Report(ends, terminated=True, present=state.state == "failed"))
 
 
-def _ended(rank: RankState) -> float:
-    return rank.error.t if rank.error else rank.ended
+def _end(rank: RankState, root: bool) -> End:
+    line = read(_name(rank), 1, f"rank {rank.rank} {rank.why or rank.state}")
+    return End(rank.rank, rank.host, 1 if rank.error else rank.code or 0, line, root)
+
+
+def _name(rank: RankState) -> str:
+    return f"how rank {rank.rank} ended"

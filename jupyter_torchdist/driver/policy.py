@@ -264,9 +264,7 @@ def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus
     if standing.interrupted_at is None and (standing.interrupts or standing.timed_out):
         standing = replace(standing, interrupted_at=now)
     waits = frozenset(
-        (rank.rank, rank.waiting.group, rank.waiting.number)
-        for rank in state.ranks.values()
-        if rank.waiting and rank.state == "running"
+        (rank.rank, waiting.group, waiting.number) for rank in state.ranks.values() if (waiting := rank.waits_in)
     )
     if waits and not waits & standing.waits:
         return replace(standing, waits=waits, ask_at=now + LONG_WAIT, patience=LONG_WAIT)

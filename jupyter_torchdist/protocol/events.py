@@ -100,6 +100,11 @@ class Finding(Record):
     remedy: str
     evidence: tuple[Evidence, ...]
 
+    @property
+    def advice(self) -> str:
+        """What happened, and what to do."""
+        return f"{self.sentence}\n  → {self.remedy}"
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -64,6 +64,11 @@ class RankState:
     """How many collectives of each group the rank had entered at ``counted``; a missing group means none."""
     counted: float = 0.0
 
+    @property
+    def waits_in(self) -> Waiting | None:
+        """The collective in which the rank is now; None for one that has ended."""
+        return self.waiting if self.state == "running" else None
+
 
 @dataclass(frozen=True)
 class JobState(Record):
@@ -111,9 +116,8 @@ class JobState(Record):
         """Ranks that wait at the same number of a group, each in another collective: one rank for each."""
         points: dict[tuple[str, int], dict[tuple[str, int], int]] = {}
         for number, rank in sorted(self.ranks.items()):
-            if rank.waiting and rank.state == "running":
-                found = points.setdefault((rank.waiting.group, rank.waiting.number), {})
-                found.setdefault(rank.waiting.call, number)
+            if waiting := rank.waits_in:
+                points.setdefault((waiting.group, waiting.number), {}).setdefault(waiting.call, number)
         return [list(found.values()) for found in points.values() if len(found) > 1]
 
     def awaited(self, waiting: Waiting) -> list[int]:

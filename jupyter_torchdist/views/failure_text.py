@@ -23,7 +23,7 @@ def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
 
 def because(state: JobState) -> list[str]:
     """For each cause that the failure itself does not say: what happened, and what to do."""
-    return [f"{finding.sentence}\n  → {finding.remedy}" for finding in state.findings]
+    return [finding.advice for finding in state.findings]
 
 
 def others(state: JobState, first: int) -> str:

@@ -105,7 +105,7 @@ def _rank_word(state: JobState, rank: RankState) -> str:
 
 def waits(state: JobState, rank: RankState) -> Waiting | None:
     """The collective in which a rank waits now; None for a rank that has ended."""
-    return rank.waiting if rank.state == "running" and not state.final else None
+    return None if state.final else rank.waits_in
 
 
 def collective(waiting: Waiting) -> str:

@@ -68,6 +68,5 @@ WORDS = {
     "error": "an error",
     "operation": "collective",
     "ranks": "some ranks",
-    "device": "the same GPU",
 }
 """For groups of a sentence that a line does not fill."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.protocol.wire.connect import connect_agent
 from tests.notebook import Notebook
 
@@ -46,3 +49,12 @@ def one_kernel(module_kernel: Notebook, home: Path) -> Notebook:
     module_kernel.run("%reset -f")
     module_kernel.run(f"import os\nos.environ['TORCHDIST_HOME'] = {str(home)!r}\ndel os")
     return module_kernel
+
+
+@pytest.fixture
+def notebook(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The names of a notebook: ``__main__`` of this process for the length of the test. Drivers end with it."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    yield main.__dict__
+    pool().close()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -34,14 +33,6 @@ SLEEPS = "import time\nprint('asleep', flush=True)\nwhile True:\n    time.sleep(
 def closing(home: Path) -> Iterator[None]:
     yield
     pool().close()
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a notebook: ``__main__`` of this process for the length of the test."""
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    return main.__dict__
 
 
 def cell(source: str, namespace: dict[str, Any] | None = None, options: Options | None = None) -> Request:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_torchdist import client
 from jupyter_torchdist.cli import main
-from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.kernel import failure
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.views import job_text
@@ -37,19 +32,6 @@ model = torch.nn.parallel.DistributedDataParallel(Half())
 for _ in range(2):
     model(torch.ones(2, 2)).sum().backward()
 """
-
-
-@pytest.fixture(autouse=True)
-def closing(home: Path) -> Iterator[None]:
-    yield
-    pool().close()
-
-
-@pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    module = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", module)
-    return module.__dict__
 
 
 def failed(source: str, notebook: dict[str, Any]) -> client.Job:

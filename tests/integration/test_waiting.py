@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jupyter_torchdist import client
-from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.protocol.state import JobState, Waiting
 from jupyter_torchdist.views import job_text
@@ -47,18 +43,10 @@ work.wait()
 """
 
 
-@pytest.fixture(autouse=True)
-def closing(home: Path) -> Iterator[None]:
-    yield
-    pool().close()
-
-
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    main.__dict__["gates"] = str(tmp_path)
-    return main.__dict__
+def notebook(notebook: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    notebook["gates"] = str(tmp_path)
+    return notebook
 
 
 def waited(job: client.Job, gate: Path) -> tuple[JobState, Waiting]:

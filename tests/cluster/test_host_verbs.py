@@ -37,9 +37,10 @@ def said(line: str) -> str:
 
 
 def ours(cluster: Cluster, node: str) -> list[str]:
-    """Files and directories there with our name."""
+    """Root's files and directories there with our name: ``stop`` leaves those of other users."""
     skipped = ("(", "-path", "/proc", "-o", "-path", "/sys", ")", "-prune", "-o")
-    return cluster.run(node, "find", "/", *skipped, "-name", "*torchdist*", "-print", check=False).stdout.split()
+    named = ("-user", "root", "-name", "*torchdist*", "-print")
+    return cluster.run(node, "find", "/", *skipped, *named, check=False).stdout.split()
 
 
 def programs(cluster: Cluster, node: str) -> list[str]:

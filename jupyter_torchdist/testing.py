@@ -137,6 +137,11 @@ class FakeRank:
             self.files.metrics(self.rank), "".join(f"{codec.dumps(record)}\n" for record in records).encode()
         )
 
+    def displays(self, *records: dict[str, Any]) -> FakeRank:
+        """Append to the rank's rich output."""
+        lines = (f"{codec.dumps({'kind': 'display', **record})}\n" for record in records)
+        return self._append(self.files.display(self.rank), "".join(lines).encode())
+
     def _append(self, path: Path, data: bytes) -> FakeRank:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(path, "ab") as file:

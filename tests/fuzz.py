@@ -21,6 +21,7 @@ from jupyter_torchdist.protocol.typed import Malformed
 from jupyter_torchdist.protocol.wire import frames
 from jupyter_torchdist.protocol.wire.messages import AGENT_SAYS, DRIVER_SAYS, understood
 from jupyter_torchdist.store import gauges, jobdir, journal, metrics
+from jupyter_torchdist.store.displays import DisplayFile
 from jupyter_torchdist.store.times import TimeIndex
 from jupyter_torchdist.testing import FakeJob
 from jupyter_torchdist.verbs import ansi
@@ -96,6 +97,7 @@ def targets(directory: Path) -> dict[str, Target]:
     def a_job() -> JobPaths:
         job = FakeJob(home).running()
         job.rank(0).prints("a line\n").records({"t": 1.0, "k": "log", "step": 1, "v": {"loss": 0.5}})
+        job.rank(0).displays({"number": 1, "id": "a", "data": {"text/plain": "x"}, "metadata": {}})
         job.ended()
         job.paths.node("node0").gauges.write_text("{}")
         return job.paths
@@ -133,6 +135,7 @@ def targets(directory: Path) -> dict[str, Target]:
         {"type": "ask", "id": 2, "what": "around", "file": "0.out", "offset": 2, "limit": 100},
         {"type": "ask", "id": 3, "what": "search", "pattern": "a|l+", "regex": True, "case": False, "files": []},
         {"type": "ask", "id": 4, "what": "curves", "names": ["loss"], "mode": "band", "ranks": [0], "width": 100.0},
+        {"type": "ask", "id": 5, "what": "display", "rank": 0, "number": 1},
     ]
     messages = [
         {"type": kind, "job": "j", "attempt": 1, "file": "f", "offset": 0, "grace": 1.0} for kind in DRIVER_SAYS
@@ -149,6 +152,9 @@ def targets(directory: Path) -> dict[str, Target]:
         "journal": file(lambda job: job.journal, journal.read),
         "gauges": file(lambda job: job.node("node0").gauges, gauges.read, [b'{"0":{"cpu":50,"memory":100}}']),
         "metrics": file(lambda job: job.node("node0").metrics(0), metrics.columns),
+        "displays": file(
+            lambda job: job.node("node0").display(0), lambda job: list(DisplayFile(job.node("node0").display(0)).read())
+        ),
         "times": file(
             lambda job: job.node("node0").times(0),
             lambda job: TimeIndex(job.node("node0").times(0)).marks("out", 0, 100),
@@ -195,5 +201,5 @@ def run(cases: int, seed: int) -> list[str]:
     return wrong
 
 
-_SLOW = ("spec", "plan", "manifest", "journal", "gauges", "metrics", "times", "questions")
+_SLOW = ("spec", "plan", "manifest", "journal", "gauges", "metrics", "displays", "times", "questions")
 """Readers of files, and of a whole feed."""

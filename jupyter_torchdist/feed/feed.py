@@ -25,6 +25,7 @@ from ..protocol.feed import (
     Asked,
     CancelAsked,
     CurvesAsked,
+    DisplayAsked,
     Events,
     Gone,
     Hello,
@@ -38,7 +39,7 @@ from ..protocol.feed import (
 )
 from ..protocol.paths import Home, JobPaths
 from ..protocol.typed import Malformed
-from ..store import jobdir, liveness, presence, segments
+from ..store import displays, jobdir, liveness, presence, segments
 from ..store.gauges import GaugeFiles
 from ..store.segments import Log
 from ..store.tail import Tail
@@ -340,6 +341,9 @@ class Feed:
     def _work(self, what: str, asked: Message) -> curves.Work:
         if what == "curves":
             return (yield from curves.answer(self._curves, CurvesAsked.from_json(asked)))
+        if what == "display":
+            wanted = DisplayAsked.from_json(asked)
+            return (yield from displays.find(self._paths, wanted.rank, wanted.number))
         answers: dict[str, Callable[[Message], curves.Answer]] = {
             "older": self._older,
             "around": self._around,

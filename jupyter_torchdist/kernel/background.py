@@ -23,7 +23,7 @@ LOOK = 0.2
 def watch(ip: InteractiveShell, job: Job) -> bool:
     """Show the job below this cell and return at once. False where an output cannot be updated (terminal, text).
 
-    Rich output of rank 0 is not shown: it would appear below whatever cell runs then.
+    Rich output of rank 0 would appear below whatever cell runs then. It is in the logs, as that of other ranks is.
     """
     rich = RichOutput(ip, job.paths, visible=False)
     picture = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)

@@ -39,6 +39,8 @@ ask        id, what, and:
            screen can show) → version, complete (bool: no point was merged with another),
            series [{name, rank (null for a band), x, y, low, high}], columns of doubles, in order of x; ``low`` and
            ``high`` are what was merged into a point, or the band; NaN is a gap
+  display  rank, number: a display of which a line of that rank's output says ``[display 3: image/png]``
+           → data {MIME type: value, as in a notebook}, metadata; after updates the newest
   cancel   kill (bool) → said (a sentence)
 =========  ================================================================================================
 """
@@ -61,6 +63,9 @@ LINE_LIMIT = 64 * 1024
 
 FIRST_BYTES = 256 * 1024
 """How many bytes of each file's end a view gets first if it opens in the middle of a job."""
+
+DISPLAY_LIMIT = 32 * 1024 * 1024
+"""The largest size of one display in bytes, with all its MIME types."""
 
 MESSAGE_BYTES = 256 * 1024
 """The largest number of bytes of text in one ``lines`` message."""
@@ -217,6 +222,13 @@ class Drawn(TypedDict):
     series: list[Series]
 
 
+class Shown(TypedDict):
+    """The answer to ``display``: a MIME bundle, as in a notebook."""
+
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+
 class Said(TypedDict):
     """The answer to ``cancel``."""
 
@@ -288,6 +300,14 @@ class CurvesAsked(Record):
     low: float | None = None
     high: float | None = None
     width: float = 1000.0
+
+
+@dataclass(frozen=True)
+class DisplayAsked(Record):
+    """``display``."""
+
+    rank: int
+    number: int
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Rank:
         self.autolog = Autolog(self.recorder)
         self.meeting: group.Meeting | None = None
         self.alone: Alone | None = None
-        self.display = Display(files.display(self.number))
+        self.display = Display(files.display(self.number), self.tell)
         self.main = bootstrap.new_main()
         self.flags = 0
         self.program = False
@@ -329,6 +329,11 @@ class Rank:
                 self.results.publish(vars(self.main), midway=True)
         with contextlib.suppress(Exception):
             self.flush()
+
+    def tell(self, text: str) -> None:
+        """Write to the rank's output, also where user code has put another stream in its place."""
+        with contextlib.suppress(ValueError, OSError):
+            self.output.out.text.write(text)
 
     def say(self, record: ErrorRecord) -> None:
         """Write the traceback to the rank's own log, too."""

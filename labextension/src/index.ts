@@ -15,11 +15,13 @@ import { JobList, jobTitle, named } from './joblist';
 import { rendererFactory } from './mime';
 import { JobPanel } from './panel';
 import { revealCell, revealLine } from './reveal';
+import { renderWith } from './richoutput';
 import { RunningJobs } from './status';
 import { JobTab } from './tab';
 import { shownText } from './view/ansi';
 import { brokenLine } from './view/describe';
 import type { Reveal } from './view/failure';
+import type { Render } from './view/logdisplay';
 import { stateWord } from './view/format';
 import { isInSight } from './view/sight';
 import { trans, translateWith } from './view/translate';
@@ -61,6 +63,7 @@ const jobs: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-torchdist:jobs',
   description: 'The panel of all distributed jobs, their tabs, commands, status-bar item and notifications.',
   autoStart: true,
+  requires: [IRenderMimeRegistry],
   optional: [
     ILabShell,
     ILayoutRestorer,
@@ -73,6 +76,7 @@ const jobs: JupyterFrontEndPlugin<void> = {
   ],
   activate: (
     app: JupyterFrontEnd,
+    rendermime: IRenderMimeRegistry,
     lab: ILabShell | null,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
@@ -88,7 +92,7 @@ const jobs: JupyterFrontEndPlugin<void> = {
     const list = new JobList(settings, life.signal);
     const api = new JobsApi(settings);
     const reveal = revealing(list, notebooks, documents);
-    const openJob = jobTabs(app, lab, restorer, list, reveal);
+    const openJob = jobTabs(app, lab, restorer, list, renderWith(rendermime), reveal);
     const panel = addPanel(app, restorer, list);
     const showPanel = (): void => app.shell.activateById(panel.id);
     addCommands({ app, api, list, openJob, showPanel, revealCell: job => revealCell(job, notebooks, documents) });
@@ -118,6 +122,7 @@ function jobTabs(
   lab: ILabShell | null,
   restorer: ILayoutRestorer | null,
   list: JobList,
+  render: Render,
   reveal: (job: string) => Reveal
 ): (job: string) => void {
   const tracker = new WidgetTracker<JobTab>({ namespace: 'torchdist-jobs' });
@@ -130,7 +135,8 @@ function jobTabs(
     const known = list.jobs.get(job);
     let tab = tracker.find(tab => tab.job === job);
     if (!tab) {
-      tab = new JobTab(job, known ? jobTitle(known) : job, app.serviceManager.serverSettings, reveal(job));
+      const title = known ? jobTitle(known) : job;
+      tab = new JobTab(job, title, app.serviceManager.serverSettings, render, reveal(job));
       void tracker.add(tab);
       tab.toggleClass('td-down', !lab);
       app.shell.add(tab, lab ? 'main' : 'down', { type: 'Distributed Job' });

@@ -8,6 +8,14 @@ import type { Segment } from './source';
 export const ESCAPE =
   /\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-OQ-WYZ\\=>`-~])/g;
 
+const DISPLAY = /\[display (\d{1,15}): [\w.+-]+\/[\w.+-]+\]/;
+
+/** The number of what a rank displayed, where a line of its log stands for that: `[display 3: image/png]`. */
+export function displayIn(text: string): number | null {
+  const found = text.includes('[display ') ? DISPLAY.exec(text) : null;
+  return found && Number(found[1]);
+}
+
 const COLOUR = /^\x1b\[[0-9;:]*m$/;
 
 /** Without escape sequences. What a search looks at. */

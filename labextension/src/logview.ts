@@ -1,6 +1,7 @@
 /** A choice among the lines held: by rank, stream and pattern, with what all ranks say alike folded into one row. */
 import { copied, FREE, GAP, RowList } from './logrows';
 import type { LogStore } from './logstore';
+import { displayIn } from './logtext';
 import type { LinePattern } from './pattern';
 import { SameLines } from './samelines';
 
@@ -11,6 +12,20 @@ export interface LogFilter {
   pattern: LinePattern | null;
   /** How many ranks there are, for lines that are alike on all; 0: they are shown apart. */
   alike: number;
+  /** By file. */
+  folds: ReadonlyMap<string, Fold>;
+}
+
+/** Lines of a file that stand elsewhere already, from the byte where the first begins to where the last does. */
+export interface Fold {
+  file: string;
+  from: number;
+  to: number;
+  lines: readonly string[];
+  /** What they tell. */
+  title: string;
+  /** Whether they are shown; else the first alone. */
+  open: boolean;
 }
 
 /** Not looked at. */
@@ -70,6 +85,13 @@ export class LogView {
   /** Whether the row stands for the same line of every rank. */
   isOfAll(row: number): boolean {
     return this.shown.isOfAll(row);
+  }
+
+  /** The fold of which the row is the first line. */
+  foldAt(row: number): Fold | null {
+    const { folds } = this.shown.filter;
+    const fold = folds.size > 0 ? folds.get(this.store.fileOf(row).name) : null;
+    return fold?.from === this.store.rows.start[row] ? fold! : null;
   }
 
   /** Another choice. Among very many rows it takes a while; until then the one before is shown. */
@@ -244,7 +266,8 @@ class Choice {
   }
 
   private foldSame(row: number, alike: SameLines, folded: Set<number>): void {
-    const same = alike.offer(row);
+    // Pictures of the same name are not the same picture.
+    const same = displayIn(this.store.text(row)) === null ? alike.offer(row) : null;
     if (!same) {
       return;
     }
@@ -261,6 +284,11 @@ class Choice {
     const { ranks, stream, pattern } = this.filter;
     const file = this.store.fileOf(row);
     if ((ranks && !ranks.has(file.rank)) || (stream !== null && stream !== file.stream)) {
+      return false;
+    }
+    const fold = this.filter.folds.get(file.name);
+    const start = this.store.rows.start[row]!;
+    if (fold && !fold.open && start > fold.from && start < fold.to) {
       return false;
     }
     if (this.store.isOpen(row) && !this.store.text(row).trim()) {

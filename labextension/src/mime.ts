@@ -12,6 +12,7 @@ import { Widget } from '@lumino/widgets';
 import { downloadLog } from './api';
 import { MIME_TYPE } from './protocol';
 import { showLine } from './reveal';
+import { renderWith } from './richoutput';
 import { ServerSource } from './server';
 import { JobSession } from './session';
 import { isFinal } from './state';
@@ -110,7 +111,8 @@ export class JobRenderer extends Widget implements IRenderMime.IRenderer {
     const download = (file: string) => downloadLog(this.surroundings.settings, shown.job, file);
     const reveal = (cell: string, line: number) => this.reveal(session, cell, line);
     const cell = () => this.cell();
-    new JobView(element, session, { signal, still: this.still, heading: true, download, reveal, cell });
+    const render = renderWith(this.surroundings.rendermime);
+    new JobView(element, session, { signal, still: this.still, heading: true, download, render, reveal, cell });
     let kept = false;
     session.onChange(() => {
       if (!kept && session.hello && !isFinal(session.state)) {

@@ -414,6 +414,12 @@ export interface Drawn {
   series: Series[];
 }
 
+/** The answer to `display`: a MIME bundle, as in a notebook. */
+export interface Shown {
+  data: Record<string, unknown>;
+  metadata: Record<string, unknown>;
+}
+
 /** The answer to `cancel`. */
 export interface Said {
   said: string;

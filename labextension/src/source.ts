@@ -1,6 +1,6 @@
 /** Where a view gets its job from: the server's WebSocket or a widget's comm. See protocol/feed.py for the words. */
 
-import type { Around, Drawn, Events, Found, Gone, Hello, Lines, Older, Said, Status } from './protocol';
+import type { Around, Drawn, Events, Found, Gone, Hello, Lines, Older, Said, Shown, Status } from './protocol';
 
 export type { Hit, Progress, Segment, Series, Status } from './protocol';
 
@@ -46,6 +46,7 @@ export type Question =
       high: number | null;
       width: number;
     }
+  | { what: 'display'; rank: number; number: number }
   | { what: 'cancel'; kill: boolean };
 
 export interface Answers {
@@ -53,6 +54,7 @@ export interface Answers {
   around: Around;
   search: Found;
   curves: Drawn;
+  display: Shown;
   cancel: Said;
 }
 

@@ -8,16 +8,18 @@ import { ServerSource } from './server';
 import { JobSession } from './session';
 import { titleOf } from './view/describe';
 import type { Reveal } from './view/failure';
+import type { Render } from './view/logdisplay';
 import { startedAt } from './view/format';
 import { JobView } from './view/job';
 import { trans } from './view/translate';
 
 export class JobTab extends Widget {
-  /** `reveal` shows a line of a cell of the job's notebook. */
+  /** `render` draws what ranks displayed, `reveal` shows a line of a cell of the job's notebook. */
   constructor(
     readonly job: string,
     title: string,
     settings: ServerConnection.ISettings,
+    render: Render,
     reveal: Reveal
   ) {
     super();
@@ -32,7 +34,7 @@ export class JobTab extends Widget {
     const { signal } = this.life;
     this.session = new JobSession(job, new ServerSource(settings, job), signal);
     const download = (file: string) => downloadLog(settings, job, file);
-    new JobView(this.node, this.session, { signal, heading: true, download, reveal });
+    new JobView(this.node, this.session, { signal, heading: true, download, render, reveal });
     this.session.onChange(changes => changes.has('state') && this.named(), signal);
   }
 

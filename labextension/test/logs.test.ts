@@ -46,6 +46,10 @@ class Files implements JobSource {
           at: null,
           searched: 1
         };
+      case 'display':
+        return message.number === 7
+          ? { error: 'rank 1 has no display 7' }
+          : { data: { 'image/png': 'aGk=\n', 'text/plain': 'a \x1b[1mfigure\x1b[0m' }, metadata: {} };
       default:
         return { error: 'There is no such question.' };
     }
@@ -113,6 +117,187 @@ function type(text: string): void {
   box.value = text;
   box.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }));
 }
+
+describe('what ranks displayed', () => {
+  const line = (file: string, text: string, start = 0): Segment => {
+    return { file, start, end: start + text.length, t: 1, text };
+  };
+  const region = (): HTMLElement => element.querySelector('.td-logs-display')!;
+  const shows = (): HTMLButtonElement[] => [...element.querySelectorAll<HTMLButtonElement>('.td-log-row button')];
+
+  test('a line says that there is a picture; it is shown below, and closed again by the keyboard', async () => {
+    hello(2);
+    await open();
+    files.say({ type: 'lines', segments: [line('1.out', 'a\n[display 3: image/png] Figure(640x480)\n')] });
+    await settled();
+    expect(region().hidden).toBe(true);
+    key('End');
+    key('Enter');
+    await vi.waitFor(() => expect(region().querySelector('img')).not.toBeNull());
+    expect(files.asked.at(-1)).toMatchObject({ what: 'display', rank: 1, number: 3 });
+    const picture = region().querySelector('img')!;
+    expect(picture.src).toBe('data:image/png;base64,aGk=');
+    expect(picture.alt).toBe('a figure');
+    expect(document.activeElement).toBe(region());
+    expect(region().getAttribute('aria-label')).toBe('rank 1, display 3');
+    region().dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+    expect(region().hidden).toBe(true);
+    expect(region().querySelector('img')).toBeNull();
+    expect(document.activeElement).toBe(scroller());
+  });
+
+  test('a line that only looks like one says so; other text has no button', async () => {
+    hello(2);
+    await open();
+    const text = '[display 7: image/png]\n[display x: image/png]\n[display 1: picture]\n[display 1: a/b] <img src=x>\n';
+    files.say({ type: 'lines', segments: [line('1.out', text)] });
+    await settled();
+    expect(shows().map(each => each.getAttribute('aria-label'))).toEqual([
+      'Show display 7 of rank 1',
+      'Show display 1 of rank 1'
+    ]);
+    shows()[0]!.click();
+    await vi.waitFor(() => expect(region().textContent).toContain('rank 1 has no display 7'));
+    expect(element.querySelector('img')).toBeNull();
+  });
+
+  test('the pictures of all ranks stay apart, though their lines are alike', async () => {
+    hello(2);
+    await open();
+    const both = (text: string): Segment[] => ['0.out', '1.out'].map(file => line(file, text));
+    files.say({ type: 'lines', segments: both('alike\n[display 1: image/png] Figure\n') });
+    await settled();
+    expect(rows()).toEqual([
+      '[all 2 ranks]alike',
+      '[rank 0][display 1: image/png] FigureShow',
+      '[rank 1][display 1: image/png] FigureShow'
+    ]);
+  });
+
+  test('a renderer of the page draws it, and ends with it', async () => {
+    const signals: AbortSignal[] = [];
+    hello(2);
+    await settled();
+    tab = new LogsTab(element, session, end.signal, {
+      render: (shown, into, signal) => {
+        into.append(Object.keys(shown.data).join());
+        signals.push(signal);
+        return Promise.resolve();
+      }
+    });
+    tab.show();
+    files.say({ type: 'lines', segments: [line('1.out', '[display 1: image/png] one\n[display 2: image/png] two\n')] });
+    await settled();
+    shows()[0]!.click();
+    await vi.waitFor(() => expect(region().textContent).toContain('image/png,text/plain'));
+    shows()[1]!.click();
+    await vi.waitFor(() => expect(signals).toHaveLength(2));
+    expect(signals.map(({ aborted }) => aborted)).toEqual([true, false]);
+    end.abort();
+    expect(signals[1]!.aborted).toBe(true);
+  });
+});
+
+describe('a traceback that the failure says already', () => {
+  const text = 'Traceback (most recent call last):\n  File "x.py", line 3\n    f(0)\nValueError: no good\n';
+  const error = { type: 'ValueError', module: 'builtins', message: 'no good', text, frames: [], t: 1 };
+  const failed = (...ranks: number[]): object => ({
+    state: 'failed',
+    ranks: Object.fromEntries(ranks.map(rank => [rank, { ...newRankState(rank), state: 'failed', error }]))
+  });
+  const said = (rank: number, before = ''): Segment[] => {
+    const whole = before + text + 'after\n';
+    return [{ file: `${rank}.err`, start: 0, end: whole.length, t: 1, text: whole }];
+  };
+  const ofAll = (): void => [...element.querySelectorAll('button')].find(each => each.textContent === 'All')!.click();
+  const turn = (): HTMLButtonElement => element.querySelector('.td-log-row button[aria-expanded]')!;
+
+  test('is one line, which opens and folds', async () => {
+    hello(2, failed(1));
+    await open();
+    files.say({ type: 'lines', segments: said(1, 'before\n') });
+    await settled();
+    const folded = [
+      '[rank 1]before',
+      '[rank 1]Traceback (most recent call last): … ValueError: no goodShow 4 lines',
+      '[rank 1]after'
+    ];
+    expect(rows()).toEqual(folded);
+    turn().click();
+    await settled();
+    expect(rows()).toHaveLength(6);
+    expect(rows()[4]).toBe('[rank 1]ValueError: no good');
+    turn().click();
+    await settled();
+    expect(rows()).toEqual(folded);
+  });
+
+  test('the failure may be known after its lines; other lines stay as they are', async () => {
+    hello(3);
+    await open();
+    files.say({ type: 'lines', segments: [...said(0), ...said(1)] });
+    await settled();
+    expect(rows()).toHaveLength(10);
+    const state = { ...newJobState(), world_size: 3, ...failed(1) };
+    const other = { ...newRankState(0), state: 'failed', error: { ...error, text: text.replace('no', 'not') } };
+    files.say({
+      type: 'hello',
+      version: 1,
+      now: 0,
+      job: 'j',
+      spec: null,
+      plan: null,
+      receipt: [],
+      notes: [],
+      command: '',
+      sizes: {},
+      state: { ...state, first_failure: 1, ranks: { ...state.ranks, 0: other } }
+    });
+    await settled();
+    ofAll();
+    expect(rows()).toHaveLength(7);
+    expect(rows().filter(row => row.startsWith('[rank 1]'))).toHaveLength(2);
+  });
+
+  test('the same of all ranks is one line', async () => {
+    hello(2, failed(0, 1));
+    await open();
+    files.say({ type: 'lines', segments: [...said(0), ...said(1)] });
+    await settled();
+    ofAll();
+    expect(rows()).toEqual([
+      '[all 2 ranks]Traceback (most recent call last): … ValueError: no goodShow 4 lines',
+      '[all 2 ranks]after'
+    ]);
+  });
+
+  test('a search looks into it', async () => {
+    hello(1, failed(0));
+    await open();
+    files.say({ type: 'lines', segments: said(0) });
+    await settled();
+    expect(rows()).toHaveLength(2);
+    type('x.py');
+    await settled();
+    expect(rows()).toHaveLength(5);
+    expect(element.querySelector('.td-hit-current')!.textContent).toBe('x.py');
+    type('');
+    await settled();
+    expect(rows()).toHaveLength(2);
+  });
+
+  test('what is copied is whole', async () => {
+    const write = vi.fn(() => Promise.resolve());
+    vi.stubGlobal('navigator', { ...navigator, clipboard: { writeText: write } });
+    hello(1, failed(0));
+    await open();
+    files.say({ type: 'lines', segments: said(0) });
+    await settled();
+    click(/[Cc]opy/);
+    await vi.waitFor(() => expect(write).toHaveBeenCalledWith(`${text}after`));
+    vi.unstubAllGlobals();
+  });
+});
 
 test('a list that was taken out of the document and stands in it again goes on at its end', async () => {
   hello(1);

@@ -7,7 +7,7 @@ import type { LogFilter, LogView } from '../src/logview';
 import type { Segment } from '../src/source';
 
 const pattern = (text: string): LinePattern => patternOf(text, false, false) as LinePattern;
-const ALL: LogFilter = { ranks: null, stream: null, pattern: null, alike: 0 };
+const ALL: LogFilter = { ranks: null, stream: null, pattern: null, alike: 0, folds: new Map() };
 const never = new AbortController().signal;
 const bytes = (text: string): number => Buffer.byteLength(text, 'utf8');
 
@@ -339,7 +339,10 @@ describe('a choice among very many lines', () => {
 describe('a choice of lines', () => {
   test('by rank, stream and pattern, and kept up to date', () => {
     const store = new LogStore();
-    const view = store.view({ ranks: new Set([1]), stream: 'err', pattern: pattern('LOSS'), alike: 0 }, never);
+    const view = store.view(
+      { ranks: new Set([1]), stream: 'err', pattern: pattern('LOSS'), alike: 0, folds: new Map() },
+      never
+    );
     store.append([segment('1.err', 0, 'LOSS 1\n'), segment('1.out', 0, 'loss\n'), segment('0.err', 0, 'loss\n')]);
     store.append([segment('1.err', 7, 'los')]);
     expect(shown(store, view)).toEqual(['1.err LOSS 1']);

@@ -6,6 +6,7 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 
 import './played';
 import { JobRenderer, rendererFactory } from '../src/mime';
+import { renderWith } from '../src/richoutput';
 import { MIME_TYPE, VERSION } from '../src/protocol';
 import { newJobState } from '../src/state';
 import { Serving, timeByTurns, until } from './serving';
@@ -220,5 +221,37 @@ describe('a job that the server does not see, with a widget', () => {
     expect([managers.length, own.node.querySelector('.td-output-widget')]).toEqual([0, null]);
     expect(ownView(own).hidden).toBe(false);
     own.dispose();
+  });
+});
+
+describe('what a rank displayed', () => {
+  const draw = async (data: Record<string, unknown>): Promise<[HTMLElement, AbortController]> => {
+    const [element, life] = [document.createElement('div'), new AbortController()];
+    document.body.append(element);
+    await renderWith(rendermime)({ data, metadata: {} }, element, life.signal);
+    return [element, life];
+  };
+
+  test('is drawn as JupyterLab does, but never trusted, and goes with its signal', async () => {
+    const html = '<table><tr><td>42</td></tr></table><script>window.ran = 1</script><img src="x" onerror="ran = 1">';
+    const [element, life] = await draw({ 'text/html': html, 'text/plain': 'plain' });
+    expect(element.querySelector('.jp-RenderedHTMLCommon td')!.textContent).toBe('42');
+    expect([element.querySelector('script'), element.querySelector('[onerror]')]).toEqual([null, null]);
+    life.abort();
+    expect(element.childElementCount).toBe(0);
+    element.remove();
+  });
+
+  test('a picture is preferred to its text', async () => {
+    const [element, life] = await draw({ 'text/plain': 'Figure', 'image/png': 'aGk=' });
+    expect(element.querySelector('img')!.src).toBe('data:image/png;base64,aGk=');
+    life.abort();
+    element.remove();
+  });
+
+  test('what has no safe form is refused in words', async () => {
+    const javascript = { 'application/javascript': 'window.ran = 1' };
+    await expect(draw(javascript)).rejects.toThrow('There is no safe way to show application/javascript here.');
+    expect('ran' in window).toBe(false);
   });
 });

@@ -215,6 +215,12 @@ pandas.DataFrame({'a': [1]})
     assert lines[0]["data"]["text/html"] == "<b>bold</b>"
     assert "image/png" in lines[2]["data"] and "image/png" in lines[4]["data"]
     assert "<table" in lines[3]["data"]["text/html"]
+    assert job.out_text(0) == (
+        "[display 1: text/html] <IPython.core.display.HTML object>\n"
+        "[display 2: image/png] <Figure size 640x480 with 1 Axes>\n"
+        "[display 3: text/html] a…\n"
+        "[display 4: image/png] <Figure size 640x480 with 1 Axes>\n"
+    )
 
 
 def test_display_is_there_without_an_import(warm: Warm, tmp_path: Path) -> None:

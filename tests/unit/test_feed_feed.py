@@ -290,6 +290,9 @@ def test_an_old_acknowledgement_does_not_count_for_a_new_connection(job: FakeJob
         ({"what": "older", "at": 3, "limit": 5}, "cannot be answered"),
         ({"what": "search", "pattern": "(", "regex": True}, "not a regular expression"),
         ({"what": "curves", "mode": "band", "low": "x"}, "cannot be answered"),
+        ({"what": "display", "rank": 0}, "number is missing"),
+        ({"what": "display", "rank": 0, "number": 1e999}, "cannot be answered"),
+        ({"what": "display", "rank": 0, "number": 7}, "rank 0 has no display 7; "),
         ({}, "the feed cannot answer"),
     ],
 )
@@ -310,6 +313,18 @@ def test_messages_that_make_no_sense_are_passed_over(job: FakeJob) -> None:
 def test_questions_are_answered_by_their_numbers_and_bounded(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TASKS", 0)
     assert "too many" in View(job).open().ask(what="curves")["error"]
+
+
+def test_what_a_rank_displayed_is_answered_with_its_newest_content(job: FakeJob) -> None:
+    html = {"text/html": "<b>x</b>"}
+    job.rank(1).displays(
+        {"number": 1, "data": {"text/plain": "old"}}, {"number": 2, "data": html, "metadata": {"a": 1}}
+    )
+    job.rank(1).displays({"kind": "update", "number": 1, "data": {"text/plain": "new"}})
+    view = View(job).open().poll()
+    assert view.ask(what="display", rank=1, number=1)["data"] == {"text/plain": "new"}
+    answer = view.ask(what="display", rank=1, number=2)
+    assert (answer["data"], answer["metadata"]) == (html, {"a": 1})
 
 
 def test_curves_fill_while_the_view_looks(job: FakeJob) -> None:

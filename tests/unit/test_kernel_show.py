@@ -13,7 +13,6 @@ import pytest
 from jupyter_torchdist.feed import Feed
 from jupyter_torchdist.kernel import show
 from jupyter_torchdist.kernel.rich import RichOutput
-from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.feed import MIME_TYPE
 from jupyter_torchdist.protocol.state import JobState
 from jupyter_torchdist.store import journal
@@ -59,13 +58,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def state(job: FakeJob) -> JobState:
     return journal.state(job.paths)
-
-
-def show_rich(job: FakeJob, *records: dict[str, Any]) -> None:
-    path = job.paths.node(job.plan.nodes[0].name).display(0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        file.writelines(codec.dumps(record) + "\n" for record in records)
 
 
 def picture(shell: Any, job: FakeJob) -> show.Watch:
@@ -206,8 +198,7 @@ def test_rich_output_comes_in_order_under_the_picture(shell: Any, clock: Callabl
     with FakeJob().running() as job:
         watch = picture(shell, job)
         watch.tick(state(job))
-        show_rich(
-            job,
+        job.rank(0).displays(
             {"t": 1, "kind": "display", "data": {"text/plain": "one"}, "metadata": {}, "id": "x"},
             {"t": 2, "kind": "update", "data": {"text/plain": "two"}, "metadata": {}, "id": "x"},
             {"t": 3, "kind": "result", "data": {"text/plain": "42"}, "metadata": {}, "id": None},
@@ -220,11 +211,28 @@ def test_rich_output_comes_in_order_under_the_picture(shell: Any, clock: Callabl
         assert shell.display_pub.messages[1][1][0] == f"{job.paths.job}-x"
 
 
+def test_rich_output_that_is_malformed_is_passed_over(shell: Any, clock: Callable[[float], None]) -> None:
+    with FakeJob().running() as job:
+        watch = picture(shell, job)
+        watch.tick(state(job))
+        good = {"data": {"text/plain": "good"}}
+        job.rank(0).displays({"data": [1]}, {"data": {}, "metadata": "x"}, {"id": 3}, {"kind": "format the disk"}, good)
+        path = job.paths.node(job.plan.nodes[0].name).display(0)
+        with open(path, "ab") as file:
+            file.write(b"[" * 100_000 + b"\n" + b'{"kind":"display","data":{"text/plain":"torn')
+        watch.tick(state(job))
+        with open(path, "ab") as file:
+            file.write(b' and whole"}}\n')
+        watch.tick(state(job))
+        shown = [data["text/plain"] for kind, (_, data) in shell.display_pub.messages[1:]]
+        assert shown == ["good", "torn and whole"]
+
+
 def test_clear_output_does_not_take_the_picture_away(shell: Any, clock: Callable[[float], None]) -> None:
     with FakeJob().running() as job:
         watch = picture(shell, job)
         watch.tick(state(job))
-        show_rich(job, {"t": 1, "kind": "clear", "wait": True})
+        job.rank(0).displays({"t": 1, "kind": "clear", "wait": True})
         watch.tick(state(job))
         assert shell.display_pub.kinds == ["display", "clear", "display"]
 
@@ -234,7 +242,7 @@ def test_off_shows_nothing_and_knows_the_result(shell: Any) -> None:
         rich = RichOutput(shell, job.paths, visible=False)
         watch = show.watch(shell, job.paths, "off", rich)
         job.rank(0).prints("hello\n")
-        show_rich(job, {"kind": "display", "data": {}, "metadata": {}}, {"kind": "result", "data": {}, "metadata": {}})
+        job.rank(0).displays({"data": {}, "metadata": {}}, {"kind": "result", "data": {}, "metadata": {}})
         watch.tick(state(job))
         watch.finish(state(job), ("said",))
         assert shell.display_pub.messages == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import builtins
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.ranks import shell
 from jupyter_torchdist.ranks.afterimport import after_import
+from jupyter_torchdist.ranks.streams import display as streams
 from jupyter_torchdist.ranks.streams.display import Display, Frontend
 from jupyter_torchdist.ranks.streams.mimebundle import TEXT_LIMIT, mimebundle
 
@@ -79,7 +82,7 @@ def test_a_table_and_a_figure() -> None:
 @pytest.fixture
 def shown(tmp_path: Path) -> tuple[Display, Any]:
     path = tmp_path / "display"
-    display = Display(path)
+    display = Display(path, lambda text: None)
     return display, lambda: [codec.loads(line) for line in path.read_bytes().splitlines()]
 
 
@@ -104,6 +107,72 @@ def test_what_has_no_json_form_is_left_out(shown: tuple[Display, Any]) -> None:
     display, lines = shown
     display.write("display", {"application/json": object(), "text/plain": "x"}, {})
     assert lines()[0]["data"] == {"text/plain": "x"}
+
+
+def test_a_line_stands_for_each_display_and_an_update_has_its_number(tmp_path: Path) -> None:
+    said: list[str] = []
+    display = Display(tmp_path / "display", said.append)
+    frontend = Frontend(display)
+    frontend.display(Rich(), "a\nb")
+    handle = frontend.display(1, display_id=True)
+    assert handle is not None
+    handle.update(2)
+    frontend.update_display(3, display_id="never shown")
+    frontend.clear_output()
+    frontend.display({"text/html": "x", "a b\nc": "y", "text/plain": "p" * 300}, raw=True)
+    display.publish(5, "result")
+    display.publish(Rich(), "result")
+    assert said == [
+        "[display 1: text/html] Rich()\n",
+        "[display 2: text/plain] 'a\\nb'\n",
+        "[display 3: text/plain] 1\n",
+        f"[display 4: text/html] {'p' * 200}…\n",
+        "[display 6: text/html] Rich()\n",
+    ]
+    lines = [codec.loads(line) for line in (tmp_path / "display").read_bytes().splitlines()]
+    assert [line.get("number") for line in lines] == [1, 2, 3, 3, None, None, 4, 5, 6]
+
+
+def test_what_is_too_large_is_left_out_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    display = Display(tmp_path / "display", said.append, limit=2_000_000)
+    bundle = {"image/png": "x" * 3_000_000, "text/plain": "a picture"}
+    display.write("display", bundle, {"image/png": {"width": 3}})
+    assert said == [
+        "[display 1: text/plain] a picture (image/png left out: its 3 MB are more than the 2 MB that can be kept)\n"
+    ]
+    record = codec.loads((tmp_path / "display").read_bytes())
+    assert record["data"] == {"text/plain": said[0].split("] ")[1].strip()} and record["metadata"] == {}
+    monkeypatch.setattr(streams, "ALL_LIMIT", 500)
+    display.write("display", {"image/png": "x" * 1000, "text/plain": "another"}, {})
+    assert "another (image/png left out" in said[1]
+    assert (tmp_path / "display").stat().st_size < 1000
+
+
+def test_after_a_full_disk_the_next_display_has_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    display = Display(tmp_path / "display", said.append)
+    write, room = os.write, [10]
+
+    def full(fd: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "full")
+        written = write(fd, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", full)
+    display.publish(1)
+    display.publish(2)
+    assert said == [], "of what is lost nothing is said"
+    room[0] = 10_000
+    display.publish(3)
+    monkeypatch.undo()
+    torn, whole = (tmp_path / "display").read_bytes().splitlines()
+    assert len(torn) == 10 and codec.loads(whole)["number"] == 3
+    assert said == ["[display 3: text/plain] 3\n"]
 
 
 def test_open_figures_are_shown_and_closed(shown: tuple[Display, Any]) -> None:

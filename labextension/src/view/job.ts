@@ -11,6 +11,7 @@ import { Header } from './header';
 import { heightHandle } from './height';
 import { tone } from './icons';
 import { keepKeys } from './keys';
+import type { Render } from './logdisplay';
 import { LogsTab } from './logs';
 import { RanksTab } from './ranks';
 import { ReceiptTab } from './receipt';
@@ -25,6 +26,8 @@ export interface JobViewOptions {
   heading?: boolean;
   /** Gives the reader a whole log file, named as in the feed (`3.out`); default: by way of the feed. */
   download?: (file: string) => void;
+  /** Draws what ranks displayed; default: pictures and plain text. */
+  render?: Render;
   /** Shows a line of the notebook; without it the places in a traceback are no links. */
   reveal?: Reveal;
   /** The cell of the view; without it there is none. */
@@ -194,7 +197,7 @@ export class JobView {
       case 'curves':
         return new CurvesTab(panel, session, signal);
       case 'logs':
-        this.logs = new LogsTab(panel, session, signal, { download: this.options.download });
+        this.logs = new LogsTab(panel, session, signal, this.options);
         return this.logs;
       case 'ranks':
         return new RanksTab(panel, session, signal, rank => this.showLog(rank));

@@ -1,12 +1,12 @@
 /** One row of the log tab, and which rows are selected. */
 import { CUT, GAP } from '../logrows';
-import { plain } from '../logtext';
-import type { LogView } from '../logview';
+import { displayIn, plain } from '../logtext';
+import type { Fold, LogView } from '../logview';
 import type { JobSession } from '../session';
 import { isFinal } from '../state';
 import { draw, SHOWN_CHARACTERS, shownText } from './ansi';
 import { button, make, setAttribute } from './dom';
-import { clock, size } from './format';
+import { clock, firstLine, size } from './format';
 import type { LogListSource } from './loglist';
 import type { LogSearch } from './logsearch';
 import { standingOf, standingOfAll } from './standing';
@@ -15,6 +15,10 @@ import { trans } from './translate';
 export interface LogRowActions {
   loadGap(row: number): void;
   copy(text: string): void;
+  /** What a line stands for is to be shown. */
+  display(rank: number, number: number): void;
+  /** Opens lines that are folded, or folds them again. */
+  turn(fold: Fold): void;
 }
 
 /** An element and what it shows: what has not changed is not drawn again. */
@@ -73,10 +77,12 @@ export class LogRowDrawer implements LogListSource {
     const several = new Set(rows.map(who)).size > 1;
     const lines = rows.map(row => {
       const gap = logs.rows.kind[row] === GAP;
+      const fold = this.view.foldAt(row);
       const text = gap ? trans('… %1 passed over', size(logs.rows.bytes[row]!)) : shownText(logs.text(row));
-      return several ? `${who(row)} ${text}` : text;
+      const texts = [text, ...(fold && !fold.open ? fold.lines.slice(1).map(shownText) : [])];
+      return several ? texts.map(text => `${who(row)} ${text}`) : texts;
     });
-    return lines.join('\n');
+    return lines.flat().join('\n');
   }
 
   draw(index: number, before: Row | undefined): HTMLElement {
@@ -86,7 +92,9 @@ export class LogRowDrawer implements LogListSource {
     const current = this.search.current === row;
     const who = this.who(this.session, this.view, row);
     const differs = this.differs(index);
-    const looks = [logs.rows.kind[row], logs.rows.bytes[row], who, differs, this.search.pattern?.key, current].join();
+    const { key } = this.search.pattern ?? {};
+    const open = this.view.foldAt(row)?.open;
+    const looks = [logs.rows.kind[row], logs.rows.bytes[row], who, differs, key, current, open].join();
     let element = before;
     if (!element || element.looks !== looks || element.line !== text) {
       element = this.newRow(row, text, current, who);
@@ -177,6 +185,20 @@ export class LogRowDrawer implements LogListSource {
         make('span.td-log-note', {}, words),
         this.small(trans('Copy line'), () => this.actions.copy(text))
       );
+    }
+    const number = displayIn(text);
+    if (number !== null) {
+      const { rank } = logs.fileOf(row);
+      const show = this.small(trans('Show'), () => this.actions.display(rank, number));
+      setAttribute(show, 'aria-label', trans('Show display %1 of rank %2', number, rank));
+      cell.append(show);
+    }
+    const fold = this.view.foldAt(row);
+    if (fold) {
+      const words = fold.open ? trans('Fold') : trans('Show %1 lines', fold.lines.length);
+      const turn = this.small(words, () => this.actions.turn(fold));
+      setAttribute(turn, 'aria-expanded', String(fold.open));
+      cell.append(make('span.td-log-note', {}, fold.open ? '' : ` … ${firstLine(fold.title, 200)}`), turn);
     }
   }
 

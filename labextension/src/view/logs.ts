@@ -1,10 +1,12 @@
 /** The log tab: whatever the ranks print, a million lines and more, each of them text and nothing else. */
-import type { LogFilter, LogView } from '../logview';
+import type { Fold, LogFilter, LogView } from '../logview';
 import type { Change, JobSession } from '../session';
 import { shownText } from './ansi';
 import { copy, make, setText } from './dom';
 import { LogBar } from './logbar';
 import { fitting, LogColumns } from './logcolumns';
+import { LogDisplay, type Render, renderPlainly } from './logdisplay';
+import { LogFolds } from './logfold';
 import { LogLoader } from './logload';
 import { LogPane } from './logpane';
 import { byRank, widestWho } from './logrow';
@@ -15,6 +17,8 @@ import { plural, trans } from './translate';
 export interface LogsOptions {
   /** Offers a whole file (`3.out`) for download; without it the file is read by the feed's questions. */
   download?: (file: string) => void;
+  /** Draws what ranks displayed; without it pictures and plain text are drawn. */
+  render?: Render;
 }
 
 export class LogsTab {
@@ -29,11 +33,15 @@ export class LogsTab {
   private readonly columns: LogColumns;
   private readonly search: LogSearch;
   private readonly loader: LogLoader;
+  private readonly display: LogDisplay;
+  private readonly folds: LogFolds;
   private active = false;
   private edits = -1;
   /** How many ranks there were when lines alike were folded. */
   private alike = 0;
   private filtered = false;
+  /** Whether folded lines are shown because a search looks into them. */
+  private unfolded = false;
   /** Whether the first hit of a new search is to be gone to. */
   private seeking = false;
 
@@ -56,6 +64,7 @@ export class LogsTab {
       },
       signal
     );
+    this.folds = new LogFolds(session);
     this.view = session.logs.view(this.filterOf(), signal);
     this.view.ready = () => this.draw();
     this.loader = new LogLoader(
@@ -65,17 +74,21 @@ export class LogsTab {
       signal
     );
     this.search = new LogSearch(session, this.view, () => this.drawHits(), signal);
+    const back = (): void => this.panes[0]!.list.scroller.focus();
+    this.display = new LogDisplay(session, options.render ?? renderPlainly, back, signal);
     const actions = {
       loadGap: (row: number) => void this.loader.gap(row),
       copy: (text: string) => void this.copyText(text, 1),
       moved: () => this.moved(),
       older: () => void this.loadOlder(),
-      search: () => this.bar.focusSearch()
+      search: () => this.bar.focusSearch(),
+      display: (rank: number, number: number) => void this.display.show(rank, number),
+      turn: (fold: Fold) => this.turn(fold)
     };
     this.pane = new LogPane(session, this.view, this.search, trans('lines of the log'), byRank, actions, signal);
     this.columns = new LogColumns(session, this.search, actions, signal);
     this.frame.append(this.pane.list.scroller, this.columns.element, this.empty);
-    this.root.append(this.bar.element, this.frame);
+    this.root.append(this.bar.element, this.frame, this.display.element);
     this.element.append(this.root);
     this.watchWidth(signal);
     session.onChange(changes => this.change(changes), signal);
@@ -143,7 +156,8 @@ export class LogsTab {
     }
     if (changes.has('state') || changes.has('lines')) {
       const { world_size } = this.session.state;
-      if (world_size !== this.alike && this.bar.choice.fold) {
+      const folds = this.folds.look();
+      if (folds || (world_size !== this.alike && this.bar.choice.fold)) {
         this.filter();
       } else if (this.active) {
         this.draw();
@@ -156,7 +170,16 @@ export class LogsTab {
     const { stream, fold, only } = this.bar.choice;
     this.alike = this.session.state.world_size;
     const alike = fold && !this.sideBySide ? this.alike : 0;
-    return { ranks, stream, pattern: only && this.search ? this.search.pattern : null, alike };
+    const pattern = this.search?.pattern ?? null;
+    this.unfolded = pattern !== null;
+    const folds = this.unfolded ? new Map<string, Fold>() : new Map(this.folds.found);
+    return { ranks, stream, pattern: only ? pattern : null, alike, folds };
+  }
+
+  private turn(fold: Fold): void {
+    this.panes.forEach(pane => (pane.list.follows = false));
+    this.folds.turn(fold);
+    this.filter();
   }
 
   private filter(): void {
@@ -259,16 +282,19 @@ export class LogsTab {
   }
 
   private startSearch(): void {
-    this.seeking = this.bar.choice.text !== '';
+    this.seeking = false;
     this.search.start(this.bar.choice, this.files());
     const words = trans('The search ran beside the job: its hits are listed, but not marked in the lines.');
     this.bar.say(this.search.byFeed ? words : '');
-    if (this.bar.choice.only || this.filtered) {
+    const folds = this.folds.found.size > 0 && this.unfolded !== (this.search.pattern !== null);
+    if (this.bar.choice.only || this.filtered || folds) {
       this.filtered = this.bar.choice.only;
       this.filter();
     } else {
       this.draw();
     }
+    this.seeking = this.bar.choice.text !== '';
+    this.seek();
   }
 
   private drawHits(): void {

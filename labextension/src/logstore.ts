@@ -1,5 +1,7 @@
 /** The lines that the browser holds: of every file the newest, and what was asked for besides. */
 import { type HeldFile, type Limits, LIMITS, type LogFile, oldest, overLimits } from './logheld';
+import { LogInsertion } from './loginsert';
+import { LogLines } from './loglines';
 import { CUT, FREE, GAP, LINE, LogRows, RowList } from './logrows';
 import { DEPTH, goesUp, LogScreen, type ScreenLine } from './logscreen';
 import { clip, foldOpen, foldReturns, measureOf, plain } from './logtext';
@@ -24,10 +26,12 @@ export class LogStore {
   private readonly counts = new Map<number, number>();
   private readonly views = new Set<LogView>();
   private readonly limits: Limits;
+  private readonly lines: LogLines;
   private time = 0;
 
   constructor(limits: Partial<Limits> = {}) {
     this.limits = { ...LIMITS, ...limits };
+    this.lines = new LogLines(this.rows, this.limits, (file, lines) => this.count(file, lines));
   }
 
   /** Lines and gaps held. */
@@ -142,7 +146,7 @@ export class LogStore {
       this.close(file);
       rest = { ...segment, text: segment.text.slice(stop + 1), start: segment.start + bytes };
     }
-    const rows = this.linesOf(file, rest, time);
+    const rows = this.lines.of(file, rest, time);
     const last = rows.at(-1);
     if (last !== undefined && !rest.text.endsWith('\n')) {
       file.open = last;
@@ -175,7 +179,7 @@ export class LogStore {
 
   private drawBars(file: HeldFile, segment: Segment, time: number, added: number[], changed: number[]): void {
     const screen = file.screen ?? new LogScreen(this.lastLines(file));
-    const rows = this.linesOn(screen, file, segment, time, changed);
+    const rows = this.lines.on(screen, file, segment, time, changed);
     rows.forEach(row => added.push(row));
     screen.settle();
     const { row, text } = screen.cursor;
@@ -203,177 +207,17 @@ export class LogStore {
     return lines;
   }
 
-  /** Writes the segment on a screen. Gives the new rows; `changed` gets all rows whose text is another. */
-  private linesOn(screen: LogScreen, file: HeldFile, segment: Segment, time: number, changed: number[]): number[] {
-    const { text, start, end } = segment;
-    const [measure, drawn, rows] = [measureOf(text, end - start), new Set<ScreenLine>(), [] as number[]];
-    let offset = start;
-    for (let from = 0; from < text.length; ) {
-      const stop = text.indexOf('\n', from);
-      const to = stop < 0 ? text.length : stop;
-      const next = stop < 0 ? end : Math.min(offset + measure(text, from, stop + 1), end);
-      const lowest = screen.lines.at(-1)!;
-      if (lowest.row === null) {
-        lowest.row = this.rows.add(LINE, file.index, offset, 0, time);
-        rows.push(lowest.row);
-      }
-      // Wherever a bar stands: the rows of a file are its bytes in order, and the newest bytes are in the last one.
-      this.rows.bytes[lowest.row]! += next - offset;
-      screen.write(text.slice(from, to)).forEach(line => drawn.add(line));
-      if (stop >= 0) {
-        screen.down();
-      }
-      offset = next;
-      from = to + 1;
-    }
-    this.count(file, rows.length);
-    for (const { row, text } of drawn) {
-      this.rows.replace(row!, foldReturns(text).slice(0, this.limits.line));
-      changed.push(row!);
-    }
-    return rows;
-  }
-
-  /** A row for each line of the segment, in order, not yet shown anywhere. */
-  private linesOf(file: HeldFile, segment: Segment, time: number): number[] {
-    const { text, start, end } = segment;
-    if (goesUp(text)) {
-      return this.linesOn(new LogScreen([{ row: null, text: '' }]), file, segment, time, []);
-    }
-    const rows: number[] = [];
-    const measure = measureOf(text, end - start);
-    const returns = text.includes('\r');
-    const block = returns ? -1 : this.rows.addBlock(text);
-    let offset = start;
-    for (let from = 0; from < text.length; ) {
-      const stop = text.indexOf('\n', from);
-      const to = stop < 0 ? text.length : stop;
-      const next = stop < 0 ? end : Math.min(offset + measure(text, from, stop + 1), end);
-      const row = this.rows.add(LINE, file.index, offset, next - offset, time);
-      if (returns) {
-        this.rows.replace(row, foldReturns(text.slice(from, to)));
-      } else {
-        this.rows.show(row, block, from, to);
-      }
-      rows.push(row);
-      offset = next;
-      from = to + 1;
-    }
-    this.count(file, rows.length);
-    if (!returns) {
-      this.rows.settle(block);
-    }
-    return rows;
-  }
-
   /** Lines that were asked for: older ones, around a place, or those of a gap; in any order. */
   insert(segments: readonly Segment[]): void {
-    const front: number[] = [];
-    let filled: number[] = [];
-    const sorted = [...segments].sort((a, b) => b.start - a.start);
-    for (const segment of sorted) {
+    const insertion = new LogInsertion(this.rows, this.order, this.lines, this.limits, this.time);
+    for (const segment of [...segments].sort((a, b) => b.start - a.start)) {
       const file = this.fileFor(segment.file, segment.end);
-      if (!file) {
-        continue;
-      }
-      for (const gap of [...file.gaps]) {
-        filled = filled.concat(this.fill(file, gap, segment));
-      }
-      if (segment.start < file.first) {
-        this.prepend(file, clip(segment, segment.start, file.first), front);
+      if (file) {
+        insertion.take(file, segment);
       }
     }
-    this.mergeFront(front);
-    this.views.forEach(view => view.inserted([...front, ...filled]));
-  }
-
-  /** Rows of `segment` in front of all that is held of its file. Segments come with the last one first. */
-  private prepend(file: HeldFile, segment: Segment, front: number[]): void {
-    const after = front.findLast(row => this.rows.file[row] === file.index) ?? this.firstRow(file);
-    const before = after < 0 ? this.time : this.rows.time[after]!;
-    // Within a file the order of bytes is the order: a clock that was set back does not change it.
-    const time = Math.min(segment.t ?? before, before);
-    let rest = segment;
-    if (segment.end < file.first) {
-      const gap = this.rows.add(GAP, file.index, segment.end, file.first - segment.end, time);
-      file.gaps.unshift(gap);
-      front.push(gap);
-    } else if (!segment.text.endsWith('\n') && after >= 0 && this.isLineAt(after, file.first)) {
-      rest = this.joinFront(segment, after);
-    }
-    const rows = this.linesOf(file, rest, time);
-    rows.reverse().forEach(row => front.push(row));
-    file.first = segment.start;
-  }
-
-  /** The end of `segment` is the beginning of the line at `row`. Gives the rest of the segment. */
-  private joinFront(segment: Segment, row: number): Segment {
-    const stop = segment.text.lastIndexOf('\n') + 1;
-    const head = segment.text.slice(stop);
-    const measure = measureOf(segment.text, segment.end - segment.start);
-    const end = stop === 0 ? segment.start : segment.start + measure(segment.text, 0, stop);
-    const text = foldReturns(head + this.rows.text(row));
-    this.rows.replace(row, text.slice(0, this.limits.line));
-    this.rows.kind[row] = text.length > this.limits.line ? CUT : LINE;
-    this.rows.bytes[row]! += segment.end - end;
-    this.rows.start[row] = end;
-    const open = this.held[this.rows.file[row]!]!;
-    if (open.open === row) {
-      open.tail = text;
-    }
-    return { ...segment, text: segment.text.slice(0, stop), end };
-  }
-
-  private isLineAt(row: number, start: number): boolean {
-    return this.rows.kind[row] === LINE && this.rows.start[row] === start;
-  }
-
-  private firstRow(file: HeldFile): number {
-    return this.order.view().find(row => this.rows.file[row] === file.index) ?? -1;
-  }
-
-  /** What of `segment` lies in the gap takes its place in it. Gives the new rows. */
-  private fill(file: HeldFile, gap: number, segment: Segment): number[] {
-    const [low, high] = [this.rows.start[gap]!, this.rows.start[gap]! + this.rows.bytes[gap]!];
-    const piece = clip(segment, Math.max(low, segment.start), Math.min(high, segment.end));
-    const index = this.order.indexOf(gap);
-    if (piece.end <= piece.start || index < 0) {
-      return [];
-    }
-    const time = Math.min(piece.t ?? this.rows.time[gap]!, this.rows.time[gap]!);
-    const lines = this.linesOf(file, piece, time);
-    const rows = [...lines];
-    if (piece.end < high) {
-      const rest = this.rows.add(GAP, file.index, piece.end, high - piece.end, this.rows.time[gap]!);
-      file.gaps.push(rest);
-      rows.push(rest);
-      lines.push(rest);
-    }
-    if (piece.start > low) {
-      this.rows.bytes[gap] = piece.start - low;
-      rows.unshift(gap);
-    } else {
-      file.gaps = file.gaps.filter(row => row !== gap);
-      this.rows.release(gap);
-    }
-    this.order.splice(index, 1, rows);
-    return lines;
-  }
-
-  /** Rows with the last one first go where their time puts them, each in front of those of the same time. */
-  private mergeFront(front: number[]): void {
-    const { time, file, start } = this.rows;
-    front.sort((a, b) => time[a]! - time[b]! || file[a]! - file[b]! || start[a]! - start[b]!);
-    const old = this.order.view();
-    const merged = new Uint32Array(old.length + front.length);
-    let [taken, length] = [0, 0];
-    for (const row of front) {
-      while (taken < old.length && time[old[taken]!]! < time[row]!) {
-        merged[length++] = old[taken++]!;
-      }
-      merged[length++] = row;
-    }
-    this.order.splice(0, taken, merged.subarray(0, length));
+    const rows = insertion.finish();
+    this.views.forEach(view => view.inserted(rows));
   }
 
   private fileFor(name: string, start: number): HeldFile | null {

@@ -19,6 +19,7 @@ from jupyter_torchdist.diagnosis.catalogue import (
     network,
     process,
     rendezvous,
+    training,
     unclear,
 )
 from jupyter_torchdist.protocol.options.strategy import explained, options_of
@@ -43,6 +44,7 @@ LAYERS = {
     fabric: "InfiniBand, shared memory, NVLink",
     rendezvous: "How ranks find each other",
     collectives: "Ranks that do different things",
+    training: "The training itself",
     unclear: "Errors that name no cause",
 }
 

@@ -24,6 +24,7 @@ ERRORS = (
     "ResourceError",
     "StoreError",
     "StrategyError",
+    "TrainingError",
     "UndefinedName",
 )
 """Errors that users see; a ``ChannelError`` stays between our processes."""

@@ -91,6 +91,15 @@ def latest(directory: Path) -> Path | None:
     return found[max(found)] if found else None
 
 
+def last_finite(directory: Path) -> Path | None:
+    """The complete checkpoint with the highest step whose tensors have no NaN or infinity, or None."""
+    for path in reversed(complete(directory).values()):
+        with contextlib.suppress(CheckpointError):  # damaged, or of a later version
+            if not Manifest.read(path).not_finite:
+                return path
+    return None
+
+
 def prepare(directory: Path) -> None:
     """Create the directory and check that it can be written. Raises ``CheckpointError``."""
     try:
@@ -161,7 +170,10 @@ class Writer:
         return aside
 
     def publish(self, aside: Path, manifest: Manifest, keep: int | None) -> Path:
-        """Publish the complete checkpoint. Then delete all but the ``keep`` newest, and what crashes left."""
+        """Publish the complete checkpoint. Then delete all but the ``keep`` newest, and what crashes left.
+
+        The newest checkpoint without NaN and infinity is never deleted.
+        """
         target = self.directory / name_of(manifest.step)
         manifest.write(aside)
         (aside / _OWNER).unlink()
@@ -184,7 +196,11 @@ class Writer:
         _delete(aside)
 
     def _keep(self, count: int) -> None:
-        for step, path in list(complete(self.directory).items())[: -max(1, count)]:
+        there = complete(self.directory)
+        finite = last_finite(self.directory)
+        for step, path in list(there.items())[: -max(1, count)]:
+            if path == finite:
+                continue
             # Rename it first, so that a half-deleted checkpoint does not look complete.
             gone = self.directory / f".{name_of(step)}.{self.token}.replaced"
             with contextlib.suppress(OSError):

@@ -281,9 +281,13 @@ class _Work:
         manifest = Manifest(self.step, torch.__version__, self.ranks.size, objects, _token(), time.time(), size, odd)
         path = self.writer.publish(self.aside, manifest, self.keep)
         if odd:
+            finite = directories.last_finite(path.parent)
+            last = (
+                "no checkpoint here is without them" if finite is None else f"{finite.name} is without them, and kept"
+            )
             self.tell(
                 f"step {self.step}: NaN or infinity in {len(odd)} tensor{'s' if len(odd) > 1 else ''} ({odd[0]}"
-                f"{', …' if len(odd) > 1 else ''}); saved all the same in {path}"
+                f"{', …' if len(odd) > 1 else ''}); saved all the same in {path}; {last}"
             )
         return path
 

@@ -32,6 +32,7 @@ def diagnose(files: Iterable[LogFile], state: JobState) -> list[Finding]:
     files = list(files)
     largest = BUDGET // max(1, len(files))
     texts = [reading.of_file(file.path, file.rank, file.node, largest) for file in files]
+    texts.append(reading.of_text("notes", "\n".join(state.notes)))
     texts += [
         reading.of_text(_name(rank), rank.error.text, rank.rank, rank.host)
         for rank in state.ranks.values()

@@ -85,6 +85,10 @@ class StrategyError(UserError):
     """The strategy cannot train this model, loop or batch correctly; nothing was trained."""
 
 
+class TrainingError(UserError):
+    """The training itself went wrong: gradients that are not finite, or a step that differs from one device's."""
+
+
 class CheckpointError(UserError):
     """A checkpoint could not be written, or is missing, damaged, or of something else."""
 

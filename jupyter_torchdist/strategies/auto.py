@@ -42,6 +42,7 @@ from .sharded import statedicts
 from .sharded.trained_parameters import Optimized
 from .step import deferred, lazy, submodules
 from .step.equivalence import Equivalence
+from .step.origin import Rows
 from .training import Training
 
 _NOTHING = contextlib.nullcontext()
@@ -70,7 +71,8 @@ class AutomaticTraining(Training):
             batch=str(options.get("batch", "auto")),
             loss="mean" if options.get("trust_loss") else str(options.get("loss", "auto")),
         )
-        self._work = Distributor(context, optimized, self._models, engine.of(context, optimized, self._loops))
+        engined = engine.of(context, optimized, self._loops)
+        self._work = Distributor(context, optimized, self._models, engined, self._guard)
         self._backwards = Backwards(self._work, self._loops, lambda: self._is_within)
         self._is_cut = any(context.plan.degree(one) > 1 for one in ("tp", "pp"))
         self._functional = 0
@@ -95,7 +97,9 @@ class AutomaticTraining(Training):
             around(nn.Module, "named_parameters", self._named_parameters)
             self._patches.hook(register_optimizer_step_pre_hook(lambda *_: self._work.gathered.let_go()))
         if self._work.engine is not None:
-            self._work.engine.install(self._patches)
+            self._work.engine.install(self._patches)  # DeepSpeed looks for overflows itself
+        else:
+            self._guard.install(self._patches)
 
     def stand_aside(self, why: str) -> None:
         """Do nothing in the rest of the job. Raises ``StrategyError`` when something was distributed before."""
@@ -277,11 +281,19 @@ class AutomaticTraining(Training):
                 outputs = self._work.divider(forward, module, args, kwargs)
             else:  # the loop has only the rows of this rank
                 outputs = self._work.divider.sliced(forward, module, args, kwargs, self._loops.sliced)
-        if watch is not None:
-            if not self._work.divider.in_front:
-                watch.object("a model is given samples in another dimension than the first")
-            watch.forwarded(tensors_in(outputs), self._work.divider.ways)
+        self._watch_outputs(outputs)
         return outputs
+
+    def _watch_outputs(self, outputs: Any) -> None:
+        """The last forward of a root has given ``outputs``."""
+        watch, sliced, divider = self._loops.watch, self._loops.sliced, self._work.divider
+        if watch is not None:
+            if not divider.in_front:
+                watch.object("a model is given samples in another dimension than the first")
+            watch.forwarded(tensors_in(outputs), divider.ways)
+        if not self._work.pipelines and self._work.engine is None:
+            rows = Rows.of(divider.share, joined=True) if sliced is None else Rows.of(sliced, joined=False)
+            self._guard.origins.watch(outputs, rows)
 
     @contextlib.contextmanager
     def _within(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from .step import accumulating, averaging, batchnorm
 from .step.averaging import Averaging, How
 from .step.divided import Divider
 from .step.equivalence import Equivalence
+from .step.finite import Guard
 from .step.ways import Way
 
 
@@ -28,9 +29,15 @@ class Distributor:
     """Distributes root modules and keeps track of them."""
 
     def __init__(
-        self, context: ParallelContext, optimized: Optimized, models: list[nn.Module], engine: Engine | None
+        self,
+        context: ParallelContext,
+        optimized: Optimized,
+        models: list[nn.Module],
+        engine: Engine | None,
+        guard: Guard,
     ) -> None:
         """``models``: a list that receives the models that are sharded or divided inside."""
+        self._guard = guard
         self.context, self.group, self.optimized, self.engine = context, context.data_group, optimized, engine
         self.is_divided_inside = any(context.plan.degree(one) > 1 for one in ("tp", "cp", "pp"))
         self.sharded = context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1
@@ -81,6 +88,7 @@ class Distributor:
                 zero1.apply(optimizer, self.group)
         self.optimized.distributed(before.values())
         self.roots[id(root)] = root
+        self._guard.knows(root, before)
         if self.pipelines:  # the pipeline has said more
             return
         part = f"; each computes {self._computed()}" if context.data_ranks > 1 else ""

@@ -33,6 +33,7 @@ from .sharded import statedicts
 from .sharded.trained_parameters import Optimized
 from .step import batchnorm
 from .step.divided import weight_of
+from .step.origin import Rows
 from .step.ways import AddedParts
 from .training import Training
 
@@ -56,6 +57,7 @@ class ExplicitWay(Training):
         self.loaders = prepared_loader.Loaders(context)
         self._wrap(self._call, self._backward, self._iterate)
         self._patches.around(ReduceLROnPlateau, "step", self._plateau)
+        self._guard.install(self._patches)
 
     # ------------------------------------------------------------------------------------------------- what is prepared
 
@@ -99,6 +101,7 @@ class ExplicitWay(Training):
             if context.data_ranks > 1:
                 replicate.apply(model, context)
         self._optimized.follow(optimizers.replaced(before, model), (before,))
+        self._guard.knows(model, before)
         self._models.append(model)
 
     def _note_optimizers(self, models: Sequence[nn.Module]) -> None:
@@ -140,6 +143,13 @@ class ExplicitWay(Training):
                 )
             return original(module, *args, **kwargs)
         args, kwargs = to_device((args, kwargs), self._context.device)
+        outputs = self._forward(original, module, args, kwargs)
+        shares = {id(batch): batch.rows for batch in self.loaders.in_flight()}
+        if len(shares) == 1:
+            self._guard.origins.watch(outputs, Rows.of(*shares.values(), joined=False))
+        return outputs
+
+    def _forward(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         with self._calls.within():
             if self._has_whole_batch():
                 with batchnorm.whole_batch(self._sharing[id(module)]):

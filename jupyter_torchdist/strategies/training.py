@@ -20,6 +20,7 @@ from .sharded import noise, norms, statedicts
 from .sharded.dtensor_dispatch import ByHand
 from .sharded.trained_parameters import Optimized
 from .step import batchnorm
+from .step.finite import Guard
 
 
 class Training:
@@ -29,6 +30,7 @@ class Training:
         self._context, self._group = context, context.data_group
         self._sharded = context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1
         self._optimized, self._steps, self._patches = optimized, steps, Patches()
+        self._guard = Guard(context, optimized, lambda: steps.step + 1)
         self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(context.say), ByHand(context.plan)
         self._models: list[nn.Module] = []
         """The models whose parameters or submodules were changed."""
@@ -76,6 +78,7 @@ class Training:
         Raises ``KeyboardInterrupt`` after an interrupt that found no step.
         """
         self._steps.finish()
+        self._guard.finish()
         self._come_back(names or {})
 
     def stop(self, error: BaseException, names: dict[str, Any]) -> None:
@@ -86,6 +89,7 @@ class Training:
     def abandon(self) -> None:
         """Remove the patches of torch. Sharded parameters stay sharded, because other ranks may have ended."""
         self._steps.abandon()
+        self._guard.end()
         self._patches.undo()
         for model in self._changed():
             precision.revert(model)

@@ -26,7 +26,7 @@ PARTS = [
         ("products", 4),
     ),
     ("preparing+effects", 2),
-    *(("pipelines+others", 2), ("leaving", 2), ("pipeline_schedules", 2)),
+    *(("finite", 2), ("pipelines+others", 2), ("leaving", 2), ("pipeline_schedules", 2)),
     *(pytest.param(module, 4, marks=pytest.mark.soak) for module in ("pipelines", "products_more")),
     pytest.param(
         *("zeros", 2),

@@ -284,6 +284,35 @@ def test_weights_that_are_not_numbers_are_saved_and_named(tmp_path: Path, capsys
     assert "NaN or infinity in model.last.weight" in capsys.readouterr().out
 
 
+def test_the_last_finite_checkpoint_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    for step in (1, 2):
+        td.save(tmp_path, model, step=step, keep=2).wait()
+    with torch.no_grad():
+        model.last.weight[0, 0] = float("inf")
+    for step in (3, 4, 5):
+        td.save(tmp_path, model, step=step, keep=2).wait()
+    assert names(tmp_path) == ["step-000002", "step-000004", "step-000005"]
+    assert "; step-000002 is without them, and kept" in capsys.readouterr().out
+    (tmp_path / "step-000004" / "checkpoint.json").write_text("{")  # damaged: it counts as no finite one
+    td.save(tmp_path, model, step=6, keep=2).wait()
+    assert names(tmp_path) == ["step-000002", "step-000005", "step-000006"]
+    with torch.no_grad():
+        model.last.weight[0, 0] = 0.0
+    td.save(tmp_path, model, step=7, keep=1).wait()
+    assert names(tmp_path) == ["step-000007"]
+
+
+def test_without_a_finite_checkpoint_the_last_ones_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Net()
+    with torch.no_grad():
+        model.last.bias[0] = float("nan")
+    for step in (1, 2, 3):
+        td.save(tmp_path, model, step=step, keep=2).wait()
+    assert names(tmp_path) == ["step-000002", "step-000003"]
+    assert "; no checkpoint here is without them" in capsys.readouterr().out
+
+
 def test_a_directory_that_cannot_hold_it(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"cannot be saved in .*file"):

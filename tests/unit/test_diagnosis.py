@@ -197,3 +197,21 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["diagnose", "one", "two"]) == 2
     assert "there is no file one" in capsys.readouterr().err
     assert main(["diagnose"]) == 2
+
+
+NOT_FINITE = (
+    "step 7: the gradients of 4 of 6 parameters are not finite, in the backward first 2.bias; the loss is at "
+    "Cell In[3], line 8; from rank 1: the model's outputs are not finite for sample 5 of the batch. "
+)
+
+
+def test_gradients_that_are_not_finite_are_a_warning() -> None:
+    """What a strategy says; where the job was stopped there, its exception says it."""
+    for end in ("The optimizer took them (said once)", "The step was left out: parameters and optimizer are as before"):
+        [found] = findings(f"epoch 1 loss 0.3\n{NOT_FINITE}{end}\n")
+        assert (found.code, found.severity, found.rank) == ("nonfinite-gradients", "warning", 1)
+        assert found.sentence == "Rank 1 first had gradients that are not finite in step 7, in 2.bias."
+        assert [line.number for line in found.evidence] == [2]
+    assert not findings(NOT_FINITE)
+    reset = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.2]:4711\n"
+    assert [one.severity for one in findings(f"{reset}{NOT_FINITE}The optimizer took them")] == ["fault", "warning"]

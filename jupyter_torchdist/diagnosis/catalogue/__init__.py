@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from functools import cache
 
-from . import collectives, fabric, gpu, network, process, rendezvous, unclear
+from . import collectives, fabric, gpu, network, process, rendezvous, training, unclear
 from .kind import Kind, Order
 
 _INNERMOST = re.compile(
@@ -21,6 +21,7 @@ KINDS: tuple[Kind, ...] = (
     *fabric.KINDS,
     *rendezvous.KINDS,
     *collectives.KINDS,
+    *training.KINDS,
     *unclear.KINDS,
 )
 

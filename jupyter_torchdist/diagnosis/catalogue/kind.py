@@ -68,5 +68,7 @@ WORDS = {
     "error": "an error",
     "operation": "collective",
     "ranks": "some ranks",
+    "step": "some step",
+    "layer": "some layer",
 }
 """For groups of a sentence that a line does not fill."""

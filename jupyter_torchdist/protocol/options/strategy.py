@@ -171,6 +171,12 @@ STRATEGY_OPTIONS: tuple[StrategyOption, ...] = (
     _choice("loss", DIVIDED, ("auto", "mean", "sum"), "how the loss joins the samples of a batch"),
     _flag("trust_loss", DIVIDED, "the loss is a mean over samples: do not check it"),
     _flag("trust_model", DIVIDED, "no sample of a batch influences another in the model: do not check it"),
+    _choice(
+        "nonfinite",
+        TRAINED,
+        ("go-on", "stop", "skip"),
+        "what a step does whose gradients hold NaN or infinity: go on and say so once, end the job, or be left out",
+    ),
     # ddp
     _flag("static_graph", ("ddp",), "the same parameters take part in every step"),
     _flag("find_unused_parameters", ("ddp",), "look in each step for parameters that took no part"),

@@ -112,6 +112,9 @@ class Zero1:
         return changed
 
     def _after(self, *_: object) -> None:
+        if not self.all:  # the closure of this step has called the model for the first time
+            self.forget_others()
+            return
         for group, parameters in zip(self.optimizer.param_groups, self.all, strict=True):
             group["params"] = parameters
         self._send_weights()

@@ -86,6 +86,8 @@ class Divider:
         """Whether a forward was divided: gradients are then partial."""
         self.ways: tuple[Way, ...] = ()
         """How the outputs of the last forward were combined from the ranks' parts; empty if it was not divided."""
+        self.share: BatchShard | None = None
+        """The samples of the last forward, with its outputs in their order; None if every rank computed all."""
         self.in_front = True
         """Whether the last forward had its samples in the first dimension (true if it was not divided)."""
         self.exact = True
@@ -93,7 +95,7 @@ class Divider:
 
     def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``forward(*args, **kwargs)`` of a root module, divided. Raises ``StrategyError`` if that is not possible."""
-        self.ways, self.in_front = (), True
+        self.ways, self.in_front, self.share = (), True, None
         share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
         if not self._whole and share is not None:
             learned = self._known.get(_kind(module, tensors, share.total))
@@ -108,7 +110,7 @@ class Divider:
         self.divided, self.in_front = True, learned.dims is None
         with OwnStream(self._rank):
             outputs = self._in_parts(forward, module, part_args, part_kwargs, learned.ways, dims, share)
-        self.ways = learned.ways
+        self.ways, self.share = learned.ways, share if self.in_front else None
         return closed(self._join(outputs, learned.ways, share))
 
     @property

@@ -133,9 +133,13 @@ def test_without_a_strategy_nothing_is_planned() -> None:
             "-O transformer_layer_cls_to_wrap and -O min_num_params contradict",
             "keep one",
         ),
-        ("--strategy ddp -O nonfinite=ignore", (2,), "expected one of go-on, stop, skip", "-O nonfinite=go-on|stop|skip"),
+        (
+            "--strategy ddp -O nonfinite=ignore",
+            (2,),
+            "expected one of go-on, stop, skip",
+            "-O nonfinite=go-on|stop|skip",
+        ),
         ("--strategy fsdp -O nonfinite=skp", (2,), "did you mean skip?", "-O nonfinite="),
-        ("--strategy none -O nonfinite=skip", (2,), "-O nonfinite is an option of ddp", "--strategy ddp"),
         ("--strategy deepspeed -O nonfinite=skip", (2,), "-O nonfinite is an option of ddp", "--strategy ddp"),
         ("--strategy ddp -O comm_hook=batched_powersgd", (2,), "one of none, fp16, bf16, powersgd", "-O comm_hook="),
         (

@@ -65,6 +65,11 @@ class Nvml:
                 found += [self._gpu(part, index) for part in self._mig_parts(device) or [device]]
         return tuple(found)
 
+    def driver(self) -> str:
+        """The release of the driver; empty if it is not told."""
+        said = ctypes.create_string_buffer(_NAME_LENGTH)
+        return said.value.decode() if self._ask("nvmlSystemGetDriverVersion", said, _NAME_LENGTH) else ""
+
     def find(self, uuid: str) -> Device | None:
         """The GPU or MIG instance with this UUID; None if it does not exist."""
         device = Device()

@@ -9,8 +9,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ..diagnosis.hosts import FAULT, FINE, WARNING, Check
 from ..protocol import releases
 from ..protocol.errors import TorchDistError
 from ..protocol.inventory import local_inventory
@@ -30,16 +30,6 @@ SOCKET_PATH = 100
 WARM_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of ``doctor``. ``remedy`` says what to do if it is not ``ok``."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str = ""
-
-
 def checks() -> Iterator[Check]:
     """Run the checks one by one; they leave no files behind."""
     inventory = local_inventory()
@@ -53,32 +43,38 @@ def checks() -> Iterator[Check]:
     yield _warm_start()
 
 
-def text(found: list[Check]) -> str:
-    """The checks as lines, with a remedy for each problem."""
-    lines = []
-    for check in found:
-        lines.append(f"{'ok     ' if check.ok else 'PROBLEM'}  {check.name}: {check.found}")
-        if check.remedy and not check.ok:
-            lines.append(f"         → {check.remedy}")
-    problems = sum(not check.ok for check in found)
-    return "\n".join([*lines, "", f"{wording.count(problems, 'problem')} found" if problems else "all is well"])
+def line(check: Check) -> str:
+    """A check, with a remedy for each problem."""
+    remedy = f"         → {check.remedy}\n" if check.remedy and check.level != FINE else ""
+    found = check.found.replace("\n", "\n         ")
+    return f"{check.level:<8} {check.name}: {found}\n{remedy}"
+
+
+def summary(levels: list[str]) -> str:
+    """The last line."""
+    counts = [(levels.count(level), level) for level in (FAULT, WARNING)]
+    return ", ".join(wording.count(count, level) for count, level in counts if count) or "all is well"
+
+
+def _judged(name: str, ok: bool, found: str, remedy: str = "", level: str = FAULT) -> Check:
+    return Check(name, FINE if ok else level, found, remedy)
 
 
 def _python() -> Check:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
     ok = sys.version_info >= (3, 10) and sys.platform != "win32"
-    return Check("python", ok, found, "use Python 3.10 or newer on Linux or macOS; on Windows use WSL 2")
+    return _judged("python", ok, found, "use Python 3.10 or newer on Linux or macOS; on Windows use WSL 2")
 
 
 def _torch(inventory: Inventory) -> Check:
     if not inventory.torch:
-        return Check("torch", False, "not installed for this Python", f"{sys.executable} -m pip install torch")
+        return _judged("torch", False, "not installed for this Python", f"{sys.executable} -m pip install torch")
     try:
         releases.check(inventory.torch)
     except TorchDistError as error:
-        return Check("torch", False, error.message, error.hint)
+        return _judged("torch", False, error.message, error.hint)
     ok = not (inventory.gpus and inventory.torch.endswith("+cpu"))
-    return Check(
+    return _judged(
         "torch",
         ok,
         inventory.torch,
@@ -88,9 +84,9 @@ def _torch(inventory: Inventory) -> Check:
 
 def _gpus(inventory: Inventory) -> Check:
     if not inventory.gpus:
-        return Check("GPUs", True, "no GPU that this process can use; `--ranks N` runs on the CPU")
+        return _judged("GPUs", True, "no GPU that this process can use; `--ranks N` runs on the CPU")
     words = [f"{gpu.index} {gpu.name} ({wording.size(gpu.memory - gpu.memory_used)} free)" for gpu in inventory.gpus]
-    return Check("GPUs", True, ", ".join(words))
+    return _judged("GPUs", True, ", ".join(words))
 
 
 def _data_directory() -> Check:
@@ -101,10 +97,10 @@ def _data_directory() -> Check:
         with tempfile.NamedTemporaryFile(dir=root, prefix=".doctor-"):
             free = shutil.disk_usage(root).free
     except OSError as error:
-        return Check("data directory", False, f"{root}: {error.strerror or error}", remedy)
+        return _judged("data directory", False, f"{root}: {error.strerror or error}", remedy)
     if free < FREE:
         remedy = "remove old jobs (`%dist rm --older 7d`), or set $TORCHDIST_HOME to a directory on a larger disk"
-    return Check("data directory", free >= FREE, f"{root}, {wording.size(free)} free", remedy)
+    return _judged("data directory", free >= FREE, f"{root}, {wording.size(free)} free", remedy)
 
 
 def _runtime_directory() -> Check:
@@ -115,16 +111,16 @@ def _runtime_directory() -> Check:
         with tempfile.TemporaryDirectory(dir=path, prefix="d") as directory, socket.socket(socket.AF_UNIX) as server:
             server.bind(os.path.join(directory, "s"))
     except OSError as error:
-        return Check("runtime directory", False, f"{path}: {error.strerror or error}", remedy)
-    return Check("runtime directory", len(os.fsencode(path)) < SOCKET_PATH - 30, str(path), remedy)
+        return _judged("runtime directory", False, f"{path}: {error.strerror or error}", remedy)
+    return _judged("runtime directory", len(os.fsencode(path)) < SOCKET_PATH - 30, str(path), remedy)
 
 
 def _shared_memory() -> Check:
     if not os.path.isdir("/dev/shm"):
-        return Check("shared memory", True, "this system has no /dev/shm")
+        return _judged("shared memory", True, "this system has no /dev/shm")
     size = shutil.disk_usage("/dev/shm").total
     remedy = "DataLoader workers may die of SIGBUS: start the container with --shm-size=1g or more"
-    return Check("shared memory", size >= SHARED, f"/dev/shm, {wording.size(size)}", remedy)
+    return _judged("shared memory", size >= SHARED, f"/dev/shm, {wording.size(size)}", remedy, WARNING)
 
 
 def _loopback() -> Check:
@@ -132,8 +128,8 @@ def _loopback() -> Check:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
     except OSError as error:
-        return Check("loopback", False, f"127.0.0.1: {error.strerror or error}", "bring the interface lo up")
-    return Check("loopback", True, "127.0.0.1 can be bound")
+        return _judged("loopback", False, f"127.0.0.1: {error.strerror or error}", "bring the interface lo up")
+    return _judged("loopback", True, "127.0.0.1 can be bound")
 
 
 def _warm_start() -> Check:
@@ -147,7 +143,7 @@ def _warm_start() -> Check:
         finally:
             channel.close()
     except TorchDistError as error:
-        return Check("warm start", False, error.message, error.hint or remedy)
+        return _judged("warm start", False, error.message, error.hint or remedy)
     if ready is None:
-        return Check("warm start", False, f"no warm process after {WARM_SECONDS:.0f} s", remedy)
-    return Check("warm start", True, f"process {ready['pid']} has torch imported and is safe to fork")
+        return _judged("warm start", False, f"no warm process after {WARM_SECONDS:.0f} s", remedy)
+    return _judged("warm start", True, f"process {ready['pid']} has torch imported and is safe to fork")

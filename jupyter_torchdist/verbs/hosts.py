@@ -1,4 +1,4 @@
-"""``nodes`` and ``stop`` with ``--hosts``; and the names of hosts that the user has written down, for Tab."""
+"""``nodes``, ``doctor`` and ``stop`` with ``--hosts``; and the hosts that the user has written down, for Tab."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..diagnosis.hosts import FAULT, FINE, WARNING, Check, Facts, checks
 from ..launchers.ssh import launcher
 from ..protocol.errors import LaunchError, OptionError
 from ..protocol.hosts import Host, hosts_of
 from ..protocol.wire import messages
 from ..views import host_text
 from . import defaults
+from .all_reduce import all_reduce
 
 DEPTH = 16
 """How deep files of ssh may include one another; ``ssh`` has the same limit."""
@@ -28,6 +30,28 @@ def nodes(arguments: argparse.Namespace) -> Iterator[str]:
             assert isinstance(one.said, messages.Welcome)
             rows.append(host_text.row(one.inventory, one.clock, one.said.jobs))
     yield host_text.hosts_table(rows) + "\n"
+
+
+def examine(arguments: argparse.Namespace) -> Iterator[Check]:
+    """Facts about all hosts, judged; then an all-reduce over them. Hosts that fail are told, and left out of it."""
+    hosts = _hosts(arguments)
+    asked = list(zip(launcher.ask(hosts, warm=True), launcher.examine(hosts), strict=True))
+    found: list[Facts] = []
+    for one, answer in asked:
+        error = one.error or answer.error
+        if error is not None:
+            why = error.message.removeprefix(one.host.name).lstrip(": ")
+            yield Check("reached", FAULT, f"{one.host.name}: {why}", error.hint or launcher.LOOK)
+        elif isinstance(answer.said, messages.Examined):
+            found.append(Facts(one.inventory, answer.said, one.clock))
+    if found:
+        yield Check("reached", FINE, ", ".join(host.host for host in found))
+    judged = list(checks(found))
+    yield from judged
+    if len({host.build for host in found}) > 1:
+        yield Check("all-reduce", WARNING, "not tried, as torch differs", "install one release, and ask again")
+    elif found:
+        yield all_reduce(found, arguments.host_option)
 
 
 def stop(arguments: argparse.Namespace) -> Iterator[str]:

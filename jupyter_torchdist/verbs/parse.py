@@ -21,11 +21,11 @@ VERBS = {
     "rerun": "run a job again as it was captured",
     "rm": "remove jobs, or what is old",
     "nodes": "this machine, or hosts: cores, memory, GPUs, Python",
-    "doctor": "check this machine, and say what to do",
+    "doctor": "check this machine, or hosts, and say what to do",
     "plan": "what the options would run, and run nothing",
     "stop": "end the warm processes; on hosts, remove all that is ours",
 }
-OF_HOSTS = ("nodes", "stop")
+OF_HOSTS = ("nodes", "doctor", "stop")
 OF_A_JOB = ("show", "logs", "diagnose", "attach", "cancel", "rerun", "rm")
 
 

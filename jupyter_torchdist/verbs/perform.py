@@ -121,8 +121,12 @@ def _nodes(arguments: argparse.Namespace) -> Iterator[str]:
         yield "  no warm processes\n"
 
 
-def _doctor(_arguments: argparse.Namespace) -> Iterator[str]:
-    yield doctor.text(list(doctor.checks())) + "\n"
+def _doctor(arguments: argparse.Namespace) -> Iterator[str]:
+    levels = []
+    for check in hosts.examine(arguments) if arguments.hosts else doctor.checks():
+        levels.append(check.level)
+        yield doctor.line(check)
+    yield f"\n{doctor.summary(levels)}\n"
 
 
 def _plan(arguments: argparse.Namespace) -> Iterator[str]:

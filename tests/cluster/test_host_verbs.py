@@ -11,6 +11,7 @@ import pytest
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.ssh import launcher
 from jupyter_torchdist.protocol.errors import LaunchError
+from jupyter_torchdist.store import catalog
 from jupyter_torchdist.verbs.parse import parse
 from jupyter_torchdist.verbs.perform import perform
 from tests.cluster import node_python
@@ -56,6 +57,31 @@ def test_every_host_has_its_row(cluster: Cluster) -> None:
     assert "node9" in rows[3] and "Could not resolve" in rows[3] and "→ check the name" in rows[3]
     assert rows[4].startswith("node3 ") and "ready" not in rows[4]
     assert len(rows) == 5
+
+
+def test_doctor_examines_hosts_and_reduces_over_them(cluster: Cluster) -> None:
+    cluster.poweroff("node3")
+    text = said("doctor --hosts @both,node3")
+    assert "fault    reached: node3: " in text
+    assert "fine     reached: node1, node2\n" in text
+    assert re.search(r"^fine     torch: torch 2\.\d+", text, re.M)
+    assert "fine     network: MTU 1500\n" in text and "fine     interface: eth0" in text
+    assert re.search(r"^(fine|warning) +all-reduce: gloo, 2 ranks, 16 MiB: \d+\.\d\d GB/s on the bus", text, re.M), text
+    assert re.search(r"^1 fault", text.splitlines()[-1])
+    assert catalog.jobs() == []
+
+
+def test_doctor_says_why_hosts_do_not_meet(cluster: Cluster) -> None:
+    cluster.run("node2", "ip", "link", "set", "dev", "eth0", "mtu", "1400")
+    cluster.firewall("node1", "1024-65535")
+    try:
+        text = said("doctor --hosts @both")
+    finally:
+        cluster.run("node2", "ip", "link", "set", "dev", "eth0", "mtu", "1500")
+    assert "fault    network: node2 has MTU 1400; node1: MTU 1500\n         → " in text
+    assert re.search(r"^fault    all-reduce: .*\n         node2 cannot reach node1's store", text, re.M), text
+    assert text.endswith("\n2 faults\n")
+    assert [job.state for job in catalog.jobs()] == ["failed"]
 
 
 def test_stop_waits_for_jobs_and_leaves_what_cells_wrote(pool: DriverPool, cluster: Cluster) -> None:

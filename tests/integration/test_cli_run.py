@@ -198,7 +198,7 @@ def test_ctrl_c_while_attached_leaves_the_job_alone(torchdist: Run, tmp_path: Pa
 
 def test_doctor_finds_this_machine_well(torchdist: Run) -> None:
     done = torchdist("doctor")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("PROBLEM")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("fault ", "warning "))]
     assert done.returncode == 0
     assert all("shared memory" in line for line in lines), done.stdout
     assert "is safe to fork" in done.stdout

@@ -60,13 +60,13 @@ class Asked:
 
     def __init__(self, host: Host, verb: str, questions: Sequence[dict[str, Any]]) -> None:
         self.host = host
-        self.said: messages.Welcome | messages.Removed | None = None
+        self.said: messages.Welcome | messages.Removed | messages.Examined | None = None
         self.error: LaunchError | ChannelError | None = None
         self.clock = 0.0
         """How many seconds its clock is ahead of ours, less the way of the answer."""
         self._verb = verb
         self._questions = questions
-        kept = _kept.pop(host, None)
+        kept = _kept.pop(host, None) if verb == "relay" else None
         self.kept_until = time.monotonic() + ANSWER_SECONDS if kept else None
         self.channel = kept or self._connect()
 
@@ -93,7 +93,8 @@ class Asked:
         return replace(found, reach=replace(found.reach, forward=str(forward.path), login=self.said.login))
 
     def _connect(self) -> SshChannel:
-        _forwards.pop(self.host, None)  # of a connection that may have ended
+        if self._verb == "relay":
+            _forwards.pop(self.host, None)  # of a connection that may have ended
         return SshChannel(self.host.name, self.host.reach, self._verb)
 
     def ask(self) -> None:
@@ -112,7 +113,7 @@ class Asked:
         try:
             for message, _ in self.channel.receive():
                 said = messages.understood(messages.AGENT_SAYS, message)
-                if isinstance(said, (messages.Welcome, messages.Removed)):
+                if isinstance(said, (messages.Welcome, messages.Removed, messages.Examined)):
                     self.said = said
                 if isinstance(said, messages.Welcome):
                     self.clock = said.clock - time.time()
@@ -157,6 +158,11 @@ def remove(hosts: Sequence[Host]) -> list[Asked]:
     """End the agents of each host and delete what is ours there (``node/removal.py``)."""
     let_go()
     return _ask_all(hosts, "remove", [])
+
+
+def examine(hosts: Sequence[Host]) -> list[Asked]:
+    """Facts about each host (``node/examine.py``)."""
+    return _ask_all(hosts, "examine", [])
 
 
 def _ask_all(hosts: Sequence[Host], verb: str, questions: Sequence[dict[str, Any]]) -> list[Asked]:

@@ -81,7 +81,7 @@ class RankJob:
     def wait(self) -> RankJob:
         """Wait for the end; ``codes`` are the ranks' exit codes."""
         result = self.paths.root / "codes.json"
-        self.until(result.exists, timeout=60)
+        self.until(result.exists, timeout=110)
         self.codes = {int(rank): code for rank, code in json.loads(result.read_text()).items()}
         return self
 

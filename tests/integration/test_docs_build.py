@@ -19,6 +19,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=source, text=True, capture_output=True)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Sphinx 9 is not for Python 3.10")
 def test_the_pages_are_built_and_a_broken_link_is_named(tmp_path: Path) -> None:
     for name in ("docs", "notebooks", "tests/strategies", "tests/cells", "tests/benchmarks/RESULTS.md", "README.md",

@@ -27,14 +27,8 @@ for step in range(20):
     time.sleep(0.03)
 """
 
-OWN_SECONDS = 1.0
-"""What a job that nobody disturbs takes."""
-
-FINAL_SECONDS = 5.0
-"""Beyond the job's own time."""
-
-COLD_SECONDS = 10.0
-"""For the next agent to import torch on a busy machine, where one is killed before it has started the ranks."""
+PATIENCE = 60.0
+"""On a busy machine. Where nothing else runs, the job ends within some seconds; ``test_fault_soak.py`` holds that."""
 
 
 class Scene:
@@ -82,13 +76,13 @@ class Scene:
             self.notebook.load()
         return killed
 
-    def aftermath(self, paths: JobPaths, victim: str) -> str:
+    def aftermath(self, paths: JobPaths) -> str:
         """What is wrong after a while; empty when the job is final and nothing of it is alive."""
 
         def over() -> bool:
             return journal.state(paths).final and not processes_of_job(paths.job) and not self._drivers(paths)
 
-        wait_until(over, OWN_SECONDS + FINAL_SECONDS + (COLD_SECONDS if victim == "agent" else 0.0))
+        wait_until(over, PATIENCE)
         state = journal.state(paths)
         if not state.final:
             return f"state {state.state}"
@@ -122,7 +116,7 @@ def _loop(scene: Scene, rounds: int, seed: int) -> None:
         scene.warm()
         paths = scene.submit()
         killed = scene.kill(victim, paths, delay)
-        if trouble := scene.aftermath(paths, victim):
+        if trouble := scene.aftermath(paths):
             wrong.append(f"round {number}: {victim} killed ({killed}) after {delay:.3f} s: {trouble}")
             for process in processes_of_job(paths.job):
                 process.signal(signal.SIGKILL)

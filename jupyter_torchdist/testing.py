@@ -37,6 +37,7 @@ from .ranks import execution
 from .store import jobdir, journal, liveness
 from .store.blobs import BlobStore
 from .store.files import publish_json
+from .usercode.source import remember_cell
 
 NODE = "node0"
 
@@ -324,7 +325,7 @@ def _run_rank(job: FakeJob, number: int, blobs: Path) -> bool:
 
 def _run_code(spec: JobSpec, namespace: dict[str, Any], flags: int) -> None:
     if spec.kind == "cell":
-        execution.remember_cell(spec.source, spec.label, spec.first_line)
+        remember_cell(spec.source, spec.label, spec.first_line)
         execution.run_cell(execution.compile_cell(spec.source, spec.label, spec.first_line, flags), namespace)
     elif spec.kind == "function":
         execution.run_call(namespace)

@@ -263,7 +263,7 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
             Section(
                 "Ranks, GPUs and memory",
                 "There is less than was asked for. The message says what there is.",
-                ("planning/topology.py", "planning/placing.py", "planning/memory.py"),
+                ("planning/topology.py", "planning/placing.py", "planning/software.py", "planning/memory.py"),
             ),
             Section(
                 "The data directory",

@@ -29,7 +29,10 @@ from jupyter_torchdist.store.blobs import BlobStore
 RANKS = """
 import json, linecache, os, sys, traceback, types
 from pathlib import Path
-import torch._dynamo  # as a warm rank has; the first optimizer would import it, in each fork again
+try:
+    import torch._dynamo  # as a warm rank has; the first optimizer would import it, in each fork again
+except ImportError:  # another Python
+    pass
 from jupyter_torchdist import marshal
 from jupyter_torchdist.capture import CALL
 from jupyter_torchdist.protocol import codec
@@ -87,13 +90,14 @@ for line in sys.stdin:
 
 
 class Ranks:
-    """The second interpreter."""
+    """The second interpreter. ``python``: another one than ours, and the folder of what it needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: Path = Path(sys.executable), packages: Path | None = None) -> None:
         root = str(Path(__file__).parent.parent)
-        environ = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([root, str(packages)] if packages else [root])
+        environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RANKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
+            [python, "-c", RANKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:

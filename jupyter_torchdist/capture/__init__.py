@@ -3,6 +3,7 @@
     capture_cell(source, label, first_line, namespace, *, exclude=(), flags=0, cwd, labels=None) -> Capture
     capture_call(function, args, kwargs, *, cwd, labels=None) -> Capture
         captured as the name CALL = "__torchdist_call__": (function, args, kwargs)
+    packages(capture) -> tuple[Package, …]
     pack(capture, job, put: Callable[[bytes | memoryview], Blob]) -> Manifest
 
     Capture.names, .receipt (Captured…), .notes, .bound, .memo {place: object}, .size (bytes), .flags
@@ -18,5 +19,6 @@ from .cell import CALL, Capture, capture_call, capture_cell
 from .flow import Names
 from .names import analyse
 from .pack import pack
+from .packages import packages
 
-__all__ = ["CALL", "Capture", "Names", "analyse", "capture_call", "capture_cell", "pack"]
+__all__ = ["CALL", "Capture", "Names", "analyse", "capture_call", "capture_cell", "pack", "packages"]

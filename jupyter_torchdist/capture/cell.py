@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..protocol.bundle import Captured
+from ..protocol.bundle import Captured, Package
 from ..protocol.errors import UndefinedName
 from . import carried, modules
 from .attributes import Attributes
@@ -45,6 +45,14 @@ class Capture:
     sources: dict[str, modules.Source] = field(default_factory=dict)
     """Path below the ranks' source directory → the local module's source."""
     flags: int = 0
+    modules: dict[str, str] = field(default_factory=dict)
+    """Modules that the capture names → what needs them first."""
+    referred: frozenset[str] = frozenset()
+    """Those without which the job cannot run."""
+    portable: bool = False
+    """Whether another release of Python can read it."""
+    packages: tuple[Package, ...] = ()
+    """The installed ones among them, if hosts are to be compared."""
 
     @property
     def size(self) -> int:
@@ -64,6 +72,7 @@ def capture_cell(
     cwd: Path,
     labels: Mapping[str, str] | None = None,
     stateless: bool = False,
+    portable: bool = False,
 ) -> Capture:
     """What the cell needs from ``namespace``, and the state of this process, unless the cell is ``stateless``.
 
@@ -71,7 +80,8 @@ def capture_cell(
     globals get the rank's namespace as globals. ``hidden`` are names in it that belong to the IPython shell; the cell
     cannot use them. ``label`` and ``first_line`` name the cell and its first line in tracebacks. ``flags`` are
     compiler flags of the notebook's ``from __future__`` imports. ``labels`` renames source files of earlier cells
-    (co_filename → ``Cell In[3]``). Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
+    (co_filename → ``Cell In[3]``). ``portable``: another release of Python can
+    read it, too. Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
     """
     names = analyse(source, label, first_line, flags)
     for magic, line in names.magics.items():
@@ -88,9 +98,12 @@ def capture_cell(
         labels=labels or {},
         attributes=frozenset(names.attributes),
         imports=tuple(names.imports),
+        portable=portable,
     )
     bound = tuple(dict.fromkeys([*names.binds, *_star_names(names.stars)]))
-    return _capture(wanted, notes, source, names.imports, cwd, bound, names.flags | flags, stateless)
+    capture = _capture(wanted, notes, source, names.imports, cwd, bound, names.flags | flags, stateless)
+    imported = {module: f"line {line}" for module, line in names.imports.items()}
+    return replace(capture, modules=capture.modules | imported, referred=capture.referred | names.surely_imported)
 
 
 def capture_call(
@@ -100,6 +113,7 @@ def capture_call(
     *,
     cwd: Path,
     labels: Mapping[str, str] | None = None,
+    portable: bool = False,
 ) -> Capture:
     """A call of a function, as the captured name ``CALL``. Raises ``CaptureError``."""
     inner = getattr(function, "__func__", function)
@@ -107,7 +121,8 @@ def capture_call(
     if scope.get("__name__") != "__main__":
         scope = vars(sys.modules["__main__"])
     user = f"the call of {getattr(function, '__qualname__', type(function).__name__)}"
-    wanted = Wanted(scope, {CALL: user}, labels=labels or {}, own={CALL: (function, tuple(args), dict(kwargs))})
+    call = (function, tuple(args), dict(kwargs))
+    wanted = Wanted(scope, {CALL: user}, labels=labels or {}, own={CALL: call}, portable=portable)
     return _capture(wanted, [], "", (), cwd, (), 0)
 
 
@@ -137,6 +152,9 @@ def _capture(
         lines=_lines(closure.files, wanted.labels),
         sources=local.found,
         flags=flags,
+        portable=wanted.portable,
+        modules=dict.fromkeys(local.others, "a local module") | closure.modules,
+        referred=frozenset(closure.referred),
     )
 
 

@@ -39,6 +39,8 @@ class Closure:
     files: list[str]
     """Source files of the code that travels by value, by their names in this process."""
     modules: dict[str, str]
+    referred: set[str]
+    """The modules without which the stream cannot be loaded."""
     moved: set[str]
     missing: dict[str, str]
     """Names that captured functions use and no code defines → where they are used."""
@@ -52,7 +54,7 @@ class NamespacePickler(Pickler):
     """Writes the globals of notebook functions with the first function that uses them."""
 
     def __init__(self, file: io.BytesIO, wanted: Wanted, extents: dict[int, tuple[int, int]]) -> None:
-        super().__init__(file, wanted.namespace, extents)
+        super().__init__(file, wanted.namespace, extents, portable=wanted.portable)
         self.labels = dict(wanted.labels)
         self._stream = file
         self._wanted = wanted
@@ -116,6 +118,8 @@ class Wanted:
     """Values that travel under a name although they are not in the notebook's namespace."""
     reach: Callable[[Iterable[str]], Mapping[str, Any]] = lambda modules: {}
     """Modules that travel → attributes that travel with them. An attribute that cannot travel is left out."""
+    portable: bool = False
+    """For another release of Python, too."""
     states: Mapping[str, Any] = field(default_factory=dict)
     """The state of this process, by names that no code can have. A state that cannot travel is left out."""
 
@@ -245,6 +249,7 @@ def _finish(pickler: NamespacePickler, wanted: Wanted, stream: io.BytesIO) -> Cl
         shared,
         list(pickler.files),
         dict(pickler.modules),
+        pickler.referred,
         pickler.storages.moved,
         {name: place for name, place in pickler.missing.items() if name not in pickler.stored},
         tuple(name for name in pickler.found if name not in wanted.states),

@@ -38,6 +38,7 @@ class Names:
     binds: dict[str, int] = field(default_factory=dict)
     imports: dict[str, int] = field(default_factory=dict)
     """Modules that the cell, or a function in it, imports."""
+    surely_imported: set[str] = field(default_factory=set)
     stars: dict[str, int] = field(default_factory=dict)
     """Modules of ``from … import *``; the names that they bind are unknown here."""
     magics: dict[str, int] = field(default_factory=dict)

@@ -47,6 +47,11 @@ class LocalSources:
         self._cwd, self._seen = cwd, set(_NEVER)
         sources.note()
 
+    @property
+    def others(self) -> set[str]:
+        """Top-level modules that are imported and have no files in ``found``."""
+        return self._seen - _NEVER - self.tops
+
     def add(self, names: Iterable[str]) -> None:
         waiting = list(names)
         while waiting:

@@ -24,6 +24,10 @@ def analyse(source: str, label: str, first_line: int = 1, flags: int = 0) -> Nam
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
             flow.names.flags |= sum({FUTURE.get(alias.name, 0) for alias in statement.names})
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            flow.names.surely_imported.add(statement.module)
+        elif isinstance(statement, ast.Import):
+            flow.names.surely_imported.update(alias.name for alias in statement.names)
     flow.block(tree.body)
     return flow.names
 

@@ -28,6 +28,8 @@ def pack(capture: Capture, job: str, put: Put) -> Manifest:
         flags=capture.flags,
         bound=capture.bound,
         notes=capture.notes,
+        packages=capture.packages,
+        portable=capture.portable,
     )
 
 

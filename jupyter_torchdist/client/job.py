@@ -21,6 +21,7 @@ from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
 from ..store import catalog, files, jobdir, journal, liveness, logs
+from ..usercode.source import remember_cell
 from . import failures, tables
 from .drivers import DriverPool
 from .drivers import pool as default_pool
@@ -243,6 +244,8 @@ class Job:
             self._results[rank] = values = marshal.load_results(self.paths, rank, memo, _main())
             self._attributes |= marshal.attributes.take(values)
             self._states = states.take(values) or self._states
+            if self.spec.kind == "cell":  # where functions that came back are from
+                remember_cell(self.spec.source, self.spec.label, self.spec.first_line)
             self._release()
         return self._results[rank]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import capture as capturing
 from ..launchers import registry
+from ..marshal.portable import is_ours
+from ..planning import software
 from ..planning.topology import make_plan
+from ..protocol import inventory
 from ..protocol.bundle import Manifest
 from ..protocol.hosts import hosts_of
 from ..protocol.paths import Home
@@ -109,8 +113,8 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
         notebook=request.notebook,
     )
     inventories = _inventories(options)
-    capture = _capture(request, cwd)
-    capture = replace(capture, notes=(*options.ignored, *capture.notes))
+    capture = _capture(request, cwd, portable=not all(is_ours(one.python) for one in inventories if one.python))
+    capture = _compared(replace(capture, notes=(*options.ignored, *capture.notes)), inventories)
     plan = _plan(spec, home, inventories, lambda first: copy_fits(spec, capture, first, cwd, home, inventories[0]))
     return PreparedJob(spec, capture, plan, cwd, home)
 
@@ -207,9 +211,11 @@ def new_job_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def _capture(request: Request, cwd: Path) -> Capture:
+def _capture(request: Request, cwd: Path, *, portable: bool) -> Capture:
     if request.kind == "function":
-        return capturing.capture_call(request.function, request.args, request.kwargs, cwd=cwd, labels=request.labels)
+        return capturing.capture_call(
+            request.function, request.args, request.kwargs, cwd=cwd, labels=request.labels, portable=portable
+        )
     script = request.kind in PROGRAMS  # a rank runs the file itself: this process has none of its names
     return capturing.capture_cell(
         "" if script else request.source,
@@ -222,7 +228,18 @@ def _capture(request: Request, cwd: Path) -> Capture:
         cwd=cwd,
         labels=request.labels,
         stateless=script,
+        portable=portable,
     )
+
+
+def _compared(capture: Capture, inventories: Sequence[Inventory]) -> Capture:
+    """With a note on packages of hosts that differ. Raises ``ResourceError`` for one that a host lacks."""
+    hosts = [one for one in inventories if one.software is not None]
+    if not hosts:
+        return capture
+    packages = capturing.packages(capture)
+    note = software.compare(packages, platform.python_version(), inventory.installed("torch"), hosts)
+    return replace(capture, packages=packages, notes=(*capture.notes, *filter(None, [note])))
 
 
 def _inventories(options: Options) -> tuple[Inventory, ...]:

@@ -7,21 +7,24 @@ import json
 import linecache
 import os
 import pickle
+import pickletools
+import platform
 import shutil
 import sys
 import tempfile
 import types
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..protocol.bundle import Manifest
+from ..protocol.bundle import Manifest, Package
 from ..protocol.errors import CaptureError, DamagedJob
+from ..protocol.inventory import installed
 from ..protocol.paths import Home
-from . import codes, mapping, rebuild
+from . import codes, mapping, portable, rebuild
 
 _ATOMS: frozenset[type] = frozenset(
     {str, bytes, int, float, bool, complex, tuple, frozenset, type(None), range, slice, types.CodeType, types.CellType}
@@ -82,6 +85,9 @@ def load_bundle(
     Raises ``DamagedJob`` for a blob that is missing or was changed, ``CaptureError`` for an object that cannot be
     rebuilt here.
     """
+    if not (manifest.portable or portable.is_ours(manifest.python)):
+        message = f"the functions were captured by Python {manifest.python}; this is {platform.python_version()}"
+        raise CaptureError(message, "run the cell again: it is captured for the hosts of the job")
     for blob in dict.fromkeys(manifest.blobs):
         mapping.check_blob(blob, blob_dir)
     install_lines(manifest, blob_dir)
@@ -106,7 +112,7 @@ def read_stream(
     ranges = [(start := mapping.address_of(buffer), start + len(buffer)) for buffer in buffers]
     with open(blob_dir / manifest.stream.digest, "rb") as file, rebuild.loading(main, resolve, registers=registers):
         unpickler = pickle.Unpickler(file, buffers=iter(buffers))
-        parts = _loads(unpickler, file)
+        parts = _loads(unpickler, file, manifest.packages)
         passing, unread = b"", ""
         for names in parts:
             if (extra := names.pop("", None)) == STATES:
@@ -124,25 +130,48 @@ def read_stream(
 def _load_states(unpickler: pickle.Unpickler, file: Any, main: dict[str, Any]) -> str:
     """Load the last part of the stream. Returns the first error, or ""; the job continues without the rest."""
     try:
-        for state in _loads(unpickler, file):
+        for state in _loads(unpickler, file, ()):
             main.update(state)
     except CaptureError as error:
         return str(error.__cause__)
     return ""
 
 
-def _loads(unpickler: pickle.Unpickler, file: Any) -> Iterator[dict[str, Any]]:
+def _loads(unpickler: pickle.Unpickler, file: Any, packages: Sequence[Package]) -> Iterator[dict[str, Any]]:
     """Every pickle of the stream; they share one memo, so they share objects."""
     size = os.fstat(file.fileno()).st_size
-    while file.tell() < size:
+    while (start := file.tell()) < size:
         try:
             yield unpickler.load()
         except (EOFError, pickle.UnpicklingError) as error:
             raise DamagedJob(f"the captured names cannot be read: {error}", "run the cell again") from error
         except Exception as error:  # rebuilding runs the user's own code, which may raise anything
-            hint = "load or create it inside the cell, or leave it behind with --exclude NAME"
-            message = f"a captured object could not be rebuilt on the rank: {type(error).__name__}: {error}"
-            raise CaptureError(message, hint) from error
+            name = _name_at(file, start)
+            hint = f"load or create it inside the cell, or leave it behind with --exclude {name or 'NAME'}"
+            what, why = name or "a captured object", f"{type(error).__name__}: {error}{_other_versions(packages)}"
+            raise CaptureError(f"{what} could not be rebuilt on the rank: {why}", hint) from error
+
+
+def _name_at(file: Any, start: int) -> str:
+    """The name whose value the part of the stream that begins there is; empty if it does not say."""
+    file.seek(start)
+    try:
+        for operation, value, _ in pickletools.genops(file):
+            if operation.name not in ("PROTO", "FRAME", "EMPTY_DICT", "MEMOIZE"):
+                return value if isinstance(value, str) else ""
+    except ValueError:  # cut short
+        pass
+    return ""
+
+
+def _other_versions(packages: Sequence[Package]) -> str:
+    """A line for each package of another version than in the notebook, after a line's end."""
+    found = [(package, installed(package.name)) for package in packages if package.version]
+    return "".join(
+        f"\n{package.name} is {here or 'missing'} here, and {package.version} in the notebook"
+        for package, here in found
+        if here != package.version
+    )
 
 
 def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from cloudpickle import cloudpickle
 
-from . import byvalue, codes, rebuild, reducers
+from . import byvalue, codes, generated, portable, rebuild, reducers
 from .reducers import LARGE, Handler
 from .tensors import Storages, reduce_tensor
 
@@ -39,10 +39,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         main: dict[str, Any],
         extents: dict[int, tuple[int, int]] | None = None,
         large: int = LARGE,
+        portable: bool = False,
     ) -> None:
+        """``portable``: for another release of Python."""
         self.buffers: list[pickle.PickleBuffer] = []
         super().__init__(file, protocol=5, buffer_callback=_collector(self.buffers, large))
         self.main = main
+        self.portable = portable
         self.storages = Storages(extents)
         self.notes: list[str] = []
         self.labels: dict[str, str] = {}
@@ -50,6 +53,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Source files of the code that travels by value, by their names in this process."""
         self.modules: dict[str, str] = {}
         """Modules in the stream → the object that refers to them first."""
+        self.referred: set[str] = set()
+        """Those without which the stream cannot be loaded. Functions import the others when they run."""
         self._handlers: dict[type, Handler | None] = {}
         self._cells: set[int] = set()
         self._namespaces = byvalue.Namespaces(main)
@@ -89,6 +94,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = (cloudpickle._dynamic_class_reduce if by_value else cloudpickle._class_reduce)(value)
         if reduced is NotImplemented:
             self._refer(value)
+            if self.portable and (place := _public_place(value)):
+                return rebuild.original, place
         if not isinstance(reduced, tuple) or len(reduced) != 6:
             return reduced
         maker, arguments, state = reduced[:3]
@@ -96,7 +103,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             # cloudpickle sets ``__slots__`` after the class is made: too late
             arguments[3]["__slots__"] = state[0].pop("__slots__", ())
         parts = (maker, arguments[:-2], value.__module__, value.__qualname__, codes.class_digest(value))
-        return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
+        if not self.portable:
+            return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
+        own, again = generated.without_generated(value, state[0])
+        return rebuild.class_skeleton, parts, ((own, state[1]), again), None, None, generated.set_class
 
     def _function(self, value: types.FunctionType) -> Any:
         module = None if value.__globals__ is self.main else self._namespaces.of(value)
@@ -153,6 +163,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _code(self, value: types.CodeType) -> Any:
         self.files[value.co_filename] = None
         label = self.labels.get(value.co_filename)
+        if self.portable:
+            return portable.reduce(value, label or value.co_filename)
         return cloudpickle._code_reduce(value.replace(co_filename=label) if label else value)
 
     def _module(self, value: types.ModuleType) -> Any:
@@ -173,6 +185,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._refer_module(name, getattr(value, "__qualname__", name))
 
     def _refer_module(self, name: str, user: str) -> None:
+        self.referred.add(name)
         if name not in self.modules:
             if byvalue.exists_only_here(name):
                 raise pickle.PicklingError(f"the module {name} exists only in this process")
@@ -204,6 +217,16 @@ def _collector(buffers: list[pickle.PickleBuffer], large: int) -> Callable[[pick
         return False
 
     return collect
+
+
+def _public_place(value: type) -> tuple[str, str] | None:
+    """Module and name of a class that its own module is private for: 3.13 alone has ``pathlib._local``."""
+    parts = value.__module__.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:count]))
+        if parts[count].startswith("_") and getattr(module, value.__qualname__, None) is value:
+            return ".".join(parts[:count]), value.__qualname__
+    return None
 
 
 def _home(function: types.FunctionType) -> types.ModuleType | None:

@@ -131,9 +131,14 @@ def _make_class(kind: type, name: str, bases: tuple[Any, ...], attributes: dict[
             setattr(parent, "__init_subclass__", own)  # noqa: B010  # mypy refuses to assign a method
 
 
+def is_kept(target: Any) -> bool:
+    """Whether the object existed before: loading does not change it."""
+    return id(target) in _LOADING.get().kept
+
+
 def set_class(target: type, state: Any) -> None:
     """Set the attributes, but leave a class alone that existed before."""
-    if id(target) not in _LOADING.get().kept:
+    if not is_kept(target):
         cloudpickle._class_setstate(target, state)
 
 

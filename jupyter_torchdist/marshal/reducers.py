@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import dataclasses
 import functools
 import pickle
 import sys
@@ -188,7 +189,13 @@ def _named_type(pickler: Reducing, value: Any) -> Any:
     return type(value), (value.__name__,)
 
 
+def _missing(pickler: Reducing, value: Any) -> Any:
+    """``dataclasses`` compares by identity."""
+    return rebuild.original, ("dataclasses", "MISSING")
+
+
 _FIXED: dict[type, Handler] = {
+    type(dataclasses.MISSING): _missing,
     Storage: _storage,
     _lru_wrapper: _lru_cache,
     weakref.WeakKeyDictionary: _weak_keys,

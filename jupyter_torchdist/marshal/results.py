@@ -24,7 +24,7 @@ from ..protocol.bundle import Manifest
 from ..protocol.disk import open_plain, read_plain
 from ..protocol.errors import DamagedJob, RankFailed, StoreError
 from ..protocol.paths import Home, JobPaths
-from . import rebuild
+from . import portable, rebuild
 from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
 from .compare import Comparison, comparison_of
 from .culprit import explain
@@ -72,7 +72,9 @@ class ResultPickler(Pickler):
         large: int = LARGE,
         stays: Stays | None = None,
     ) -> None:
-        super().__init__(file, loaded.main if loaded else vars(sys.modules["__main__"]), extents, large)
+        main = loaded.main if loaded else vars(sys.modules["__main__"])
+        away = loaded is not None and not portable.is_ours(loaded.manifest.python)
+        super().__init__(file, main, extents, large, away)
         self._places = loaded.places if loaded else {}
         self._comparison = comparison_of(loaded) if loaded else None
         self.waiting: list[int] = []

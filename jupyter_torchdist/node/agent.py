@@ -278,7 +278,7 @@ class Agent:
             {
                 "type": "welcome",
                 "process": ProcessId.mine().to_json(),
-                "inventory": self._inventory(peer).to_json(),
+                "inventory": self._inventory(peer, said.software).to_json(),
                 "warm": self._starts.pool.describe(),
                 "jobs": [name for name, job in self._jobs.items() if job.state != "ended"],
                 "addresses": addresses(peer.environ) if peer.login else [],
@@ -289,10 +289,13 @@ class Agent:
             }
         )
 
-    def _inventory(self, peer: Peer) -> Inventory:
-        """As the login sees this machine: its Python may be another than ours."""
+    def _inventory(self, peer: Peer, software: bool) -> Inventory:
+        """As the login sees this machine: its packages may be others than ours."""
         found = inventory.local_inventory(peer.environ)
-        return replace(found, python=peer.login.release, torch=peer.login.torch) if peer.login else found
+        if peer.login is None:
+            return found
+        packages = inventory.software(peer.login.path) if software else None
+        return replace(found, python=peer.login.release, torch=peer.login.torch, software=packages)
 
     def _on_login(self, peer: Peer, said: messages.Login, body: bytes) -> None:
         peer.login = said

@@ -53,7 +53,8 @@ def main() -> None:
     """Copy in both directions until one side closes."""
     agent = connect_agent(sys.executable).detach()
     environ = {name: value for name, value in os.environ.items() if name != JOB_TOKEN}
-    here = {"python": sys.executable, "release": sys.version.split()[0], "torch": inventory.installed("torch")}
+    here = {"python": sys.executable, "release": sys.version.split()[0], "path": sys.path}
+    here["torch"] = inventory.installed("torch")
     login = frames.encode({"type": "login", "environ": environ, **here})
     copies = _Copy(0, agent, login), _Copy(agent, 1)
     for fd in (0, 1, agent):

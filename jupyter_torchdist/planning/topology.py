@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from ..protocol.errors import ResourceError
 from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
 from ..protocol.spec import JobSpec
 from .placing import places
+from .software import install
 from .strategy import plan_strategy
 
 OVERSUBSCRIPTION_LIMIT = 32
@@ -110,24 +110,16 @@ def _address(inventory: Inventory) -> str:
 
 
 def _check_software(inventory: Inventory, inventories: Sequence[Inventory]) -> None:
-    """Raises for a torch that is not supported, and for a host that differs from this notebook's Python."""
+    """Raises ``ResourceError`` for a torch that is not supported."""
     if not inventory.torch:
         return
     try:
         releases.check(inventory.torch)
     except ResourceError as error:
         if len(inventories) > 1 or inventory.reach.python:
-            raise ResourceError(f"{inventory.host}: {error.message}", error.hint) from None
+            hint = install(inventory, f"torch>={releases.words(releases.OLDEST)}")
+            raise ResourceError(f"{inventory.host}: {error.message}", hint) from None
         raise
-    version = ".".join(inventory.python.split(".")[:2])
-    if inventory.reach.python and version != "{}.{}".format(*sys.version_info):
-        raise ResourceError(
-            f"{inventory.host} has Python {version} ({inventory.reach.python}); this notebook has {{}}.{{}}".format(
-                *sys.version_info
-            ),
-            "functions of a notebook can only be loaded by the same release: "
-            f"name a Python {sys.version_info[0]}.{sys.version_info[1]} there with python",
-        )
 
 
 def _gpus_of_each(

@@ -35,6 +35,22 @@ class Captured:
 
 
 @dataclass(frozen=True)
+class Package:
+    """An installed package that the capture names."""
+
+    module: str
+    """At the top level: ``sklearn``."""
+    name: str
+    """Of the distribution, normalised: ``scikit-learn``."""
+    version: str
+    """In the notebook; empty if it is not known."""
+    user: str
+    """What needs it: ``line 3``, or an object of its."""
+    certain: bool
+    """Whether the job cannot run without it. An import in a function, or below ``try``, is not certain."""
+
+
+@dataclass(frozen=True)
 class SourceFile:
     """A file of a local module, at ``path`` below the ranks' source directory."""
 
@@ -61,6 +77,10 @@ class Manifest(Record):
     bound: tuple[str, ...] = ()
     """Names that the cell binds at its top level."""
     notes: tuple[str, ...] = ()
+    packages: tuple[Package, ...] = ()
+    """Of a job on hosts."""
+    portable: bool = False
+    """Whether another release of Python than ``python`` can read it."""
 
     @property
     def blobs(self) -> tuple[Blob, ...]:

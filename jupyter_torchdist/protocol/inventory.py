@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
 from .nvml import Nvml
 from .paths import scratch_dir
-from .plan import Gpu, Inventory
+from .plan import Gpu, Inventory, Software
 
 
 def local_inventory(environ: Mapping[str, str] | None = None) -> Inventory:
@@ -94,3 +96,34 @@ def installed(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return ""
+
+
+_INSTALLED = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-.*)?\.(dist|egg)-info")
+
+
+def normalised(distribution: str) -> str:
+    """The name as indexes compare it: ``Scikit_Learn`` → ``scikit-learn``."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def software(path: Sequence[str]) -> Software:
+    """What this interpreter finds with ``path`` as its ``sys.path``. Only directories are listed: no file is read."""
+    versions: dict[str, str] = {}
+    modules = set(sys.stdlib_module_names)
+    for entry in path:
+        try:
+            found = _listed(entry, os.stat(entry).st_mtime_ns)
+        except OSError:
+            continue
+        versions = {**found[0], **versions}
+        modules |= found[1]
+    return Software(versions, tuple(sorted(modules)))
+
+
+@lru_cache(maxsize=256)
+def _listed(folder: str, modified: int) -> tuple[dict[str, str], frozenset[str]]:
+    """The distributions and the modules in a directory that was ``modified`` then (ns)."""
+    names = os.listdir(folder)
+    installed = (found for name in names if (found := _INSTALLED.fullmatch(name)))
+    versions = {normalised(found["name"]): found["version"] for found in installed}
+    return versions, frozenset(stem for name in names if (stem := name.partition(".")[0]).isidentifier())

@@ -37,6 +37,16 @@ class Reach(Record):
 
 
 @dataclass(frozen=True)
+class Software(Record):
+    """What an interpreter finds on its path."""
+
+    versions: dict[str, str]
+    """Of distributions, by their normalised names."""
+    modules: tuple[str, ...]
+    """Names at the top level that can be imported, those of the standard library too."""
+
+
+@dataclass(frozen=True)
 class Inventory(Record):
     """The resources of one node. Memory in bytes."""
 
@@ -55,6 +65,8 @@ class Inventory(Record):
     reach: Reach = field(default_factory=Reach)
     slots: int | None = None
     """The number of ranks that the user wants there; None: the plan decides."""
+    software: Software | None = None
+    """None for this machine: it is the notebook's."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ def check(version: str) -> None:
     """Raises ``ResourceError`` for a release that is too old."""
     if release_of(version) < OLDEST:
         raise ResourceError(
-            f"torch {version} is too old: jupyter_torchdist needs torch {_words(OLDEST)} or newer",
-            f"pip install 'torch>={_words(OLDEST)}'",
+            f"torch {version} is too old: jupyter_torchdist needs torch {words(OLDEST)} or newer",
+            f"pip install 'torch>={words(OLDEST)}'",
         )
 
 
@@ -51,5 +51,5 @@ def check_plan(version: str, strategy: StrategyPlan, *, binds: bool) -> None:
             )
 
 
-def _words(release: Release) -> str:
+def words(release: Release) -> str:
     return ".".join(map(str, release))

@@ -6,7 +6,6 @@ import ast
 import asyncio
 import inspect
 import io
-import linecache
 import os
 import runpy
 import sys
@@ -16,13 +15,13 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+from ..usercode.source import remember_source
+
 VALUE = "__torchdist_value__"
 """Name in ``__main__`` for the value of the last line, or the result of the call."""
 
 CALL = "__torchdist_call__"
 """Name in ``__main__`` for the captured (function, args, kwargs)."""
-
-MAGIC_LINE = "%%distribute"
 
 
 def compile_cell(source: str, label: str, first_line: int, flags: int = 0) -> CodeType:
@@ -51,17 +50,6 @@ def ends_quietly(source: str) -> bool:
     skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.DEDENT)
     words = [token.string for token in tokens if token.type not in skipped]
     return bool(words) and words[-1] == ";"
-
-
-def remember_source(label: str, text: str) -> None:
-    """Put a source into ``linecache`` for tracebacks; without mtime, so that it is never compared with a file."""
-    linecache.cache[label] = (len(text), None, text.splitlines(keepends=True), label)
-
-
-def remember_cell(source: str, label: str, first_line: int) -> None:
-    """Put the cell's source into ``linecache`` under ``label``, with the magic line and the right line numbers."""
-    above = "\n" * (first_line - 2) + MAGIC_LINE + "\n" if first_line > 1 else ""
-    remember_source(label, above + source)
 
 
 def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
@@ -120,5 +108,5 @@ def run_script(source: str, path: str, argv: Sequence[str], names: dict[str, Any
     sys.argv = list(argv) or [path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     names.update(__file__=path, __loader__=SourceFileLoader("__main__", path), **_MAIN)
-    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    remember_source(path, source)
     exec(compile(source, path, "exec", dont_inherit=True), names)

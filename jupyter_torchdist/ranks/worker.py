@@ -32,6 +32,7 @@ from ..protocol.process import ProcessId
 from ..protocol.spec import PROGRAMS, JobSpec
 from ..states import Place
 from ..strategies.core import rank_context
+from ..usercode.source import remember_cell
 from . import api, bootstrap, children, execution, failures, group, shell
 from .alone import Alone
 from .autolog import Autolog
@@ -153,7 +154,7 @@ class Rank:
         self.autolog.install()
         shell.install(self.display, vars(self.main))
         children.install(self.main)
-        execution.remember_cell(spec.source, spec.label, spec.first_line)
+        remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
         attributes = ModuleAttributes(vars(self.main), manifest.bound, self.note)

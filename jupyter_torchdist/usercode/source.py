@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Iterable, Iterator
 from types import CodeType
 
@@ -19,6 +20,20 @@ Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 Block = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 Key = tuple[int, str]
 """A variable: the id of its function's node (0: global), and its name; ``.name`` for an attribute."""
+
+
+MAGIC_LINE = "%%distribute"
+
+
+def remember_source(label: str, text: str) -> None:
+    """Put a source into ``linecache`` for tracebacks; without mtime, so that it is never compared with a file."""
+    linecache.cache[label] = (len(text), None, text.splitlines(keepends=True), label)
+
+
+def remember_cell(source: str, label: str, first_line: int) -> None:
+    """Put the cell's source into ``linecache`` under ``label``, with the magic line and the right line numbers."""
+    above = "\n" * (first_line - 2) + MAGIC_LINE + "\n" if first_line > 1 else ""
+    remember_source(label, above + source)
 
 
 def loop_at(tree: ast.Module, line: int) -> ast.For | ast.While | None:

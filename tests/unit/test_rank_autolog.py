@@ -11,6 +11,7 @@ from jupyter_torchdist.ranks import execution
 from jupyter_torchdist.ranks.autolog import Autolog, loss_name
 from jupyter_torchdist.ranks.streams.metrics import Recorder
 from jupyter_torchdist.usercode.frames import is_users
+from jupyter_torchdist.usercode.source import remember_cell
 
 
 @pytest.mark.parametrize(
@@ -32,13 +33,13 @@ from jupyter_torchdist.usercode.frames import is_users
     ],
 )
 def test_names(line: str, direct: bool, name: str) -> None:
-    execution.remember_cell(f"x = 1\n{line}\n", "Cell In[31]", 2)
+    remember_cell(f"x = 1\n{line}\n", "Cell In[31]", 2)
     assert loss_name("Cell In[31]", 3, direct=direct) == name
 
 
 def test_a_source_that_is_not_there() -> None:
     assert loss_name("nowhere.py", 3) == "loss"
-    execution.remember_cell("this is not python\n", "Cell In[32]", 2)
+    remember_cell("this is not python\n", "Cell In[32]", 2)
     assert loss_name("Cell In[32]", 2) == "loss"
 
 
@@ -81,7 +82,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 
 def run(source: str, **names: Any) -> None:
-    execution.remember_cell(source, "Cell In[33]", 2)
+    remember_cell(source, "Cell In[33]", 2)
     code = execution.compile_cell(source, "Cell In[33]", 2)
     execution.run_cell(code, {"torch": torch, "w": torch.nn.Parameter(torch.ones(3)), **names})
 

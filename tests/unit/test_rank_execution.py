@@ -12,6 +12,7 @@ import pytest
 
 from jupyter_torchdist.ranks import execution
 from jupyter_torchdist.ranks.execution import CALL, VALUE
+from jupyter_torchdist.usercode.source import remember_cell
 
 
 def run(source: str, flags: int = 0) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_lines_are_the_users() -> None:
     with pytest.raises(SyntaxError) as caught:
         execution.compile_cell("x = 1\nreturn 2", "Cell In[3]", 2)
     assert (caught.value.filename, caught.value.lineno) == ("Cell In[3]", 3)
-    execution.remember_cell("a\nb\n", "Cell In[99]", 3)
+    remember_cell("a\nb\n", "Cell In[99]", 3)
     assert linecache.getlines("Cell In[99]") == ["\n", "%%distribute\n", "a\n", "b\n"]
     linecache.checkcache()
     assert linecache.getline("Cell In[99]", 4) == "b\n"

@@ -12,10 +12,11 @@ from jupyter_torchdist.protocol.errors import DamagedJob
 from jupyter_torchdist.protocol.events import ErrorRecord
 from jupyter_torchdist.ranks import api, execution, failures
 from jupyter_torchdist.usercode.frames import is_ours
+from jupyter_torchdist.usercode.source import remember_cell
 
 
 def failing(source: str, label: str = "Cell In[7]", first_line: int = 2, **names: Any) -> ErrorRecord:
-    execution.remember_cell(source, label, first_line)
+    remember_cell(source, label, first_line)
     try:
         execution.run_cell(execution.compile_cell(source, label, first_line), {"__name__": "__main__", **names})
     except BaseException as error:

@@ -12,6 +12,7 @@ import pytest
 
 from jupyter_torchdist.ranks import execution
 from jupyter_torchdist.usercode import positions
+from jupyter_torchdist.usercode.source import remember_cell, remember_source
 
 
 class Place:
@@ -66,7 +67,7 @@ def seen(cell: str, above: int = 0) -> list[str | None]:
     """What each use of ``x`` in a cell stood at."""
     cell = textwrap.dedent(cell).strip("\n") + "\n"
     SOURCE["Cell In[7]"] = "\n" * above + cell
-    execution.remember_cell(cell, "Cell In[7]", 1 + above)
+    remember_cell(cell, "Cell In[7]", 1 + above)
     x = Place()
     execution.run_cell(execution.compile_cell(cell, "Cell In[7]", 1 + above), {"x": x, "y": 2})
     return x.seen
@@ -99,14 +100,14 @@ def test_nothing_is_said_of_code_whose_source_is_another() -> None:
     """A file that was edited, or that is not there."""
     x = Place()
     SOURCE["nowhere.py"] = "x(1); x(2)"
-    execution.remember_source("nowhere.py", "x(1); x(2); x(3)" if sys.version_info < (3, 11) else "x(1); x(2)")
+    remember_source("nowhere.py", "x(1); x(2); x(3)" if sys.version_info < (3, 11) else "x(1); x(2)")
     exec(compile("x(1); x(2)", "nowhere.py", "exec"), {"x": x})
     assert x.seen == ([None] * 2 if sys.version_info < (3, 11) else ["x(1)", "x(2)"])
 
 
 def test_the_extent_of_one_of_several_lambdas_in_a_line() -> None:
     cell = "pair = [lambda a: a * 2, lambda a: a * 2 if a else a.real, lambda a: (lambda b: b)(a) and a]\n"
-    execution.remember_cell(cell, "Cell In[8]", 1)
+    remember_cell(cell, "Cell In[8]", 1)
     names: dict[str, Any] = {}
     execution.run_cell(execution.compile_cell(cell, "Cell In[8]", 1), names)
     spans = [positions.extent(one.__code__) for one in names["pair"]]

@@ -29,7 +29,8 @@ def main(mark: str, digest: str, verb: str, scratch: str) -> None:
         return
     if importlib.util.find_spec("torch") is None:
         say(
-            f"cannot has no torch in {sys.executable}; install it there, or name another with --host-option python=PATH"
+            f"cannot has no torch in {sys.executable}; install it there with "
+            f"`ssh HOST {sys.executable} -m pip install torch`, or name another with --host-option python=PATH"
         )
         return
     short = f"/tmp/torchdist-{os.getuid()}"

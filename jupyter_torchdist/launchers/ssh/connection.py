@@ -109,6 +109,7 @@ class SshChannel(Channel):
             return []
         word, _, reason = line.decode("utf-8", "replace").partition(" ")
         if word == "cannot":
+            reason = reason.replace("ssh HOST", f"ssh {self._host}")
             raise LaunchError(f"{self._host} {reason}", "%dist nodes --hosts shows what each host has")
         self._may_send = True
         if word == "need":

@@ -150,7 +150,7 @@ def probe(hosts: Sequence[Host]) -> tuple[Inventory, ...]:
 
 def ask(hosts: Sequence[Host], *, warm: bool = False) -> list[Asked]:
     """What each host has, in order. ``warm``: it also has a warm process ready soon."""
-    questions: list[dict[str, Any]] = [{"type": "hello", "process": ProcessId.mine().to_json()}]
+    questions: list[dict[str, Any]] = [{"type": "hello", "process": ProcessId.mine().to_json(), "software": warm}]
     return _ask_all(hosts, "relay", [*questions, {"type": "warm"}] if warm else questions)
 
 

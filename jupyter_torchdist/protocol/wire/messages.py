@@ -28,6 +28,8 @@ class Login(Record):
     release: str
     """Of the interpreter."""
     torch: str
+    path: tuple[str, ...] = ()
+    """The interpreter's ``sys.path``."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class SameLogin(Record):
 
 @dataclass(frozen=True)
 class Hello(Record):
-    """Who drives."""
+    """Who drives. ``software``: the welcome's inventory is to have it."""
 
     process: ProcessId
+    software: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.ssh.connection import ssh_words
 from jupyter_torchdist.protocol.errors import TorchDistError
 from tests.cluster import node_python
-from tests.cluster.cells import MEET, PATIENCE, start
+from tests.cluster.cells import MEET, PATIENCE, PYTHON, start
 from tests.cluster.cluster import Cluster
 from tests.lacking import lacking
 from tests.leaks import wait_until
@@ -215,3 +215,19 @@ def test_a_torch_that_is_too_old_is_refused(pool: DriverPool, write: Change) -> 
     write("node1", "/root/.profile", "export PYTHONPATH=/srv/old\n")
     with pytest.raises(TorchDistError, match=r"node1.* torch 2\.5\.0 is too old"):
         start(pool, MEET, ONE)
+
+
+def test_a_package_that_a_host_lacks_is_refused_before_anything_starts(pool: DriverPool) -> None:
+    with pytest.raises(TorchDistError, match=r"node1 \(.*\) lacks hypothesis \(line 2\)") as caught:
+        start(pool, "import hypothesis\n" + MEET, ONE)
+    assert f"ssh node1 'uv pip install -p {PYTHON} hypothesis==" in str(caught.value)
+
+
+def test_what_differs_on_a_host_is_noted(pool: DriverPool, write: Change) -> None:
+    write("node1", "/srv/other/numpy-0.9.dist-info/METADATA", "Name: numpy\nVersion: 0.9\n")
+    write("node1", "/root/.profile", "export PYTHONPATH=/srv/other\n")
+    job = start(pool, "import numpy\nprint(numpy.pi)", TWO)
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert [note.splitlines()[0] for note in job.manifest.notes if "differs" in note] == [
+        "what hosts have differs from this notebook: numpy"
+    ]

@@ -56,7 +56,8 @@ ours: a Slurm output, the files of several nodes, a pasted issue, packed by gzip
 torchdist diagnose slurm-4711.out          # one file
 torchdist diagnose node1.log node2.log.gz  # all nodes at once: the first failure is found among them
 kubectl logs -l job=train --prefix | torchdist diagnose -
-torchdist diagnose JOB                     # a job of ours, with its exceptions and exit codes
+torchdist diagnose logs/ nccl_trace_rank_* # a directory; dumps of PyTorch's flight recorder
+torchdist diagnose JOB                     # a job of ours, with its exceptions, exit codes and recorders
 ```
 
 In a notebook it is `%dist diagnose`. `--json` gives a list of findings for programs.
@@ -66,8 +67,23 @@ lines that show it. The first finding is the cause. What one rank's end does to 
 SIGTERM by `torchrun`, their time-outs) is never named as the cause when the logs hold a better one. Where they do not
 decide, the finding says so. Logs of a job that went well give no finding; a slow transport is a warning.
 
-The order of judgement: the rank's own exception, GPU or exit; NCCL's warnings; rendezvous and store; time-outs of
-collectives, compared over the ranks.
+The order of judgement: the rank's own exception, GPU or exit; NCCL's warnings; rendezvous and store; flight recorders
+and time-outs of collectives, compared over the ranks.
+
+## What ranks record
+
+PyTorch's flight recorder keeps the last collectives of each rank: operation, size, type, group, the line of the
+program, and whether it has ended. The recorders of all ranks together say which rank did not come to a collective, and
+which ranks called something else, in another order, or less often.
+
+* In a job of ours the recorder is on. A rank dumps it when ranks wait for long, when another rank has failed, when it
+  fails itself, and when its code has ended. The dumps are `rank-*.recorder` in the job's directory.
+  `TORCH_FR_BUFFER_SIZE=0` switches the recorder off.
+* NCCL's warnings are in files of their own, `rank-*.nccl.*`, with NCCL's details after the first one. If you set
+  `NCCL_DEBUG`, NCCL prints into the logs of the ranks as usual.
+* Under `torchrun`, NCCL's watchdog dumps at a time-out: `/tmp/nccl_trace_rank_*`, or the prefix in
+  `TORCH_NCCL_DEBUG_INFO_TEMP_FILE`. Give the files of all ranks. They are pickles: one that could run code is refused.
+  The JSON of Gloo's recorder is read, too. A dump's file name ends with its rank.
 
 NCCL, InfiniBand and GPU messages are known from NCCL's source and from public issues. They were not produced here.
 """.strip().splitlines()

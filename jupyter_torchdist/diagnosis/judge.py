@@ -79,16 +79,26 @@ class Sign:
 
 
 class Case:
-    """All that the logs of one job say. ``facts`` are lines that tell who is who, and that steps were done."""
+    """All that the logs of one job say. ``facts`` are lines that tell who is who, and that steps were done.
+
+    ``recorded`` is what the dumps of the flight recorder tell.
+    """
 
     def __init__(
-        self, signs: Sequence[Sign], facts: Sequence[Line], tracebacks: Sequence[Traceback], report: Report
+        self,
+        signs: Sequence[Sign],
+        facts: Sequence[Line],
+        tracebacks: Sequence[Traceback],
+        report: Report,
+        recorded: watchdog.Verdict | None = None,
     ) -> None:
         self.signs = signs
+        self.recorded = recorded
         self.facts = facts
         self.report = report
         self.tracebacks = tracebacks
         self._ranks = _ranks_of_pids(facts)
+        self._only = _only_one(tracebacks, report)
         steps = sorted((line.file, line.number) for line in facts if _TRAINED.search(line.text))
         self._trained = steps[STEPS - 1] if len(steps) >= STEPS else None
 
@@ -160,7 +170,7 @@ class Case:
 
     def _time_outs(self) -> Iterator[Candidate]:
         lines = [sign.line for sign in self.signs if watchdog.is_time_out(sign.line)]
-        verdict = watchdog.judge(lines, self.tracebacks, self.report)
+        verdict = self.recorded or watchdog.judge(lines, self.tracebacks, self.report)
         if verdict is not None:
             kind = BY_CODE[verdict.code]
             yield Candidate(kind, verdict.rank, None, verdict.words, verdict.lines, order=Order.COLLECTIVE)
@@ -206,7 +216,9 @@ class Case:
         return (self.report.root.line,) if self.report.root else tuple(end.line for end in self.report.ends[:1])
 
     def _rank(self, line: Line) -> int | None:
-        return line.rank if line.rank is not None else self._ranks.get((line.node, line.pid))
+        """Who printed it; where the line does not tell, the only rank that failed."""
+        known = line.rank if line.rank is not None else self._ranks.get((line.node, line.pid))
+        return self._only if known is None else known
 
     def _finding(self, one: Candidate) -> Finding:
         who = "a rank" if one.rank is None else f"rank {one.rank}"
@@ -217,7 +229,7 @@ class Case:
             one.kind.severity,
             one.rank,
             one.node,
-            one.kind.said({**one.words, "who": who}),
+            one.kind.said({"who": who, **one.words}),
             one.kind.cause,
             one.kind.remedy,
             evidence,
@@ -231,6 +243,13 @@ def _ranks_of_pids(lines: Iterable[Line]) -> dict[tuple[str | None, str | None],
         if line.pid and (found := _INIT.search(line.text)):
             ranks.setdefault((line.node, line.pid), int(found["rank"]))
     return ranks
+
+
+def _only_one(tracebacks: Iterable[Traceback], report: Report) -> int | None:
+    """The rank that failed, where launchers and exceptions name no other."""
+    ends = {end.rank for end in report.ends if end.code not in (0, -15, 143)}
+    ranks = ends or {one.rank for one in tracebacks if one.rank is not None}
+    return ranks.pop() if len(ranks) == 1 else None
 
 
 def _backed(order: Order, hard: set[Order]) -> bool:
@@ -248,13 +267,15 @@ def _of_exit(end: End) -> tuple[str, Order]:
 
 
 def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """One of each kind, the first, with the lines of the others as evidence."""
+    """One of each kind, the first, with the lines of the others as evidence, and a rank where one of them tells it."""
     kept: dict[str, Candidate] = {}
     for one in candidates:
         known = kept.get(one.kind.code)
         if known is None:
             kept[one.kind.code] = one
-        elif len(known.lines) < SHOWN:
+        elif len(known.lines) < SHOWN or known.rank is None:
             words = {**one.words, **known.words}
-            kept[one.kind.code] = replace(known, lines=(*known.lines, *one.lines), words=words)
+            rank = one.rank if known.rank is None else known.rank
+            lines = (*known.lines[: SHOWN - 1], *one.lines)
+            kept[one.kind.code] = replace(known, rank=rank, lines=lines, words=words)
     return list(kept.values())

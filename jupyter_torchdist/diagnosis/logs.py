@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..protocol.events import Finding
-from . import elastic, tracebacks
+from . import elastic, recorder, tracebacks
 from .catalogue import LISTED, Kind, kinds_by_word
+from .dumps import Dump
 from .judge import Case, Sign
 from .prefixes import Line
 from .reading import Log
@@ -17,10 +18,19 @@ FACTS = 500
 _FACTS = ("Bootstrap", "nranks", "loss", "step", "iter", "epoch")
 
 
-def diagnose(logs: Sequence[Log], known: elastic.Report = elastic.NOTHING) -> list[Finding]:
+NOWHERE: Mapping[int, str] = {}
+
+
+def diagnose(
+    logs: Sequence[Log],
+    known: elastic.Report = elastic.NOTHING,
+    dumps: Sequence[Dump] = (),
+    places: Mapping[int, str] = NOWHERE,
+) -> list[Finding]:
     """The cause first; then what else went wrong by itself; then warnings. Empty for logs of a job that went well.
 
-    ``known``: how the ranks ended, where that is known from elsewhere than the logs.
+    ``known``: how the ranks ended, where that is known from elsewhere than the logs. ``dumps``: of the flight recorder.
+    ``places``: where ranks were at that time.
     """
     signs: list[Sign] = []
     facts: list[Line] = []
@@ -35,7 +45,7 @@ def diagnose(logs: Sequence[Log], known: elastic.Report = elastic.NOTHING) -> li
         ]
         reports.append(elastic.find(log))
         found += exceptions
-    return Case(signs, facts, found, elastic.merged(reports)).findings()
+    return Case(signs, facts, found, elastic.merged(reports), recorder.judge(dumps, places)).findings()
 
 
 def _signs(log: Log, code: frozenset[int]) -> list[Sign]:

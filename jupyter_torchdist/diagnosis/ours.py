@@ -1,26 +1,33 @@
-"""The findings of a job of ours: its ranks' logs, exceptions and exit codes together."""
+"""The findings of a job of ours: its ranks' logs, exceptions, exit codes and flight recorders together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ..protocol.errors import OptionError
 from ..protocol.events import Finding
-from ..protocol.state import JobState, RankState
-from . import logs, reading
+from ..protocol.state import RANK_ENDS, JobState, RankState
+from . import dumps, logs, reading
+from .dumps import Dump
 from .elastic import End, Report
 from .prefixes import read
 
 BUDGET = 64 * 2**20
 """Bytes of logs that are read, all ranks together; of each log its two ends."""
 
+ASKED_WITH = 5.0
+"""Seconds that a rank's place may be older than a dump of the same wait."""
+
 
 class LogFile(Protocol):
-    """One stream of one rank."""
+    """One stream of one rank; ``recorder`` is that of its flight recorder's dumps."""
 
     @property
     def rank(self) -> int: ...
+    @property
+    def stream(self) -> str: ...
     @property
     def node(self) -> str: ...
     @property
@@ -31,7 +38,7 @@ def diagnose(files: Iterable[LogFile], state: JobState) -> list[Finding]:
     """The cause first. Raises ``OptionError`` for a log that cannot be read."""
     files = list(files)
     largest = BUDGET // max(1, len(files))
-    texts = [reading.of_file(file.path, file.rank, file.node, largest) for file in files]
+    texts = [reading.of_file(file.path, file.rank, file.node, largest) for file in files if file.stream != "recorder"]
     texts.append(reading.of_text("notes", "\n".join(state.notes)))
     texts += [
         reading.of_text(_name(rank), rank.error.text, rank.rank, rank.host)
@@ -39,7 +46,34 @@ def diagnose(files: Iterable[LogFile], state: JobState) -> list[Finding]:
         if rank.error is not None
     ]
     ends = tuple(_end(rank, root=place == 0) for place, rank in enumerate(state.failures()))
-    return logs.diagnose(texts, Report(ends, terminated=True, present=state.state == "failed"))
+    recorded = _dumps(files, state)
+    since = min((dump.time for dump in recorded), default=0.0) - ASKED_WITH
+    places = dict(state.places(state.ranks, since))
+    return logs.diagnose(texts, Report(ends, terminated=True, present=state.state == "failed"), recorded, places)
+
+
+def _dumps(files: Sequence[LogFile], state: JobState) -> list[Dump]:
+    """The last one of each rank, where they tell of the job as it is: while it runs, of a wait that goes on."""
+    waits = [waiting.since for rank in state.ranks.values() if (waiting := rank.waits_in)]
+    over = state.final or all(rank.state in RANK_ENDS for rank in state.ranks.values())
+    if state.state == "succeeded" or not (over or waits):
+        return []
+    found = {}
+    for file in files:
+        if file.stream == "recorder":
+            dump = _dump(file)
+            if dump is not None and (over or dump.end or dump.time > max(waits)):
+                found[file.rank] = dump
+    return list(found.values())
+
+
+def _dump(file: LogFile) -> Dump | None:
+    """None for a file that user code has damaged, and for one whose rank is not the owner."""
+    try:
+        dump = dumps.read(str(file.path), reading.data_of(file.path), file.node)
+    except OptionError:
+        return None
+    return dump if dump.rank == file.rank else None
 
 
 def _end(rank: RankState, root: bool) -> End:

@@ -91,22 +91,30 @@ def of_text(name: str, text: str, rank: int | None = None, node: str | None = No
 
 
 def of_file(path: Path, rank: int | None = None, node: str | None = None, largest: int = LARGEST) -> Log:
-    """``-`` is standard input. Of more than ``largest`` bytes, the two ends are read.
+    """As ``data_of``."""
+    return of_data(str(path), data_of(path, largest), rank, node)
+
+
+def of_data(name: str, data: bytes, rank: int | None = None, node: str | None = None) -> Log:
+    return of_text(name, data.decode("utf-8", "replace"), rank, node)
+
+
+def data_of(path: Path, largest: int = LARGEST) -> bytes:
+    """``-`` is standard input. What is packed is unpacked. Of more than ``largest`` bytes, the two ends are read.
 
     Raises ``OptionError`` for what cannot be read.
     """
     try:
         with sys.stdin.buffer if str(path) == "-" else open_plain(path) as file:
-            return of_text(str(path), _text(file, largest), rank, node)
+            return _unpacked(file, largest)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise OptionError(f"{path} cannot be read: {reason}", "give a text file, or one packed by gzip") from error
 
 
-def _text(file: BinaryIO, largest: int) -> str:
+def _unpacked(file: BinaryIO, largest: int) -> bytes:
     packed = file.peek(len(_GZIP)).startswith(_GZIP)  # type: ignore[attr-defined]
-    data = _both_ends(gzip.GzipFile(fileobj=file) if packed else file, largest // 2)  # type: ignore[arg-type]
-    return data.decode("utf-8", "replace")
+    return _both_ends(gzip.GzipFile(fileobj=file) if packed else file, largest // 2)  # type: ignore[arg-type]
 
 
 def _both_ends(file: BinaryIO, half: int) -> bytes:

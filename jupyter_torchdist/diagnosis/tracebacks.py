@@ -13,7 +13,7 @@ _FRAME = re.compile(r'\s*(?:File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?
                     r"|(?P<cell>Cell In\[\d+\]), line (?P<number>\d+))")  # fmt: skip
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*?(?:\.[A-Z]\w*|^[A-Z]\w*)?)(?:: (?P<message>.*)|:?\s*)$")
 _PROCESS = re.compile(r"-- Process (\d+) terminated with the following error")
-_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen |/bin/torchrun|importlib")
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python3|<frozen |/bin/torchrun|importlib|/jupyter_torchdist/")
 
 KEPT = 200
 """Tracebacks of one log that are read, half from each end."""
@@ -72,6 +72,11 @@ def find(log: Log) -> list[Traceback]:
     return found
 
 
+def is_library(file: str) -> bool:
+    """Whether a frame of this file is not the program's own."""
+    return bool(_LIBRARY.search(file))
+
+
 def _read(log: Log, start: int) -> Traceback | None:
     head = log.line(start)
     indent = len(head.text) - len(head.text.lstrip())
@@ -100,7 +105,7 @@ def _read(log: Log, start: int) -> Traceback | None:
                 line,
                 exception["type"],
                 (exception["message"] or "").strip(),
-                next((frame for frame in reversed(frames) if not _LIBRARY.search(frame.file)), None),
+                next((frame for frame in reversed(frames) if not is_library(frame.file)), None),
                 tuple(frame.function for frame in frames),
                 frozenset({*masked, place} if ignored else masked),
                 ignored,

@@ -25,7 +25,7 @@ _COLLECTIVES = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` of the catalogue, the culprit where one is known, and words for the sentence's groups."""
+    """``code`` of the catalogue, the culprit where one is known, and words for the groups of the kind's sentence."""
 
     code: str
     rank: int | None
@@ -72,8 +72,7 @@ def _nccl(works: list[_Work]) -> Verdict:
     ahead = max(works, key=lambda work: work.seq)
     if behind.seq != ahead.seq:
         reason = f"rank {behind.rank} at {behind.op} #{behind.seq}, rank {ahead.rank} at {ahead.op} #{ahead.seq}"
-        few = [work.rank for work in works if work.seq == behind.seq]
-        return Verdict("desync", few[0] if len(few) == 1 else None, {"reason": reason}, lines)
+        return Verdict("desync", _alone(works), {"reason": reason}, lines)
     other = next((work for work in works if (work.op, work.numel) != (first.op, first.numel)), None)
     if other is not None:
         reason = f"rank {first.rank} {_call(first)}, rank {other.rank} {_call(other)}"
@@ -84,6 +83,16 @@ def _nccl(works: list[_Work]) -> Verdict:
     if len(missing) == 1 and len(ranks) > 1:
         return Verdict("rank-stuck", missing[0], {}, lines)
     return Verdict("watchdog-same-op", None, _timed_out(first.op, ranks), lines)
+
+
+def _alone(works: Sequence[_Work]) -> int | None:
+    """The rank that is behind all others, or else ahead of all others that are at one point."""
+    places = sorted({work.seq for work in works})
+    for place in places if len(places) == 2 else places[:1]:
+        ranks = [work.rank for work in works if work.seq == place]
+        if len(ranks) == 1:
+            return ranks[0]
+    return None
 
 
 def _call(work: _Work) -> str:

@@ -21,7 +21,7 @@ def of(paths: JobPaths, state: JobState) -> list[dict[str, Any]]:
     from ..diagnosis import ours  # most jobs end well, and need no catalogue
 
     try:
-        found = ours.diagnose(logs.files(paths), state)
+        found = ours.diagnose(logs.evidence(paths), state)
     except OptionError:
         return []
     untold = [finding for finding in found if finding.severity == "fault" and finding.code not in TOLD]

@@ -338,7 +338,7 @@ class Link:
         self.send({"type": "signal", "job": self._plan.job, "signal": number})
 
     def ask_places(self) -> None:
-        """Have every rank say where it is."""
+        """Have every rank say where it is, and dump its flight recorder."""
         self.send({"type": "stacks", "job": self._plan.job})
 
     def end(self, grace: float) -> None:

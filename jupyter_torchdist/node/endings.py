@@ -50,7 +50,7 @@ def where(text: str) -> str:
     if not found:
         return ""
     main = found.pop()
-    if any(function == "_join_threads" for file, _, function in main if file.startswith(OURS)):
+    if any(function == "join_threads" for file, _, function in main if file.startswith(OURS)):
         others = [frames for frames in found if not any(file.startswith(OURS) for file, _, _ in frames)]
         places = ", ".join(map(position, others))
         return f"it waits for its threads ({places}), because Python waits for threads that are not daemons"

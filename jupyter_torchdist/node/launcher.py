@@ -15,7 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from multiprocessing.popen_fork import Popen
@@ -29,10 +30,11 @@ from ..protocol.plan import NodePlan, Plan
 from ..protocol.process import ProcessId, exit_in_words
 from ..protocol.wire.assignment import Assignment
 from ..ranks.eventfile import EventFile
+from . import asking
 from . import assignment as world
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+    from torch.distributed.elastic.multiprocessing.api import MultiprocessContext, SubprocessContext
     from torch.distributed.launcher.api import LaunchConfig
 
 MONITOR_INTERVAL = 0.01
@@ -46,7 +48,8 @@ def main(assignment: Assignment) -> int:
     """Run the ranks until all have exited. Returns the exit code of the launcher. Never raises."""
     events = EventFile(assignment.node_paths.launcher_events)
     events.write("launcher.started", process=ProcessId.mine().to_json(), attempt=assignment.attempt)
-    watch = RankWatch(events, assignment.plan.grace)
+    ranks = assignment.node_plan().ranks
+    watch = RankWatch(events, assignment.plan.grace, partial(asking.ask, assignment.node_paths, ranks))
     error = ""
     try:
         import torch
@@ -74,9 +77,15 @@ def _about_shared_memory(failure: BaseException) -> str:
 class RankWatch:
     """Records how each rank's process ended. The engine itself reports only the first failure."""
 
-    def __init__(self, events: EventFile, grace: float) -> None:
-        """``grace``: seconds from the engine's SIGTERM to its SIGKILL."""
+    def __init__(
+        self, events: EventFile, grace: float, ask: Callable[[Mapping[int, int], Callable[[], Set[int]]], None]
+    ) -> None:
+        """``grace``: seconds from the engine's SIGTERM to its SIGKILL. ``ask`` is called before (``asking.ask``)."""
         self._events, self._grace = events, max(1, round(grace))
+        self.ask = ask
+        self._forked: list[Popen] = []
+        """In the order of the ranks."""
+        self._asked = False
         self.codes: dict[int, int] = {}
         self._living: dict[int, int] = {}
         """Pidfd of each forked rank that was not reaped."""
@@ -113,6 +122,15 @@ class RankWatch:
         if pid not in self.codes:
             self.codes[pid] = code
             self._events.write("launcher.child", pid=pid, code=code, why=exit_in_words(code), stopped=stopped)
+
+    def ask_first(self) -> None:
+        """Ask the living forked ranks once, before any of them is signalled."""
+        if not self._asked:
+            self._asked = True
+            self.ask(
+                {place: process.pid for place, process in enumerate(self._forked)},
+                lambda: {process.pid for process in self._forked if process.poll() is None},
+            )
 
     def sleep(self, seconds: float) -> None:
         """``time.sleep`` that ends early when a rank exits or returns, since polling would take CPU time from ranks."""
@@ -152,9 +170,25 @@ class RankWatch:
                 """
                 for process in self._pc.processes if self._pc else ():
                     process.is_alive()
+                if not self._is_done():
+                    watch.ask_first()
                 watch.close_within(watch._grace)
                 self._worker_finished_event.set()  # the engine stops waiting for returns here
                 super()._close(death_sig, watch._grace)
+
+        return Ranks
+
+    def fresh_context_class(self) -> type[SubprocessContext]:
+        """The engine's class of ranks that are new interpreters, extended to ask them before they are ended."""
+        from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+        watch = self
+
+        class Ranks(SubprocessContext):
+            def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+                processes = [handler.proc for handler in (self.subprocess_handlers or {}).values()]
+                watch.ask(self.pids(), lambda: {process.pid for process in processes if process.poll() is None})
+                super()._close(death_sig, timeout)
 
         return Ranks
 
@@ -168,6 +202,7 @@ class RankWatch:
         class RankProcess(Popen):
             def _launch(self, process_obj: BaseProcess) -> None:
                 super()._launch(process_obj)  # type: ignore[misc]
+                watch._forked.append(self)
                 if hasattr(os, "pidfd_open"):
                     self.sentinel: int = os.pidfd_open(self.pid)
                     watch._living[self.pid] = self.sentinel
@@ -180,6 +215,7 @@ class RankWatch:
 
             def _send_signal(self, sig: int) -> None:
                 """The engine calls this only for a process that is alive."""
+                watch.ask_first()
                 watch._signalled.add((self.pid, sig))
                 super()._send_signal(sig)  # type: ignore[misc]
 
@@ -308,6 +344,7 @@ def rank_entry(job_root: str, blobs: str, node: str, handler: Any) -> None:
 
 def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> None:
     from torch.distributed import run
+    from torch.distributed.elastic import multiprocessing
 
     from . import rendezvous
 
@@ -315,6 +352,7 @@ def _run_fresh(assignment: Assignment, events: EventFile, watch: RankWatch) -> N
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, assignment.world.sys_path))
     handler = _rendezvous(assignment, events)
     rendezvous.register(lambda parameters: handler)
+    multiprocessing.SubprocessContext = watch.fresh_context_class()  # type: ignore[misc]
     words = torchrun_words(assignment.plan, assignment.node_plan(), handler.get_run_id())
     worker = ["-m", "jupyter_torchdist.node", "worker", assignment.job_root, assignment.blobs, assignment.node]
     run.run(run.parse_args([*words, *worker]))

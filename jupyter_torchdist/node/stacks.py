@@ -31,7 +31,10 @@ class Stacks:
         """Per rank: when it was asked, and the offset in its file at which the answer begins."""
 
     def ask(self, rank: int, process: ProcessId, now: float, told: Callable[[str], None]) -> None:
-        """Have the rank write its stacks; ``turn`` calls ``told`` with the text, empty if there is none."""
+        """Have the rank write its stacks and dump its flight recorder (``ranks/recording.py``).
+
+        ``turn`` calls ``told`` with the text, empty if there is none.
+        """
         self._asked[rank] = now, self._size(rank), told
         process.signal(STACKS_SIGNAL)
 

@@ -240,3 +240,16 @@ class NodePaths:
     def stacks(self, rank: int) -> Path:
         """``faulthandler`` dumps (SIGUSR1)."""
         return self.root / f"rank-{rank:05d}.stacks"
+
+    def recorder(self, rank: int) -> Path:
+        """Dumps of torch's flight recorder, one JSON line each (``ranks/recording.py``)."""
+        return self.root / f"rank-{rank:05d}.recorder"
+
+    def nccl(self, rank: int) -> Path:
+        """NCCL's log; NCCL appends a dot and the process's number."""
+        return self.root / f"rank-{rank:05d}.nccl"
+
+    @property
+    def nccl_dump(self) -> Path:
+        """What NCCL's watchdog dumps at a time-out, pickled; torch appends the rank."""
+        return self.root / "nccl-dump-"

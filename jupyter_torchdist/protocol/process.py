@@ -156,6 +156,16 @@ class ProcessId(Record):
         return True
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal (``SigCgt`` of proc(5))."""
+    try:
+        lines = _read(f"/proc/{pid}/status").split(b"\n")
+    except OSError:
+        return False
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")), 0)
+    return bool(mask >> (number - 1) & 1)
+
+
 def job_token_of(pid: int) -> str:
     """The token of the process; empty if it has none or cannot be read."""
     try:

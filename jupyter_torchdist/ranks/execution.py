@@ -9,6 +9,7 @@ import io
 import os
 import runpy
 import sys
+import threading
 import tokenize
 from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
@@ -110,3 +111,19 @@ def run_script(source: str, path: str, argv: Sequence[str], names: dict[str, Any
     names.update(__file__=path, __loader__=SourceFileLoader("__main__", path), **_MAIN)
     remember_source(path, source)
     exec(compile(source, path, "exec", dont_inherit=True), names)
+
+
+def threads() -> list[threading.Thread]:
+    """The user's non-daemon threads, for which an interpreter waits at exit."""
+    return [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+
+
+def join_threads() -> None:
+    """Wait for the user's threads, as an interpreter does at exit.
+
+    The exit handlers of ``threading`` end idle threads of executors.
+    """
+    for call in reversed(getattr(threading, "_threading_atexits", ())):
+        call()
+    for thread in threads():
+        thread.join()

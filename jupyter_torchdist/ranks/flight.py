@@ -95,6 +95,17 @@ def members(group: str) -> list[int] | None:
     return []
 
 
+def groups() -> dict[str, list[int]]:
+    """The job's ranks in each group, by the group's name in the recorder."""
+    found = ranks_of_groups()
+    return {group.group_name: sorted(ranks) for group, ranks in found if hasattr(group, "group_name")}
+
+
+def dumps() -> list[dict[str, Any]]:
+    """All that the recorders hold, but no stacks: torch would import its compiler for them, which takes seconds."""
+    return [found for recorder in (NCCL, OTHERS) if (found := _dump(recorder, entries=True)).get("entries")]
+
+
 def _dump(recorder: str, *, entries: bool) -> dict[str, Any]:
     dump = recorder_dump(recorder)
     if dump is None:

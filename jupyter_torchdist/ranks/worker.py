@@ -14,7 +14,6 @@ import multiprocessing.util
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,6 +41,7 @@ from .lastwill import LastWill
 from .module_attributes import ModuleAttributes
 from .notanumber import FirstNaN
 from .notebook_state import Carried
+from .recording import Recording, innermost, write_into
 from .results import Questions, Results
 from .streams.display import Display
 from .streams.flusher import Flusher
@@ -98,6 +98,8 @@ class Rank:
         self.interrupts = bootstrap.RankInterrupts(self.flusher)
         first_nan = FirstNaN(self.events, files.not_a_number, self.number)
         self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
+        write_into(os.environ, files, self.number)
+        self.recording = Recording(files, self.number)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
         self.autolog = Autolog(self.recorder)
         self.meeting: group.Meeting | None = None
@@ -124,7 +126,7 @@ class Rank:
                 way.finish(vars(self.main))
             _finish_saving()
             self.begin_to_end()
-            _join_threads()
+            execution.join_threads()
             self.interrupts.disarm()
         except BaseException as error:  # noqa: BLE001  # whatever user code raises
             self.interrupts.disarm()
@@ -150,6 +152,7 @@ class Rank:
         self.may_connect()
         self.meeting = group.join(plan, device)
         self.watch.start()
+        self.recording.listen()
         api.use(self.recorder)
         self.autolog.install()
         shell.install(self.display, vars(self.main))
@@ -256,6 +259,7 @@ class Rank:
     def begin_to_end(self) -> None:
         """From now on this rank waits for no other rank. If it does not exit, the agent reports it."""
         bootstrap.show_stacks_in(self.stacks)
+        self.recording.write("done", "")
         self.events.write("rank.ending")
 
     def succeed(self) -> None:
@@ -282,7 +286,7 @@ class Rank:
         self.say(failures.record(error))
         self.publish()
         self.clean_up()
-        if _threads():
+        if execution.threads():
             os._exit(0)  # a user thread would keep the process alive
 
     def fail(self, error: BaseException) -> NoReturn:
@@ -294,6 +298,7 @@ class Rank:
             self.events.write("rank.failed", error=record.to_json())
             self.say(record)
             self.flush()
+            self.recording.write("failed", innermost((frame[0], frame[1]) for frame in record.frames[::-1]))
             if self.results is not None:
                 self.results.dump_error(error)
                 self.publish()
@@ -378,22 +383,6 @@ def _finish_saving() -> None:
     """Wait for a checkpoint that is still being written. If it fails, the job fails."""
     if (saving := sys.modules.get("jupyter_torchdist.checkpoint.saving")) is not None:
         saving.wait()
-
-
-def _threads() -> list[threading.Thread]:
-    """The user's non-daemon threads, for which an interpreter waits at exit."""
-    return [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
-
-
-def _join_threads() -> None:
-    """Wait for the user's threads, as an interpreter does at exit.
-
-    The exit handlers of ``threading`` end idle threads of executors.
-    """
-    for call in reversed(getattr(threading, "_threading_atexits", ())):
-        call()
-    for thread in _threads():
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from . import screen
 
 STREAMS = ("out", "err")
 
+NCCL, RECORDER = "nccl", "recorder"
+"""Streams that are read for their causes alone."""
+
 LINE_LIMIT = 64 * 1024
 """Largest size of a line in bytes; a longer line is read in pieces of this size."""
 
@@ -24,7 +27,9 @@ LAST_WORDS = 3
 _STACK_OR_LOGGING = re.compile(r"\s|Traceback \(most|[DIWEC] \d{4}-\d\d-\d\d |During handling|The above exception")
 
 _BLOCK = 64 * 1024
-_NAME = re.compile(r"rank-(\d+)\.(out|err)")
+_ORDER = (*STREAMS, NCCL, RECORDER)
+_NAME = re.compile(r"rank-(\d+)\.(out|err|recorder|nccl)(?:\.\d+)?")
+_DUMP = re.compile(r"nccl-dump-(\d+)()")
 
 
 @dataclass(frozen=True, order=True)
@@ -39,18 +44,19 @@ class LogFile:
 
 def files(paths: JobPaths, rank: int | None = None, stream: str | None = None) -> list[LogFile]:
     """The logs that exist, by rank, ``out`` before ``err``."""
+    chosen = STREAMS if stream is None else (stream,)
+    return [file for file in evidence(paths) if file.stream in chosen and rank in (None, file.rank)]
+
+
+def evidence(paths: JobPaths) -> list[LogFile]:
+    """All that ranks left which may tell why they failed, by rank. PyTorch's own dumps come before ours."""
     found = []
     for node in _entries(paths.nodes):
         for entry in _entries(Path(node.path)):
-            match = _NAME.fullmatch(entry.name)
-            if (
-                match
-                and entry.is_file(follow_symlinks=False)
-                and rank in (None, int(match[1]))
-                and stream in (None, match[2])
-            ):
-                found.append(LogFile(int(match[1]), match[2], node.name, Path(entry.path)))
-    return sorted(found, key=lambda file: (file.rank, STREAMS.index(file.stream), file.node))
+            match = _NAME.fullmatch(entry.name) or _DUMP.fullmatch(entry.name)
+            if match and entry.is_file(follow_symlinks=False):
+                found.append(LogFile(int(match[1]), match[2] or RECORDER, node.name, Path(entry.path)))
+    return sorted(found, key=lambda file: (file.rank, _ORDER.index(file.stream), file.node, file.path.name))
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

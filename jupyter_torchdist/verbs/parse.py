@@ -16,7 +16,7 @@ VERBS = {
     "show": "everything about one job",
     "logs": "what its ranks printed",
     "attach": "follow a job to its end",
-    "diagnose": "why a job failed: from the log files of any job, or of one of ours",
+    "diagnose": "why a job failed: from logs and recorder dumps of any job, or of one of ours",
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
     "rm": "remove jobs, or what is old",
@@ -71,7 +71,10 @@ def parser(program: str) -> Parser:
     for verb in ("show", "logs", "attach", "cancel", "rerun"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
     made["diagnose"].add_argument(
-        "logs", metavar="FILE", nargs="+", help="logs of all ranks and nodes (gzip, too; - reads them); or one JOB"
+        "logs",
+        metavar="FILE",
+        nargs="+",
+        help="logs and recorder dumps of all ranks (gzip, too; - reads logs), their directory; or one JOB",
     )
     for verb in ("jobs", "show", "diagnose"):
         made[verb].add_argument("--json", action="store_true", help="as JSON")

@@ -6,7 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import browser, checkpoints, data, failure, hosts, launch, logs, report, strategies, training
+from tests.benchmarks import (
+    browser,
+    checkpoints,
+    data,
+    failure,
+    hosts,
+    launch,
+    logs,
+    recorder,
+    report,
+    strategies,
+    training,
+)
 from tests.benchmarks.report import Row
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -16,6 +28,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "hosts": hosts.rows,
     "failure": failure.rows,
     "training": training.rows,
+    "recorder": recorder.rows,
     "strategies": strategies.rows,
     "checkpoints": checkpoints.rows,
     "browser": browser.rows,

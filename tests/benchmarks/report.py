@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).parent
 JSON = HERE / "results.json"
 TABLE = HERE / "RESULTS.md"
-GROUPS = ("launch", "logs", "data", "hosts", "failure", "training", "strategies", "checkpoints", "browser")
+GROUPS = ("launch", "logs", "data", "hosts", "failure", "training", "recorder", "strategies", "checkpoints", "browser")
 """In the order of the table."""
 
 

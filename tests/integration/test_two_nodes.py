@@ -198,6 +198,20 @@ def test_the_failing_rank_of_the_other_node_is_blamed(nodes: TwoNodes, tmp_path:
     assert error is not None and error.title == "ValueError: on the second node"
 
 
+def test_the_recorders_of_both_nodes_come_here(nodes: TwoNodes, tmp_path: Path) -> None:
+    cell = """
+import time, torch, torch.distributed as dist
+from datetime import timedelta
+soon = dist.new_group(timeout=timedelta(seconds=3))
+if dist.get_rank() == 3:
+    time.sleep(600)
+dist.all_reduce(torch.ones(4), group=soon)
+"""
+    [found] = state_of(drive(cell, nodes, tmp_path)).findings
+    assert (found.code, found.rank) == ("rank-stuck", 3)
+    assert "(Cell In[1], line 8), in which ranks 0, 1 and 2 wait" in found.sentence
+
+
 def test_captured_data_larger_than_a_channel_holds(nodes: TwoNodes, tmp_path: Path) -> None:
     data = np.arange(2_500_000)
     paths = drive("print(data.sum())", nodes, tmp_path, names={"data": data})

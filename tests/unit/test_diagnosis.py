@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,8 @@ WATCHDOG = (
         ([(0, 7, "ALLREDUCE", 8), (1, 7, "BROADCAST", 8)], "collective-mismatch", None),
         ([(0, 7, "ALLREDUCE", 8), (1, 7, "ALLREDUCE", 9)], "collective-mismatch", None),
         ([(0, 7, "ALLREDUCE", 8), (1, 6, "ALLREDUCE", 8), (2, 7, "ALLREDUCE", 8)], "desync", 1),
+        ([(0, 9, "ALLREDUCE", 8), (1, 7, "ALLREDUCE", 8), (2, 7, "ALLREDUCE", 8)], "desync", 0),
+        ([(0, 9, "ALLREDUCE", 8), (1, 8, "ALLREDUCE", 8), (2, 8, "ALLREDUCE", 8), (3, 9, "X", 8)], "desync", None),
         ([(1, 7, "ALLREDUCE", 1), (2, 7, "ALLREDUCE", 1)], "rank0-only-work", 0),
         ([(0, 7, "ALLREDUCE", 8), (2, 7, "ALLREDUCE", 8)], "rank-stuck", 1),
     ],
@@ -121,6 +124,24 @@ def test_time_outs_are_compared_over_ranks(works: list[tuple[int, int, str, int]
 def test_who_printed_a_line(line: str, rank: int | None, node: str | None, text: str) -> None:
     found = read("x", 1, line)
     assert (found.rank, found.node, found.text) == (rank, node, text)
+
+
+SPAWNED = """\
+NCCL WARN Bootstrap : no socket interface found
+
+-- Process 2 terminated with the following error:
+Traceback (most recent call last):
+  File "/home/user/train.py", line 7, in worker
+RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:400, internal error, NCCL version 2.4.8
+"""
+
+
+def test_a_line_without_a_rank_is_of_the_only_rank_that_failed() -> None:
+    assert findings(SPAWNED)[0].rank == 2
+    assert findings(SPAWNED + SPAWNED.replace("Process 2", "Process 3"))[0].rank is None
+    failed = "E failed (exitcode: 1) local_rank: {rank} (pid: 5) of binary: python\n"
+    full = "RuntimeError: DataLoader worker (pid 262) is killed by signal: Killed.\n"
+    assert findings(full + failed.format(rank=1))[0].rank == 1
 
 
 def test_nccls_process_is_known_as_its_rank() -> None:
@@ -189,7 +210,9 @@ def test_a_log_without_a_fault(content: bytes, tmp_path: Path, capsys: pytest.Ca
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(b"x" * 10_000)[:40])
-    for path, why in ((tmp_path / "none.log", "No such file"), (tmp_path, "not a plain file"), (cut, "ended before")):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in ((tmp_path / "none.log", "No such file"), (pipe, "not a plain file"), (cut, "ended before")):
         assert main(["diagnose", str(path)]) == 2
         said = capsys.readouterr().err
         assert str(path) in said

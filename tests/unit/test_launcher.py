@@ -34,7 +34,7 @@ def sleeper(event: _AllReturned) -> int:
 
 def ended(tmp_path: Path, end: Callable[[BaseProcess, RankWatch], object]) -> Any:
     """What the watch wrote of a forked rank that SIGTERM does not end, after ``end``."""
-    watch = RankWatch(EventFile(tmp_path / "launcher.events"), PLAN.grace)
+    watch = RankWatch(EventFile(tmp_path / "launcher.events"), PLAN.grace, lambda processes, alive: None)
 
     class Rank(ForkProcess):
         _Popen = staticmethod(watch.process_class())  # type: ignore[var-annotated, assignment]

@@ -46,7 +46,7 @@ KINDS = (
     Kind(
         "rank-stuck",
         Order.COLLECTIVE,
-        "{who} never came to the collective in which the others waited.",
+        "{who} never came to {collective}.",
         "That rank was busy or stuck elsewhere: data loading, a download, a checkpoint, a lock.",
         "`py-spy dump --pid PID` of that rank while it hangs shows the line.",
         (
@@ -57,7 +57,7 @@ KINDS = (
     Kind(
         "uneven-inputs",
         Order.COLLECTIVE,
-        "Another rank ended its loop before {who}: it had fewer batches.",
+        "{ended} ended its loop before {who}, with fewer batches: {reason}.",
         "The ranks have different numbers of batches, so that one calls more collectives than another.",
         "DistributedSampler with drop_last=True, or DistributedDataParallel's join().",
         (r"Detected at least one rank that has exhausted inputs",),
@@ -69,6 +69,14 @@ KINDS = (
         "Rank 0 saves, evaluates or downloads longer than the others' time-out allows.",
         "A longer time-out (init_process_group(timeout=…)), asynchronous or sharded saving "
         "(torch.distributed.checkpoint), the same work on all ranks.",
+    ),
+    Kind(
+        "collective-hangs",
+        Order.COLLECTIVE,
+        "All ranks came to one collective, and it does not end: {reason}.",
+        "The ranks agree. The network, the link between two GPUs or one GPU stands still.",
+        "`dmesg` and `nvidia-smi` on the nodes show a GPU that failed. NCCL_P2P_DISABLE=1, then NCCL_IB_DISABLE=1, "
+        "tell which link stands still. NCCL_DEBUG=INFO names the transports.",
     ),
     Kind(
         "desync",

@@ -70,5 +70,7 @@ WORDS = {
     "ranks": "some ranks",
     "step": "some step",
     "layer": "some layer",
+    "ended": "another rank",
+    "collective": "the collective in which the others waited",
 }
 """For groups of a sentence that a line does not fill."""

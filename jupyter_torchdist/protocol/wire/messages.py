@@ -105,7 +105,10 @@ class Signal(Record):
 
 @dataclass(frozen=True)
 class OfJob(Record):
-    """``stacks``: every rank writes its stacks; an event says where it is. ``forget``: the driver has everything."""
+    """``stacks``: every rank writes its stacks and dumps its recorder; an event says where it is.
+
+    ``forget``: the driver has everything.
+    """
 
     job: str
 

@@ -1,0 +1,126 @@
+"""Writes what torch's flight recorder holds into the job's directory: when asked, on failure, when the code has ended.
+
+A rank is asked by the signal for its stacks. ``faulthandler`` writes them in C, also while the main thread hangs in a
+collective, and inotify(7) wakes a thread here. A rank that holds Python's global lock writes its stacks alone.
+
+``diagnosis/dumps.py`` reads the file: one line of JSON for each dump, each a whole one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any
+
+from ..protocol import codec
+from ..protocol.paths import NodePaths
+from ..usercode.frames import is_users
+from . import flight
+
+KEPT = 100
+"""Collectives of each group that a dump has: the last ones."""
+
+PATIENCE = 1.0
+"""Seconds that a dump waits for another one. Reading GPU events may never end."""
+
+_MODIFIED = 0x2  # IN_MODIFY
+
+
+def write_into(environ: MutableMapping[str, str], files: NodePaths, rank: int) -> None:
+    """Have NCCL and torch write into the job's directory, unless the user has set where and what.
+
+    NCCL's warnings go to a file of their own. After the first one NCCL is as talkative as with ``NCCL_DEBUG=INFO``.
+    torch's recorders are on by default, and NCCL's is dumped at a time-out.
+    """
+    if "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in environ:  # the old name, of which newer releases warn
+        environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(files.nccl_dump))
+    if "NCCL_DEBUG" not in environ:
+        environ.setdefault("NCCL_DEBUG_FILE", str(files.nccl(rank)).replace("%", "%%") + ".%p")
+        environ.setdefault("NCCL_WARN_ENABLE_DEBUG_INFO", "1")
+        environ["NCCL_DEBUG"] = "WARN"
+
+
+class Recording:
+    """Of this process. ``stacks`` is the file whose growth asks for a dump."""
+
+    def __init__(self, files: NodePaths, rank: int) -> None:
+        self._file, self._stacks = files.recorder(rank), files.stacks(rank)
+        self._rank = rank
+        self._lock = threading.Lock()
+
+    def listen(self) -> None:
+        """Answer from now on. Without inotify only ``write`` writes."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        init = getattr(libc, "inotify_init1", None)
+        fd = -1 if init is None else init(os.O_CLOEXEC)
+        if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(self._stacks), _MODIFIED) >= 0:
+            threading.Thread(target=self._answer, args=(fd,), name="torchdist-recorder", daemon=True).start()
+
+    def _answer(self, fd: int) -> None:
+        while os.read(fd, 65536):
+            self.write()
+            os.set_blocking(fd, False)
+            with contextlib.suppress(BlockingIOError):  # stacks are written in many pieces
+                while os.read(fd, 65536):
+                    continue
+            os.set_blocking(fd, True)
+
+    def write(self, end: str = "", place: str | None = None) -> None:
+        """``end``: ``done`` or ``failed`` once the rank's code has ended. Never raises.
+
+        ``place``: the user's line, ``Cell In[3], line 6``; by default where the main thread is.
+        """
+        if not self._lock.acquire(timeout=PATIENCE):
+            return
+        try:
+            line = codec.dumps(self._dump(end, innermost(_frames()) if place is None else place)) + "\n"
+            fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, line.encode("ascii"))
+            finally:
+                os.close(fd)
+        except Exception:  # noqa: BLE001  # a full disk, a recorder that cannot be read: the job goes on
+            return
+        finally:
+            self._lock.release()
+
+    def _dump(self, end: str, place: str) -> dict[str, Any]:
+        recorders = [_shortened(dump) for dump in flight.dumps()]
+        groups = flight.groups()
+        return {
+            "rank": self._rank,
+            "t": time.time(),
+            "end": end,
+            "place": place,
+            "groups": groups,
+            "recorders": recorders,
+        }
+
+
+def innermost(places: Iterable[tuple[str, int]]) -> str:
+    """The first line of the user's code among (file, line): ``Cell In[3], line 6``; empty if there is none."""
+    return next((f"{file}, line {line}" for file, line in places if is_users(file)), "")
+
+
+def _frames() -> Iterator[tuple[str, int]]:
+    """Where the main thread is, from inner to outer."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _shortened(dump: dict[str, Any]) -> dict[str, Any]:
+    """The last collectives of each group."""
+    left: dict[int, int] = {}
+    kept = []
+    for entry in reversed(dump.get("entries", ())):
+        left[entry["pg_id"]] = left.get(entry["pg_id"], KEPT) - 1
+        if left[entry["pg_id"]] >= 0:
+            kept.append(entry)
+    return {**dump, "entries": kept[::-1]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import platform
 import signal
 import subprocess
 import sys
@@ -61,7 +62,9 @@ class RankJob:
         node = NodePlan(NODE, tuple(range(self.world)))
         plan = Plan("job-1", self.world, "gloo", (node,), False, None, None, 5.0, self.collect, self.out)
         stream, lines = self._blob(pickle.dumps(self.names, 5)), self._blob(b"{}")
-        manifest = Manifest("job-1", "", stream, (), tuple(self.names), (), lines, (), self.flags, self.bound)
+        manifest = Manifest(
+            "job-1", platform.python_version(), stream, (), tuple(self.names), (), lines, (), self.flags, self.bound
+        )
         for path, value in ((self.paths.spec, spec), (self.paths.plan, plan), (self.paths.manifest, manifest)):
             path.write_text(codec.dumps(value.to_json()))
 

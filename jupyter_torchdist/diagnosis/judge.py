@@ -34,6 +34,7 @@ _BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[0\])?(?P<interface>[\w.@-]+):(
 _NO_ROUTE = ("docker", "br-", "veth", "virbr", "tun", "tap", "cni", "flannel", "CloudflareWARP", "utun")
 _LINK_LOCAL = ("169.254.", "fe80", "127.", "172.17.")
 _INIT = re.compile(r"\brank (?P<rank>\d+) nranks (?P<all>\d+)")
+_DIRECT = re.compile(r"NCCL INFO Channel \S+ : .* via P2P/")
 _TRAINED = re.compile(r"\b(?:loss|step|iter|iteration|epoch)s?\b\W{0,3}\d|\bit/s\b|\bs/it\b", re.IGNORECASE)
 
 _NETWORK = (Order.NCCL, Order.UNCLEAR, Order.CONSEQUENCE, Order.COLLECTIVE)
@@ -141,7 +142,9 @@ class Case:
             if kind.code == "world-incomplete" and int(words.get("here", 0)) > int(words.get("all", 0)):
                 kind = BY_CODE["bootstrap-mismatch"]
                 words["reason"] = f"{words['here']} of {words['all']} ranks have checked in"
-            yield Candidate(kind, rank, line.node, words, (line,), soft, root, kind.order)
+            aborted = kind.code == "rank-exited" and "Aborted" in line.text  # a library said why before
+            order = Order.UNCLEAR if aborted else kind.order
+            yield Candidate(kind, rank, line.node, words, (line,), soft, root, order)
 
     def _exceptions(self) -> Iterator[Candidate]:
         """The program's own exceptions: those that no sign explains."""
@@ -171,9 +174,13 @@ class Case:
     def _time_outs(self) -> Iterator[Candidate]:
         lines = [sign.line for sign in self.signs if watchdog.is_time_out(sign.line)]
         verdict = self.recorded or watchdog.judge(lines, self.tracebacks, self.report)
-        if verdict is not None:
-            kind = BY_CODE[verdict.code]
-            yield Candidate(kind, verdict.rank, None, verdict.words, verdict.lines, order=Order.COLLECTIVE)
+        if verdict is None:
+            return
+        code, shown = verdict.code, verdict.lines
+        direct = [line for line in self.facts if _DIRECT.search(line.text)]
+        if direct and "first" in verdict.words and code in ("watchdog-same-op", "collective-hangs"):
+            code, shown = "p2p-acs-hang", (direct[0], *shown)
+        yield Candidate(BY_CODE[code], verdict.rank, None, verdict.words, shown, order=Order.COLLECTIVE)
 
     def _wrong_interface(self, candidates: list[Candidate]) -> list[Candidate]:
         """A failed connection to an address of a virtual interface names the interface as the cause."""

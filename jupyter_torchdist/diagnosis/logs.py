@@ -15,7 +15,7 @@ from .reading import Log
 FACTS = 500
 """Lines with one of these words that are read."""
 
-_FACTS = ("Bootstrap", "nranks", "loss", "step", "iter", "epoch")
+_FACTS = ("Bootstrap", "nranks", "NCCL INFO Channel", "loss", "step", "iter", "epoch")
 
 
 NOWHERE: Mapping[int, str] = {}

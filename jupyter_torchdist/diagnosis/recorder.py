@@ -59,9 +59,14 @@ def judge(dumps: Sequence[Dump], places: Mapping[int, str]) -> Verdict | None:
     """None where no rank waits. ``places``: where ranks were, as their stacks tell: ``Cell In[3], line 6``."""
     newest = max((dump.time for dump in dumps), default=0.0)
     ranks = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: dump.rank)}
-    ranks = {rank: dump for rank, dump in ranks.items() if dump.end == DONE or newest - dump.time <= TOGETHER}
+    ranks = {rank: dump for rank, dump in ranks.items() if _counts(dump, newest)}
     stuck = sorted(_stuck(ranks), key=lambda one: one.first.created)
     return _mismatch(ranks) or _missing(stuck, ranks, places) or _still(stuck, ranks)
+
+
+def _counts(dump: Dump, newest: float) -> bool:
+    """What a rank has done at its end stays true."""
+    return dump.end == DONE or not dump.time or newest - dump.time <= TOGETHER
 
 
 def in_words(ranks: Collection[int]) -> str:
@@ -199,5 +204,6 @@ def _still(stuck: Sequence[_Stuck], ranks: Mapping[int, Dump]) -> Verdict | None
             words = {"operation": one.first.operation, "ranks": in_words(one.waiting)}
             return Verdict("watchdog-same-op", None, words, lines)
         late = one.waiting[0] if len(one.waiting) == 1 < len(one.calls) else None
-        return Verdict("collective-hangs", late, {"reason": one.waits}, lines)
+        started = {"first": "1"} if one.first.number == 1 else {}
+        return Verdict("collective-hangs", late, {"reason": one.waits, **started}, lines)
     return None

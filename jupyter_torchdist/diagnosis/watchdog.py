@@ -25,7 +25,10 @@ _COLLECTIVES = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """``code`` of the catalogue, the culprit where one is known, and words for the groups of the kind's sentence."""
+    """``code`` of the catalogue, the culprit where one is known, and words for the groups of the kind's sentence.
+
+    The word ``first`` is there where it is the first collective of its group.
+    """
 
     code: str
     rank: int | None
@@ -82,7 +85,8 @@ def _nccl(works: list[_Work]) -> Verdict:
         return Verdict("rank0-only-work", 0, {"operation": first.op}, lines)
     if len(missing) == 1 and len(ranks) > 1:
         return Verdict("rank-stuck", missing[0], {}, lines)
-    return Verdict("watchdog-same-op", None, _timed_out(first.op, ranks), lines)
+    started = {"first": "1"} if ahead.seq == 1 else {}
+    return Verdict("watchdog-same-op", None, {**_timed_out(first.op, ranks), **started}, lines)
 
 
 def _alone(works: Sequence[_Work]) -> int | None:

@@ -51,6 +51,8 @@ class Recording:
     def __init__(self, files: NodePaths, rank: int) -> None:
         self._file, self._stacks = files.recorder(rank), files.stacks(rank)
         self._rank = rank
+        self._last = b""
+        """The dump with which the rank's code has ended: nothing is new after it."""
         self._lock = threading.Lock()
 
     def listen(self) -> None:
@@ -78,10 +80,11 @@ class Recording:
         if not self._lock.acquire(timeout=PATIENCE):
             return
         try:
-            line = codec.dumps(self._dump(end, innermost(_frames()) if place is None else place)) + "\n"
+            line = self._last or self._line(end, innermost(_frames()) if place is None else place)
+            self._last = line if end else self._last
             fd = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.write(fd, line.encode("ascii"))
+                os.write(fd, line)
             finally:
                 os.close(fd)
         except Exception:  # noqa: BLE001  # a full disk, a recorder that cannot be read: the job goes on
@@ -89,17 +92,10 @@ class Recording:
         finally:
             self._lock.release()
 
-    def _dump(self, end: str, place: str) -> dict[str, Any]:
+    def _line(self, end: str, place: str) -> bytes:
         recorders = [_shortened(dump) for dump in flight.dumps()]
-        groups = flight.groups()
-        return {
-            "rank": self._rank,
-            "t": time.time(),
-            "end": end,
-            "place": place,
-            "groups": groups,
-            "recorders": recorders,
-        }
+        told = {"rank": self._rank, "t": time.time(), "end": end, "place": place, "groups": flight.groups()}
+        return (codec.dumps({**told, "recorders": recorders}) + "\n").encode("ascii")
 
 
 def innermost(places: Iterable[tuple[str, int]]) -> str:

@@ -1,4 +1,4 @@
-"""What recording costs a step: a loop in a cell, beside the same loop under torchrun with the recorder off."""
+"""What recording costs: a loop in a cell, beside the same loop under torchrun with the recorder off."""
 
 from __future__ import annotations
 
@@ -15,40 +15,73 @@ from tests.notebook import Notebook
 RUNS = 4
 """Of both sides together, a new job each."""
 
+EACH = 50
+"""Collectives of a turn's step, where they are measured alone."""
+
+COLLECTIVE_COST = 25
+"""Microseconds: with four collectives in a step of 10 ms it is 1 %."""
+
 OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
-WHAT = "the flight recorder, its watch and what learns steps: their cost a step of 20 layers with DDP written by hand"
+STEP = "the flight recorder, its watch and what learns steps: their cost a step of 20 layers with DDP written by hand"
+COLLECTIVE = "…of one collective that has nobody to wait for"
+
+COLLECTIVES = f"""
+tiny, turns = torch.ones(1), Turns(port)
+for _ in range(STEPS):
+    for _ in range({EACH}):
+        dist.all_reduce(tiny)
+    turns.step()
+spent = turns.end()
+pathlib.Path("spent").write_text(repr(spent))
+"""
 
 
 def rows() -> Iterator[Row]:
-    """By the clock, and of the main thread's processor time, in milliseconds."""
+    """By the clock, and of the main thread's processor time."""
+    with Stage.open() as stage, stage.notebook() as notebook:
+        ours, bare = by_turns(stage, notebook, 2, BY_HAND + CASES["ddp"].setup + LOOP)
+        step = median([clock for clock, _ in bare])
+        note = (
+            f"The median of {len(bare)} pairs, beside torchrun with `TORCH_FR_BUFFER_SIZE=0`, where a step takes "
+            f"{step:.3g} ms. The limit is 1 % of a step of 10 ms."
+        )
+        yield from _rows(STEP, ours, bare, 1, "ms", OWN_COST, note)
+        ours, bare = by_turns(stage, notebook, 1, BY_HAND + COLLECTIVES)
+        one = median([spent for _, spent in bare]) * 1e3 / EACH
+        note = (
+            f"The median of {len(bare)} pairs of {turns.WINDOW * EACH} collectives; without the recorder one takes "
+            f"{one:.3g} µs of the main thread. The limit is 1 % of a step of 10 ms with four of them."
+        )
+        yield from _rows(COLLECTIVE, ours, bare, 1e3 / EACH, "µs", COLLECTIVE_COST, note)
+
+
+def _rows(what: str, ours: Spent, bare: Spent, scale: float, unit: str, limit: float, note: str) -> Iterator[Row]:
+    for which, of in enumerate(("", ", of the main thread's processor time")):
+        more = tuple((mine[which] - theirs[which]) * scale for mine, theirs in zip(ours, bare, strict=True))
+        yield Row("recorder", what + of, median(more), unit, limit, note=note, samples=more, sure=True)
+
+
+def by_turns(stage: Stage, notebook: Notebook, ranks: int, loop: str) -> tuple[Spent, Spent]:
+    """Milliseconds a step in a cell and under torchrun, both at one time, in turns."""
     ours: Spent = []
     bare: Spent = []
-    with Stage.open() as stage, stage.notebook() as notebook:
-        for _ in range(RUNS):
-            mine, theirs = by_turns(stage, notebook)
-            ours += mine
-            bare += theirs
-    step = median([clock for clock, _ in bare])
-    note = (
-        f"The median of {len(bare)} pairs, beside torchrun with `TORCH_FR_BUFFER_SIZE=0`, where a step takes "
-        f"{step:.3g} ms. The limit is 1 % of a step of 10 ms."
-    )
-    for which, of in enumerate(("", ", of the main thread's processor time")):
-        more = tuple(mine[which] - theirs[which] for mine, theirs in zip(ours, bare, strict=True))
-        yield Row("recorder", WHAT + of, median(more), "ms", OWN_COST, note=note, samples=more, sure=True)
+    for _ in range(RUNS):
+        mine, theirs = run_by_turns(stage, notebook, ranks, loop)
+        ours += mine
+        bare += theirs
+    return ours, bare
 
 
-def by_turns(stage: Stage, notebook: Notebook) -> tuple[Spent, Spent]:
-    """Both loops at one time, in turns."""
+def run_by_turns(stage: Stage, notebook: Notebook, ranks: int, loop: str) -> tuple[Spent, Spent]:
     ran, table = list[Ran](), turns.Table()
     setup = f"{MODEL}WIDTH = {NARROW}\n{DATA}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
-    loop = BY_HAND + CASES["ddp"].setup + LOOP
     script, result = stage.script("recorder", setup + loop), stage.root / "spent"
-    thread = threading.Thread(target=lambda: ran.append(torchrun(script, 2, OFF)))
+    thread = threading.Thread(target=lambda: ran.append(torchrun(script, ranks, OFF)))
     thread.start()
     try:
         notebook.run(setup, timeout=120)
-        notebook.run("%%distribute --ranks 2 --out spent\n" + loop.replace('"spent"', '"ours"'), timeout=600)
+        cell = loop.replace('"spent"', '"ours"')  # a file beside that of the other side
+        notebook.run(f"%%distribute --ranks {ranks} --out spent\n{cell}", timeout=600)
     finally:
         thread.join()
         table.close()

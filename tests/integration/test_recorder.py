@@ -208,3 +208,49 @@ raise ValueError("bad batch")
     assert job.wait(PATIENCE).state == "failed"
     assert [finding.code for finding in findings(job)] == ["user-exception"]
     assert os.path.exists(job.paths.root)
+
+
+NCCL = """
+def leave(kind, data):
+    path = {"log": os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())),
+            "dump": f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}"}[kind]
+    with open(path, "wb") as file:
+        file.write(data)
+"""
+"""What NCCL and its watchdog leave where they are told to, without a GPU."""
+
+
+@pytest.mark.timeout(240)
+def test_the_warnings_of_nccl_are_read(notebook: dict[str, Any]) -> None:
+    source = f"""{NCCL}
+if rank == 1:
+    leave("log", b"gpu7:11:22 [3] misc/socket.cc:9 NCCL WARN socketPollConnect: connect to 10.0.0.9<1> returned "
+                 b"No route to host\\n")
+    raise RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:400, unhandled system error")
+time.sleep(600)
+"""
+    job, _ = run(source, notebook)
+    assert job.wait(PATIENCE).state == "failed"
+    [found] = job.state.findings
+    assert (found.code, found.rank, found.node) == ("peer-unreachable", 1, job.plan.nodes[0].name)
+    assert re.search(r"rank-00001\.nccl\.\d+$", found.evidence[0].file)
+
+
+@pytest.mark.timeout(240)
+def test_a_dump_of_a_rank_that_nccls_watchdog_aborted(notebook: dict[str, Any]) -> None:
+    source = f"""{NCCL}
+import pickle
+if rank == 0:
+    entry = dict(process_group=("0", "default_pg"), collective_seq_id=7, profiling_name="nccl:all_reduce", pg_id=0,
+                 state="started", retired=True, is_p2p=False, time_created_ns=1, input_sizes=[[8]],
+                 input_dtypes=["BFloat16"], output_sizes=[[8]], output_dtypes=["BFloat16"])
+    config = {{"0": dict(name="0", desc="default_pg", ranks="[0, 1]")}}
+    leave("dump", pickle.dumps(dict(version="2.10", entries=[entry], pg_config=config, pg_status={{}}), 2))
+    os.abort()
+time.sleep(600)
+"""
+    job, source = run(source, notebook)
+    assert job.wait(PATIENCE).state == "failed"
+    [found] = job.state.findings
+    assert (found.code, found.rank) == ("rank-stuck", 1)
+    assert found.sentence == "Rank 1 never came to all_reduce #7 of 8 bfloat16, in which rank 0 waits."

@@ -46,6 +46,21 @@ def test_logs_that_nobody_looked_at() -> None:
     assert all(case in right for case in held_out if case.healthy)
 
 
+def test_a_first_collective_that_ends_nowhere_between_gpus_that_are_connected_directly() -> None:
+    """It is known by what NCCL said before."""
+    direct = "h:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n"
+    late = "".join(WATCHDOG.format(rank=rank, seq=1, op="ALLREDUCE", numel=8) for rank in (0, 1))
+    [found] = findings(direct + late)
+    assert (found.code, found.rank) == ("p2p-acs-hang", None)
+    assert [line.number for line in found.evidence] == [1, 2, 3]
+    for other in (
+        late,
+        direct.replace("P2P/CUMEM", "SHM/direct") + late,
+        direct + late.replace("SeqNum=1,", "SeqNum=2,"),
+    ):
+        assert [one.code for one in findings(other)] == ["watchdog-same-op"]
+
+
 TORCHRUN = """\
 [default{rank}]:Traceback (most recent call last):
 [default{rank}]:  File "/home/user/train.py", line 7, in <module>

@@ -231,6 +231,13 @@ def test_a_rank_that_does_not_answer_cannot_run_python() -> None:
     assert "rank 1 is at Cell In[3], line 9, in re.match" in one.sentence
 
 
+def test_a_dump_whose_time_is_not_known() -> None:
+    """As NCCL's watchdog writes it."""
+    nccl = json.dumps(dump([call("all_reduce", 2)])).encode()
+    [one] = logs.diagnose([], dumps=[dumps.read("nccl-dump-0", nccl), ours(1, 100.0, "", [gloo(1, ended=True)])])
+    assert (one.code, one.rank) == ("rank-stuck", 1)
+
+
 def test_where_a_rank_was_is_known_of_the_call_that_it_waits_in() -> None:
     waits = ours(0, 100.0, "", [gloo(1, ended=True), gloo(2)], place="Cell In[3], line 6")
     [one] = logs.diagnose([], dumps=[waits, ours(1, 100.0, "", [gloo(1, ended=True)])])

@@ -131,6 +131,13 @@ KINDS = (
         (r"P2P is disabled between NVLINK connected GPUs",),
     ),
     Kind(
+        "p2p-acs-hang",
+        Order.COLLECTIVE,
+        "The first collective did not end on any rank, between GPUs that NCCL had connected directly.",
+        "PCIe's access control (ACS) or the IOMMU sends what the GPUs exchange astray. No message tells it.",
+        "NCCL_P2P_DISABLE=1: when the job then runs, it is this. To mend: ACS off on the bridges, `iommu=pt`.",
+    ),
+    Kind(
         "nvls-fabric-manager",
         Order.NCCL,
         "{who} cannot use NVLink SHARP (NVLS): {reason}.",

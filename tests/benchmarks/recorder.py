@@ -12,7 +12,7 @@ from tests.benchmarks.stage import Ran, Stage, torchrun
 from tests.benchmarks.strategies import BY_HAND, CASES, DATA, LOOP, MODEL, NARROW, OWN_COST, Spent
 from tests.notebook import Notebook
 
-RUNS = 4
+RUNS = 8
 """Of both sides together, a new job each."""
 
 EACH = 50

@@ -15,7 +15,7 @@ from .elastic import End, Report
 from .prefixes import read
 
 BUDGET = 64 * 2**20
-"""Bytes of logs that are read, all ranks together; of each log its two ends."""
+"""Bytes of logs that are read, all ranks together; of each log its two ends. So many of one recorder, too."""
 
 ASKED_WITH = 5.0
 """Seconds that a rank's place may be older than a dump of the same wait."""
@@ -70,7 +70,7 @@ def _dumps(files: Sequence[LogFile], state: JobState) -> list[Dump]:
 def _dump(file: LogFile) -> Dump | None:
     """None for a file that user code has damaged, and for one whose rank is not the owner."""
     try:
-        dump = dumps.read(str(file.path), reading.data_of(file.path), file.node)
+        dump = dumps.read(str(file.path), reading.data_of(file.path, BUDGET), file.node)
     except OptionError:
         return None
     return dump if dump.rank == file.rank else None

@@ -1,18 +1,17 @@
-"""What recording costs: a loop in a cell, beside the same loop under torchrun with the recorder off."""
+"""What recording costs: a cell, beside the same cell in a notebook whose environment switches the recorder off."""
 
 from __future__ import annotations
 
-import ast
 import threading
 from collections.abc import Iterator
 
 from tests.benchmarks import turns
 from tests.benchmarks.report import Row, median
-from tests.benchmarks.stage import Ran, Stage, torchrun
+from tests.benchmarks.stage import Stage
 from tests.benchmarks.strategies import BY_HAND, CASES, DATA, LOOP, MODEL, NARROW, OWN_COST, Spent
 from tests.notebook import Notebook
 
-RUNS = 8
+RUNS = 6
 """Of both sides together, a new job each."""
 
 EACH = 50
@@ -22,8 +21,8 @@ COLLECTIVE_COST = 25
 """Microseconds: with four collectives in a step of 10 ms it is 1 %."""
 
 OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
-STEP = "the flight recorder, its watch and what learns steps: their cost a step of 20 layers with DDP written by hand"
-COLLECTIVE = "…of one collective that has nobody to wait for"
+STEP = "the flight recorder's cost a step of 20 layers with DDP written by hand (an aim)"
+COLLECTIVE = "the flight recorder's cost of one collective that has nobody to wait for"
 
 COLLECTIVES = f"""
 tiny, turns = torch.ones(1), Turns(port)
@@ -32,27 +31,34 @@ for _ in range(STEPS):
         dist.all_reduce(tiny)
     turns.step()
 spent = turns.end()
-pathlib.Path("spent").write_text(repr(spent))
+del turns
 """
 
 
 def rows() -> Iterator[Row]:
     """By the clock, and of the main thread's processor time."""
     with Stage.open() as stage, stage.notebook() as notebook:
-        ours, bare = by_turns(stage, notebook, 2, BY_HAND + CASES["ddp"].setup + LOOP)
-        step = median([clock for clock, _ in bare])
-        note = (
-            f"The median of {len(bare)} pairs, beside torchrun with `TORCH_FR_BUFFER_SIZE=0`, where a step takes "
-            f"{step:.3g} ms. The limit is 1 % of a step of 10 ms."
-        )
-        yield from _rows(STEP, ours, bare, 1, "ms", OWN_COST, note)
-        ours, bare = by_turns(stage, notebook, 1, BY_HAND + COLLECTIVES)
-        one = median([spent for _, spent in bare]) * 1e3 / EACH
-        note = (
-            f"The median of {len(bare)} pairs of {turns.WINDOW * EACH} collectives; without the recorder one takes "
-            f"{one:.3g} µs of the main thread. The limit is 1 % of a step of 10 ms with four of them."
-        )
-        yield from _rows(COLLECTIVE, ours, bare, 1e3 / EACH, "µs", COLLECTIVE_COST, note)
+        stage.environ |= OFF
+        with stage.notebook() as bare:
+            yield from compared(notebook, bare)
+
+
+def compared(recorded: Notebook, off: Notebook) -> Iterator[Row]:
+    """With the recorder, and in a notebook without it."""
+    ours, bare = by_turns(recorded, off, 2, BY_HAND + CASES["ddp"].setup + LOOP)
+    step = median([clock for clock, _ in bare])
+    note = (
+        f"The median of {len(bare)} pairs, beside `TORCH_FR_BUFFER_SIZE=0`, where a step takes "
+        f"{step:.3g} ms. The limit is 1 % of a step of 10 ms."
+    )
+    yield from _rows(STEP, ours, bare, 1, "ms", OWN_COST, note)
+    ours, bare = by_turns(recorded, off, 1, BY_HAND + COLLECTIVES)
+    one = median([spent for _, spent in bare]) * 1e3 / EACH
+    note = (
+        f"The median of {len(bare)} pairs of {turns.WINDOW * EACH} collectives; without the recorder one takes "
+        f"{one:.3g} µs of the main thread. The limit is 1 % of a step of 10 ms with four of them."
+    )
+    yield from _rows(COLLECTIVE, ours, bare, 1e3 / EACH, "µs", COLLECTIVE_COST, note)
 
 
 def _rows(what: str, ours: Spent, bare: Spent, scale: float, unit: str, limit: float, note: str) -> Iterator[Row]:
@@ -61,31 +67,25 @@ def _rows(what: str, ours: Spent, bare: Spent, scale: float, unit: str, limit: f
         yield Row("recorder", what + of, median(more), unit, limit, note=note, samples=more, sure=True)
 
 
-def by_turns(stage: Stage, notebook: Notebook, ranks: int, loop: str) -> tuple[Spent, Spent]:
-    """Milliseconds a step in a cell and under torchrun, both at one time, in turns."""
+def by_turns(recorded: Notebook, bare: Notebook, ranks: int, loop: str) -> tuple[Spent, Spent]:
+    """Milliseconds a step with and without the recorder, both at one time, in turns."""
     ours: Spent = []
-    bare: Spent = []
+    theirs: Spent = []
     for _ in range(RUNS):
-        mine, theirs = run_by_turns(stage, notebook, ranks, loop)
-        ours += mine
-        bare += theirs
-    return ours, bare
+        table = turns.Table()
+        setup = f"{MODEL}WIDTH = {NARROW}\n{DATA}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
 
+        def run(notebook: Notebook, setup: str = setup) -> None:
+            notebook.run(setup, timeout=120)
+            notebook.run(f"%%distribute --ranks {ranks} --out spent\n{loop}", timeout=600)
 
-def run_by_turns(stage: Stage, notebook: Notebook, ranks: int, loop: str) -> tuple[Spent, Spent]:
-    ran, table = list[Ran](), turns.Table()
-    setup = f"{MODEL}WIDTH = {NARROW}\n{DATA}{turns.SOURCE}port = {table.port}\noptions = {{}}\n"
-    script, result = stage.script("recorder", setup + loop), stage.root / "spent"
-    thread = threading.Thread(target=lambda: ran.append(torchrun(script, ranks, OFF)))
-    thread.start()
-    try:
-        notebook.run(setup, timeout=120)
-        cell = loop.replace('"spent"', '"ours"')  # a file beside that of the other side
-        notebook.run(f"%%distribute --ranks {ranks} --out spent\n{cell}", timeout=600)
-    finally:
-        thread.join()
-        table.close()
-    assert result.exists(), "\n".join(line for _, line in ran[0].lines)
-    theirs: Spent = ast.literal_eval(result.read_text())
-    result.unlink()
-    return notebook.value("spent"), theirs
+        thread = threading.Thread(target=run, args=(bare,))
+        thread.start()
+        try:
+            run(recorded)
+        finally:
+            thread.join()
+            table.close()
+        ours += recorded.value("spent")
+        theirs += bare.value("spent")
+    return ours, theirs

@@ -116,6 +116,7 @@ class Rank:
     def live(self) -> None:
         """Prepare, run the user's code, publish its results."""
         self.flusher.start()
+        self.recording.listen()
         try:
             spec = self.prepare()
             self.events.write("rank.ready")
@@ -152,7 +153,6 @@ class Rank:
         self.may_connect()
         self.meeting = group.join(plan, device)
         self.watch.start()
-        self.recording.listen()
         api.use(self.recorder)
         self.autolog.install()
         shell.install(self.display, vars(self.main))

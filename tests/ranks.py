@@ -24,6 +24,7 @@ from jupyter_torchdist.protocol.events import ErrorRecord, Event, parse_lines
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
 from jupyter_torchdist.protocol.spec import JobSpec, Options
+from jupyter_torchdist.protocol.strategy import StrategyPlan
 
 NODE = "n0"
 
@@ -45,6 +46,7 @@ class RankJob:
     env: dict[str, str] = field(default_factory=dict)
     flags: int = 0
     label: str = "Cell In[12]"
+    strategy: StrategyPlan = field(default_factory=StrategyPlan)
     fresh: bool = False
     """New interpreters instead of forks."""
     codes: dict[int, int | None] = field(default_factory=dict)
@@ -60,7 +62,9 @@ class RankJob:
             directory.mkdir(parents=True, exist_ok=True)
         spec = JobSpec("job-1", self.kind, self.source, self.label, 2, Options(), time.time(), self.argv)
         node = NodePlan(NODE, tuple(range(self.world)))
-        plan = Plan("job-1", self.world, "gloo", (node,), False, None, None, 5.0, self.collect, self.out)
+        plan = Plan(
+            "job-1", self.world, "gloo", (node,), False, None, None, 5.0, self.collect, self.out, strategy=self.strategy
+        )
         stream, lines = self._blob(pickle.dumps(self.names, 5)), self._blob(b"{}")
         manifest = Manifest(
             "job-1", platform.python_version(), stream, (), tuple(self.names), (), lines, (), self.flags, self.bound

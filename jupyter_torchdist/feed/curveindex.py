@@ -90,6 +90,7 @@ class RankCurves:
         """Whether user code gives steps; else the longest curve is counted, as it is drawn."""
         self.last: dict[str, float] = {}
         self.bars: dict[Any, dict[str, Any]] = {}
+        self.samples: int | None = None
         self.points = 0
         self._names = names
         self._routes: dict[tuple[str, ...], Route] = {}
@@ -165,6 +166,8 @@ class RankCurves:
             self._latest.pop(names, None)
             self._latest[names] = values
             return values
+        if kind == "samples" and isinstance(record.get("n"), int):
+            self.samples = record["n"]
         if kind == "progress" and isinstance(bar := record.get("id"), (int, str)):
             if bar not in self.bars and len(self.bars) >= _BARS:
                 self.bars.pop(next(iter(self.bars)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..protocol.feed import Progress, RankStatus, Status
@@ -24,6 +24,7 @@ def of(effective: str, index: CurveIndex, gauges: Mapping[int, Gauges]) -> Statu
             "progress": progress(index),
             "ranks": ranks,
             "curves": {"version": index.version, "names": list(index.names.kept), "note": index.names.note},
+            "samples": samples(index),
             "gauges": {str(rank): taken.to_json() for rank, taken in sorted(gauges.items())},
         }
 
@@ -36,6 +37,17 @@ def progress(index: CurveIndex) -> Progress | None:
     """The progress bar of the rank that is furthest behind: what a job has done is what all its ranks have."""
     bars = [bar for _, curves in sorted(index.ranks.items()) if (bar := _bar(curves)) is not None]
     return min(bars, key=_share, default=None)
+
+
+def samples(index: CurveIndex) -> float | None:
+    """How many samples all ranks have trained with."""
+    return sum_of(curves.samples for curves in index.ranks.values())
+
+
+def sum_of(counts: Iterable[int | None]) -> float | None:
+    """Of the counts that are known, and can be; None: of none."""
+    known = [count for count in counts if count is not None and 0 <= count < 2**53]
+    return float(sum(known)) if known else None
 
 
 def _bar(curves: RankCurves) -> Progress | None:

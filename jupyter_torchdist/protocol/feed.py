@@ -16,7 +16,8 @@ lines      segments, in order of time; a ``start`` beyond the last ``end`` of th
 status     effective (``JobState.state``, or ``orphaned``), progress {desc, n, total (null: unknown)} or null,
            ranks {rank: {step, last {curve: value}}}, curves {version, names, note}: what curves there are; ``version``
            grows with every new point; ``note`` is a sentence where curves are left out, else empty;
-           gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at
+           gauges {rank: ``Gauges``}: what each rank takes, or took at last; not of ranks that nobody looked at;
+           samples that the job has trained with so far (null: unknown)
 answer     id, and what was asked for, or error (a sentence)
 gone       reason: the files of the job were deleted; the last message
 =========  ================================================================================================
@@ -176,10 +177,11 @@ class Lines(TypedDict):
 
 class _Newer(TypedDict, total=False):
     gauges: dict[str, Annotated[Any, Gauges]]
+    samples: float | None
 
 
 class Status(_Newer):
-    """Data that changes often. ``gauges`` are missing if the server is older than the page."""
+    """Data that changes often. ``gauges`` and ``samples`` are missing if the server is older than the page."""
 
     effective: str
     progress: Progress | None

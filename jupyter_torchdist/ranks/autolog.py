@@ -7,6 +7,7 @@ import functools
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -39,8 +40,9 @@ class _Within(threading.local):
 class Autolog:
     """Logs the value of each scalar loss. The step of a curve is the number of calls at its site."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, samples: Callable[[], int | None] = lambda: None) -> None:
+        """``samples``: how many samples the batch has that user code was given since the last call; None: unknown."""
+        self._recorder, self._samples = recorder, samples
         self._sites: dict[tuple[CodeType, int], Site | None] = {}
         self._names: Counter[str] = Counter()
         self._within = _Within()
@@ -86,6 +88,7 @@ class Autolog:
         if loss.numel() != 1 or (site := self._site(caller)) is None:
             return
         site.calls += 1
+        self._recorder.trained(self._samples() or 0)
         value = getattr(loss, UNSCALED, loss) if self._scaling else loss
         self._recorder.log({site.name: value}, site.calls, auto=True)
 

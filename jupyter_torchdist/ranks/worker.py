@@ -35,6 +35,7 @@ from ..usercode.source import remember_cell
 from . import api, bootstrap, children, execution, failures, group, shell
 from .alone import Alone
 from .autolog import Autolog
+from .batches import Batches
 from .collectives import CollectiveWatch, Marks
 from .eventfile import EventFile
 from .lastwill import LastWill
@@ -101,10 +102,11 @@ class Rank:
         write_into(os.environ, files, self.number)
         self.recording = Recording(files, self.number)
         self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
-        self.autolog = Autolog(self.recorder)
+        self.batches = Batches(self.number, self.ways)
+        self.autolog = Autolog(self.recorder, self.batches.samples)
         self.meeting: group.Meeting | None = None
         self.alone: Alone | None = None
-        self.display = Display(files.display(self.number), self.tell)
+        self.display = Display(files.display(self.number), self.output.tell)
         self.main = bootstrap.new_main()
         self.flags = 0
         self.program = False
@@ -155,6 +157,7 @@ class Rank:
         self.watch.start()
         api.use(self.recorder)
         self.autolog.install()
+        self.batches.install()
         shell.install(self.display, vars(self.main))
         children.install(self.main)
         remember_cell(spec.source, spec.label, spec.first_line)
@@ -335,11 +338,6 @@ class Rank:
                 self.results.publish(vars(self.main), midway=True)
         with contextlib.suppress(Exception):
             self.flush()
-
-    def tell(self, text: str) -> None:
-        """Write to the rank's output, also where user code has put another stream in its place."""
-        with contextlib.suppress(ValueError, OSError):
-            self.output.out.text.write(text)
 
     def say(self, record: ErrorRecord) -> None:
         """Write the traceback to the rank's own log, too."""

@@ -7,7 +7,9 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from ..feed.status import sum_of
 from ..protocol import codec
 from ..protocol.disk import open_plain
 from ..protocol.feed import Progress
@@ -30,6 +32,19 @@ LOOKED_AT = 8
 """How many ranks are searched for progress and for broken curves."""
 
 
+class Seen(NamedTuple):
+    """What one look has found."""
+
+    progress: Progress | None
+    """Rank 0's if it reports one, else the lowest rank's."""
+    samples: float | None
+    """Samples that all ranks have trained with; None: unknown, or not all ranks are looked at."""
+    spark: list[float]
+    """A few values of rank 0's first curve."""
+    broken: list[str]
+    """Curves whose last value on a rank is not a finite number."""
+
+
 class Glance:
     """What the panel shows of one job's metrics. Only files that grew are read again."""
 
@@ -37,15 +52,12 @@ class Glance:
         self._paths = paths
         self._sizes: dict[int, int] = {}
         self._progress: dict[int, Progress] = {}
+        self._samples: dict[int, int] = {}
         self._broken: dict[int, list[str]] = {}
         self._sampled = Sampled()
 
-    def look(self) -> tuple[Progress | None, list[float], list[str]]:
-        """Progress, spark line, broken curves.
-
-        The progress is rank 0's if it reports one, else the lowest rank's. The spark line has a few values of rank 0's
-        first curve. A curve is broken if its last value on a rank is not a finite number.
-        """
+    def look(self) -> Seen:
+        """Read what is new."""
         files = metrics.files(self._paths)
         for rank in sorted(files)[:LOOKED_AT]:
             size = _size(files[rank])
@@ -57,10 +69,13 @@ class Glance:
             lines = _lines(files[rank], max(0, size - END), END)
             if found := latest_progress(lines):
                 self._progress[rank] = found
+            if (trained := latest_samples(lines)) is not None:
+                self._samples[rank] = trained
             self._broken[rank] = broken(lines)
         first = min(self._progress, default=None)
         names = list(dict.fromkeys(name for _, names in sorted(self._broken.items()) for name in names))
-        return None if first is None else self._progress[first], self._sampled.numbers, names
+        samples = sum_of(self._samples.values()) if len(files) <= LOOKED_AT else None
+        return Seen(None if first is None else self._progress[first], samples, self._sampled.numbers, names)
 
 
 class Sampled:
@@ -102,6 +117,15 @@ def latest_progress(lines: Sequence[bytes]) -> Progress | None:
         record = _record(line) if b'"progress"' in line else {}
         if record.get("k") == "progress" and (done := number(record.get("n"))) is not None:
             return {"desc": str(record.get("desc") or ""), "n": done, "total": number(record.get("total")) or None}
+    return None
+
+
+def latest_samples(lines: Sequence[bytes]) -> int | None:
+    """The last count of samples."""
+    for line in reversed(lines):
+        record = _record(line) if b'"samples"' in line else {}
+        if record.get("k") == "samples" and isinstance(record.get("n"), int):
+            return int(record["n"])
     return None
 
 

@@ -41,6 +41,8 @@ class Row(TypedDict):
     ended: float
     reason: str
     progress: Progress | None
+    samples: float | None
+    """How many samples the job has trained with; None if unknown, and after the job's end."""
     spark: list[float]
     """The latest values of the job's first curve."""
     broken: list[str]
@@ -133,9 +135,10 @@ class Going:
         row = self._row.copy()
         row["state"], row["effective"], row["ended"] = state.state, effective, state.ended
         row["reason"] = state.reason or row["reason"]
-        progress, spark, row["broken"] = self._glance.look()
+        seen = self._glance.look()
+        row["broken"] = seen.broken
         if not state.final:
-            row["progress"], row["spark"] = progress, spark
+            row["progress"], row["samples"], row["spark"] = seen.progress, seen.samples, seen.spark
             row["wait"] = min(job_text.waits_of(state), key=itemgetter("since"), default=None)
             row["gpu_memory"] = self._gpu_memory()
         return row, state.final
@@ -171,6 +174,7 @@ def row_of(summary: JobSummary) -> Row:
         "ended": summary.ended,
         "reason": summary.reason or summary.damage,
         "progress": None,
+        "samples": None,
         "spark": [],
         "broken": [],
         "wait": None,

@@ -115,6 +115,10 @@ class AutomaticTraining(Training):
         """The weight of this rank's mean in the global mean, while a loop has only its part of a batch."""
         return None if self._loops.sliced is None else self._loops.sliced.weight
 
+    def samples(self) -> int | None:
+        """Samples of the batch that a loop has given since the last call."""
+        return self._loops.taken()
+
     def note_captured(self) -> None:
         """Called when the bundle is loaded."""
         self._optimized.note_captured()

@@ -203,6 +203,10 @@ class ExplicitWay(Training):
             raise
         before.follow(create_graph=creates_graph(*args, **kwargs))
 
+    def samples(self) -> int | None:
+        """Samples of the batch that a prepared loader has given since the last call."""
+        return self.loaders.taken()
+
     def _factor(self, loss: torch.Tensor) -> float | torch.Tensor | None:
         """The factor for a loss's gradient that makes the mean over the ranks the single-device result."""
         weight = self.weight()

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+import torch.utils.data.dataloader
 from torch import nn
 
 
@@ -19,6 +20,15 @@ def checkpointing() -> tuple[Any, str]:
 UNSCALING = torch.amp.GradScaler, "_unscale_grads_"
 SCALED_STEP = torch.amp.GradScaler, "_maybe_opt_step"
 """(class, name) of the methods with which a gradient scaler unscales gradients, and runs the optimizer's step."""
+
+
+LOADING: Any = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
+"""The class of a ``DataLoader``'s iterators; None in a release without it."""
+
+
+def index_sampler(iterator: Any) -> Any:
+    """What gives the indices of each batch to an iterator of ``LOADING``; None in a release that hides it."""
+    return getattr(iterator, "_index_sampler", None)
 
 
 def forget_composable_state(module: nn.Module) -> None:

@@ -375,9 +375,10 @@ export interface Lines {
   segments: Segment[];
 }
 
-/** Data that changes often. `gauges` are missing if the server is older than the page. */
+/** Data that changes often. `gauges` and `samples` are missing if the server is older than the page. */
 export interface Status {
   gauges?: Record<string, Gauges>;
+  samples?: number | null;
   effective: string;
   progress: Progress | null;
   ranks: Record<string, RankStatus>;
@@ -440,6 +441,8 @@ export interface Row {
   ended: number;
   reason: string;
   progress: Progress | null;
+  /** How many samples the job has trained with; None if unknown, and after the job's end. */
+  samples: number | null;
   /** The latest values of the job's first curve. */
   spark: number[];
   /** Curves whose last value is not a finite number. Not searched in a job that had ended when the server started. */

@@ -87,11 +87,17 @@ export class JobRow {
   }
 
   private paceOf(job: JobSummary, now: number): string[] {
-    if (!job.progress || isFinal(job)) {
+    if (isFinal(job)) {
       return [];
     }
-    this.pace.take(job.progress.n, now);
-    return this.pace.words(now, job.progress);
+    const { progress, samples } = job;
+    if (progress) {
+      this.pace.take(progress.n, now);
+    }
+    if (samples !== null) {
+      this.trained.take(samples, now);
+    }
+    return [...(progress ? this.pace.words(now, progress) : []), ...this.trained.samples(now)];
   }
 
   dispose(): void {
@@ -183,6 +189,7 @@ export class JobRow {
   private readonly line = document.createElementNS(SVG, 'polyline');
   private readonly spark = sparkLine(this.line);
   private readonly pace = new Pace();
+  private readonly trained = new Pace();
   private drawn: JobSummary | null = null;
   private drawnActions = '';
 }

@@ -282,6 +282,19 @@ describe('the tab', () => {
     await vi.waitFor(() => expect(find(page.root, '.td-empty').textContent).toContain('No curve was logged.'), PATIENT);
   });
 
+  it('keeps the ends of long names, where they differ, in sight', async () => {
+    const names = ['train/epoch/of/a/model/loss', 'train/epoch/of/a/model/lr', 'acc'];
+    await tab(names);
+    await vi.waitFor(() => expect(page.root.querySelectorAll('.td-curve-name')).toHaveLength(3), PATIENT);
+    const shown = [...page.root.querySelectorAll('.td-curve-name')];
+    expect(shown.map(name => name.textContent)).toEqual(names);
+    // Only the beginning gives way (curves.css).
+    const ends = shown.map(name => name.lastElementChild!);
+    expect(ends.map(end => end.textContent!.slice(-4))).toEqual(['loss', 'l/lr', 'acc']);
+    expect(shown.map(name => name.querySelector('.td-curve-begin') !== null)).toEqual([true, true, false]);
+    expect(ends.some(end => end.classList.contains('td-curve-begin'))).toBe(false);
+  });
+
   it('asks with the width of the screen, and once for a version', async () => {
     const { feed } = await tab(['loss', 'lr']);
     await vi.waitFor(() => expect(feed.asked('curves')).toHaveLength(1), PATIENT);

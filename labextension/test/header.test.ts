@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { Header, progressText } from '../src/view/header';
+import type { Progress } from '../src/protocol';
 import { aPage, PLAN, aRank, aState, event, find, frames, hello, played, type PlayedFeed, status } from './played';
 
 const page = aPage();
@@ -170,6 +171,26 @@ describe('progress', () => {
     feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
     await frames();
     expect(find(page.root, '.td-progress-text').textContent).toMatch(/^20 of 1000 \(2 %\)$/);
+  });
+
+  it('says how many samples a second it trains with, beside the steps', async () => {
+    const at = (step: number, samples: number | null, progress: Progress | null = null) =>
+      status({ ranks: { 0: { step, last: {} } }, samples, progress });
+    const feed = await header(hello(running), at(1, null));
+    feed.say(at(2, null));
+    await frames();
+    expect(find(page.root, '.td-pace').textContent).toMatch(/^[\d.]+ it\/s$/);
+    feed.say(at(3, 64));
+    await frames();
+    feed.say(at(4, 128));
+    await frames();
+    expect(find(page.root, '.td-pace').textContent).toMatch(/^[\d.]+ it\/s · [\d.\u202f]+ samples\/s$/);
+    feed.say(at(5, 192, { desc: '', n: 2, total: null }));
+    await frames();
+    expect(find(page.root, '.td-progress-text').textContent).toMatch(/^2 · [\d.\u202f]+ samples\/s$/);
+    feed.say(event(2, 'job.ended', { state: 'succeeded', reason: '' }));
+    await frames();
+    expect(find(page.root, '.td-progress-text').textContent).toBe('2');
   });
 
   it('is by the step of the slowest rank where the job has no bar', async () => {

@@ -217,6 +217,12 @@ describe('tabs', () => {
     }
   });
 
+  it('are read with the numbers beside them as words of their own', async () => {
+    await view([hello(running), status({ curves: { version: 1, names: ['a', 'b'], note: '' } })]);
+    const read = [...page.root.querySelectorAll('[role=tab]')].map(tab => tab.textContent);
+    expect(read).toEqual(['Curves, 2', 'Logs', 'Ranks', 'Communication', 'Receipt']);
+  });
+
   it('keep their names apart in two views of one page', async () => {
     await view([hello(running)]);
     await view([hello(running)]);

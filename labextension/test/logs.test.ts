@@ -169,8 +169,8 @@ describe('what ranks displayed', () => {
     await settled();
     expect(rows()).toEqual([
       '[all 2 ranks]alike',
-      '[rank 0][display 1: image/png] FigureShow',
-      '[rank 1][display 1: image/png] FigureShow'
+      '[rank 0]Show[display 1: image/png] Figure',
+      '[rank 1]Show[display 1: image/png] Figure'
     ]);
   });
 
@@ -219,7 +219,7 @@ describe('a traceback that the failure says already', () => {
     await settled();
     const folded = [
       '[rank 1]before',
-      '[rank 1]Traceback (most recent call last): … ValueError: no goodShow 4 lines',
+      '[rank 1]Show 4 linesTraceback (most recent call last): … ValueError: no good',
       '[rank 1]after'
     ];
     expect(rows()).toEqual(folded);
@@ -266,7 +266,7 @@ describe('a traceback that the failure says already', () => {
     await settled();
     ofAll();
     expect(rows()).toEqual([
-      '[all 2 ranks]Traceback (most recent call last): … ValueError: no goodShow 4 lines',
+      '[all 2 ranks]Show 4 linesTraceback (most recent call last): … ValueError: no good',
       '[all 2 ranks]after'
     ]);
   });

@@ -33,3 +33,11 @@ test('what begins again is counted anew', () => {
   pace.take(300, 4);
   expect(pace.words(4)).toEqual(['150 it/s']);
 });
+
+test('samples a second, large numbers with their thousands apart', () => {
+  const pace = new Pace();
+  pace.take(0, 0);
+  expect(pace.samples(0)).toEqual([]);
+  pace.take(128_000, 10);
+  expect(pace.samples(10)).toEqual(['12\u202f800 samples/s']);
+});

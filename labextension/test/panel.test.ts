@@ -2,10 +2,12 @@ import { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 
+import type { JobSummary } from '../src/api';
 import { itemOf } from '../src/commands';
 import { JobList, type ListChange } from '../src/joblist';
 import { JobPanel } from '../src/panel';
 import { RunningJobs } from '../src/status';
+import { JobRow } from '../src/row';
 import { aSummary, Serving, timeByTurns, until } from './serving';
 
 timeByTurns();
@@ -142,6 +144,19 @@ test('the spark line goes from the least to the greatest value, and leaves out w
   tell({ type: 'changes', now: 1102, jobs: [aSummary('a', { submitted: 1010, spark: greatest })], gone: [] });
   await until(() => !spark().hasAttribute('hidden'), 'three values');
   expect(points()).toBe('0.0,1.0 30.0,8.0 60.0,15.0');
+});
+
+test('samples a second stand in the row while the job runs', () => {
+  const row = new JobRow('a', () => {});
+  const facts = (samples: number | null, now: number, more: object = {}): string => {
+    row.update(aSummary('a', { submitted: 1000, samples, ...more }) as unknown as JobSummary, now);
+    return row.element.querySelector('.td-row-facts')!.textContent!;
+  };
+  expect(facts(null, 1000)).not.toContain('samples');
+  facts(0, 1001);
+  expect(facts(640, 1011)).toContain('64 samples/s');
+  expect(facts(640, 1011, { effective: 'succeeded', state: 'succeeded', ended: 1011 })).not.toContain('samples');
+  row.dispose();
 });
 
 test('the progress bar is as wide as what is done, and without a total it has no end', async () => {

@@ -161,6 +161,7 @@ export function aSummary(job: string, more: Record<string, unknown> = {}): Recor
     ended: 0,
     reason: '',
     progress: null,
+    samples: null,
     spark: [],
     broken: [],
     wait: null,

@@ -128,6 +128,8 @@ def rich(job: FakeJob, lines: list[str] = LINES) -> None:
     for rank in (0, 1):
         job.rank(rank).prints("".join(f"{line}\n" for line in lines))
         job.rank(rank).prints("a warning\n", "err")
+        job.rank(rank).prints("[display 1: text/html] a table\n")
+        job.rank(rank).displays({"number": 1, "data": {"text/html": "<table><tr><th>loss</th></tr></table>"}})
         job.rank(rank).records(*(a_log(step, loss=1 / (step + 1)) for step in range(9)))
 
 
@@ -225,6 +227,9 @@ def test_nothing_serious_at_any_width_of_a_view(server: Jupyter, page: Page, run
     for tab in TABS:
         for view in views:
             is_shown(view, tab)
+            if tab == "Logs":
+                view.get_by_role("button", name="Show display 1 of rank").first.click()
+                expect(view.get_by_role("region", name="display 1")).to_contain_text("loss")
         for width in WIDTHS:
             page.add_style_tag(content=f".jp-Notebook .td-view {{ width: {width}px }}")
             expect(views[0]).to_have_css("width", f"{width}px")

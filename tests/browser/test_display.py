@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from jupyter_torchdist.testing import FakeJob
@@ -41,7 +42,7 @@ def test_what_any_rank_displayed_in_the_background(front_end: str, server: Jupyt
     notebook.picture("figure")
     view.get_by_role("button", name="Show display 2 of rank 1").click()
     shown = view.get_by_role("region", name="rank 1, display 2")
-    expect(shown.get_by_role("columnheader", name="loss of 1")).to_be_visible()
+    expect(shown.get_by_text("loss of 1", exact=True)).to_be_visible()
     assert page.evaluate("window.ran") is None
     page.keyboard.press("Escape")
     expect(shown).to_be_hidden()
@@ -49,18 +50,25 @@ def test_what_any_rank_displayed_in_the_background(front_end: str, server: Jupyt
     assert not notebook.errors
 
 
-def test_a_traceback_is_folded_in_the_log(server: Jupyter, page: Page, running_job: FakeJob) -> None:
-    error = ValueError("no good")
-    running_job.rank(1).prints("before\n", "err").failed(error)
-    running_job.rank(1).prints("Traceback:\nValueError: no good\nafter\n", "err")
+@pytest.mark.parametrize("width", [700, 1280])
+def test_a_traceback_is_folded_at_the_end_of_the_log(
+    width: int, server: Jupyter, page: Page, running_job: FakeJob
+) -> None:
+    running_job.rank(1).prints("".join(f"line {number}\n" for number in range(100)), "err")
+    running_job.rank(1).failed(ValueError("no good")).prints("Traceback:\nValueError: no good\nafter\n", "err")
     running_job.ended("failed", "rank 1 failed", 1)
+    page.set_viewport_size({"width": width, "height": 700})
     path = server.write("fold.ipynb", "pass", outputs={0: [an_output(running_job.spec.job)]})
     notebook = Notebook.open(page, server, "lab", path)
     view = notebook.view(0)
     log = view.get_by_role("grid")
-    expect(log.get_by_role("row")).to_have_count(3)
+    view.scroll_into_view_if_needed()
+    expect(log.get_by_text("after", exact=True)).to_be_in_viewport()
+    last = log.get_by_text("ValueError: no good", exact=True)
+    expect(last).to_have_count(0)
     log.get_by_role("button", name="Show 2 lines").click()
-    expect(log.get_by_role("row")).to_have_count(4)
+    expect(last).to_be_in_viewport()
+    notebook.picture(f"opened-{width}")
     log.get_by_role("button", name="Fold").click()
-    expect(log.get_by_role("row")).to_have_count(3)
+    expect(last).to_have_count(0)
     assert not notebook.errors

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_torchdist.protocol.strategy import StrategyPlan
 from jupyter_torchdist.store import logs
 from tests.ranks import RankJob, Warm
 
@@ -317,6 +318,44 @@ breaks = len(dynamo.counters["graph_break"])
     assert job.codes == {0: 0}, job.err(0)
     assert job.values() == {"breaks": 1}
     assert [(line["step"], *line["v"]) for line in job.metrics(0)] == [(1, "loss"), (2, "loss"), (3, "loss")]
+
+
+DDP = StrategyPlan("ddp", {"dp_replicate": 2})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sampler", "prepare", "counts"),
+    [
+        (StrategyPlan(), "torch.utils.data.DistributedSampler(data)", "", (100, 100)),
+        (StrategyPlan(), "None", "", (None, None)),
+        (DDP, "None", "", (200, None)),
+        (DDP, "None", "td.prepare(model, loader)", (200, None)),
+    ],
+)
+def test_samples_are_counted_where_it_is_known_what_the_ranks_have_in_common(
+    strategy: StrategyPlan, sampler: str, prepare: str, counts: tuple[int | None, ...], warm: Warm, tmp_path: Path
+) -> None:
+    source = f"""
+import torch, jupyter_torchdist as td
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.ones(100, 3))
+loader = DataLoader(data, batch_size=16, sampler={sampler})
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+{prepare}
+for _ in range(2):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        for (x,) in loader: model(x)
+"""
+    job = RankJob(warm, tmp_path, source, strategy=strategy).run()
+    assert job.codes == {0: 0, 1: 0}, (job.err(0), job.err(1))
+    lines = [[line["n"] for line in job.metrics(rank) if line["k"] == "samples"] for rank in (0, 1)]
+    assert tuple(max(counted, default=None) for counted in lines) == counts
 
 
 def test_a_matmul_in_every_forked_rank(warm: Warm, tmp_path: Path) -> None:

@@ -315,6 +315,14 @@ def test_questions_are_answered_by_their_numbers_and_bounded(job: FakeJob, monke
     assert "too many" in View(job).open().ask(what="curves")["error"]
 
 
+def test_samples_of_all_ranks_are_counted(job: FakeJob) -> None:
+    view = View(job).open().poll()
+    assert view.of("status")[-1]["samples"] is None
+    job.rank(0).records({"t": 1.0, "k": "samples", "n": 64}, {"t": 2.0, "k": "samples", "n": 128})
+    job.rank(1).records({"t": 1.0, "k": "samples", "n": 100}, {"t": 1.0, "k": "samples", "n": "x"})
+    assert view.poll().of("status")[-1]["samples"] == 228
+
+
 def test_what_a_rank_displayed_is_answered_with_its_newest_content(job: FakeJob) -> None:
     html = {"text/html": "<b>x</b>"}
     job.rank(1).displays(

@@ -58,6 +58,18 @@ def test_everything_is_in_both_forms() -> None:
     assert "color:#00a250" in as_html(snapshot)
 
 
+def test_lines_of_all_ranks_are_in_order_of_time() -> None:
+    text = as_text(Snapshot(job(), 104.0, {0: [(1.0, "one"), (3.0, "three")], 1: [(2.0, "two")]}))
+    assert re.findall("one|two|three", text) == ["one", "two", "three"]
+
+
+def test_the_value_above_a_curve_is_the_end_of_its_line() -> None:
+    trace = course((0, 1.0), (1, 0.25))
+    for text in (as_text, as_html):
+        shown = text(Snapshot(job(), 1.0, curves={"loss": 7.0}, traces={"loss": trace}))
+        assert "0.25" in shown and "7.0" not in shown
+
+
 def test_what_ranks_wait_for_is_said() -> None:
     state = job()
     state.ranks[0] = replace(state.ranks[0], waiting=Waiting("all_reduce", "gloo:0", 17, 102.0))

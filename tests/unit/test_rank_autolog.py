@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
+from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.ranks import execution
 from jupyter_torchdist.ranks.autolog import Autolog, loss_name
+from jupyter_torchdist.ranks.batches import Batches
 from jupyter_torchdist.ranks.streams.metrics import Recorder
+from jupyter_torchdist.torch_private import training
 from jupyter_torchdist.usercode.frames import is_users
 from jupyter_torchdist.usercode.source import remember_cell
 
@@ -139,3 +144,60 @@ def test_no_graph_is_kept(kept: Kept) -> None:
     source = "loss = w.sum()\nseen.append(ref(loss))\nloss.backward()\ndel loss\n"
     run(source, w=parameter, seen=seen, ref=weakref.ref)
     assert seen[0]() is None
+
+
+class _Items(Dataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> Batches:
+    monkeypatch.setattr(training.LOADING, "__next__", training.LOADING.__next__)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    batches = Batches(0, list)
+    batches.install()
+    return batches
+
+
+def test_batches_of_a_rank_of_its_own_are_counted(batches: Batches) -> None:
+    data = TensorDataset(torch.arange(10.0), torch.arange(10.0))
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(data, batch_size=3, sampler=sampler)
+    assert [(batches.samples(), batches.samples()) for _ in loader] == [(3, None), (2, None)]
+    in_dictionaries: DataLoader[Any] = DataLoader(
+        _Items([{"a": torch.zeros(3, 7)}] * 10), batch_size=4, sampler=sampler
+    )
+    assert [batches.samples() for _ in in_dictionaries] == [4, 1]
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"batch_size": None}])
+def test_batches_that_ranks_may_have_in_common_are_not_counted(batches: Batches, options: dict[str, Any]) -> None:
+    assert [batches.samples() for _ in DataLoader(TensorDataset(torch.arange(4.0)), **options)] in (
+        [None] * 2,
+        [None] * 4,
+    )
+
+
+def test_all_batches_of_a_single_rank_are_counted(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "_alone", True)
+    assert [batches.samples() for _ in DataLoader(TensorDataset(torch.arange(4.0)), batch_size=3)] == [3, 1]
+    assert [batches.samples() for _ in DataLoader(_Items([torch.zeros(7)] * 2), batch_size=None)] == [None, None]
+    assert [batches.samples() for _ in DataLoader(_Items(["text"] * 2), batch_size=2)] == [None]
+
+
+def test_a_batch_counts_with_its_backward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)
+    monkeypatch.setattr(torch.amp.GradScaler, "scale", torch.amp.GradScaler.scale)
+    recorder = Recorder(tmp_path / "metrics")
+    Autolog(recorder, iter([64, None, 32]).__next__).install()
+    run("for i in range(3):\n    w.sum().backward()\n")
+    recorder.close()
+    records = [codec.loads(line) for line in (tmp_path / "metrics").read_bytes().splitlines()]
+    assert [record["n"] for record in records if record["k"] == "samples"][-1] == 96

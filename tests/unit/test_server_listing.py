@@ -148,18 +148,32 @@ def test_an_unreadable_directory_is_said_and_tried_again(home: Path) -> None:
 def test_progress_is_rank_0s_or_the_lowest_ranks() -> None:
     with FakeJob() as job:
         glance = Glance(job.paths)
-        assert glance.look() == (None, [], [])
+        assert glance.look() == (None, None, [], [])
         job.rank(1).records({"t": 1.0, "k": "progress", "id": 0, "desc": "load", "n": 1, "total": None})
         assert glance.look()[0] == {"desc": "load", "n": 1, "total": None}
         job.rank(0).records({"t": 1.0, "k": "progress", "id": 0, "desc": "epoch", "n": 2, "total": 9})
         assert glance.look()[0] == {"desc": "epoch", "n": 2, "total": 9}
 
 
+def test_samples_are_those_of_all_ranks_where_all_are_looked_at() -> None:
+    with FakeJob(ranks=2) as job:
+        glance = Glance(job.paths)
+        job.rank(0).records({"t": 1.0, "k": "samples", "n": 64}, {"t": 2.0, "k": "samples", "n": 128})
+        job.rank(1).records({"t": 1.0, "k": "samples", "n": 100}, {"t": 2.0, "k": "progress", "n": 1})
+        assert glance.look().samples == 228
+        job.rank(1).records(*(logged(step, loss=0.5) for step in range(1000)))
+        assert glance.look().samples == 228, "a count is kept while other lines come"
+    with FakeJob(ranks=9) as job:
+        for rank in range(9):
+            job.rank(rank).records({"t": 1.0, "k": "samples", "n": 64})
+        assert Glance(job.paths).look().samples is None
+
+
 @pytest.mark.parametrize("points", [1, 2, 39, 40, 41, 100, 5000, 60_000])
 def test_a_spark_line_is_short_and_goes_from_the_first_to_the_last_value(points: int) -> None:
     with FakeJob() as job:
         job.rank(0).records(*(logged(step, loss=float(step), other=0.0) for step in range(points)))
-        _, spark, _ = Glance(job.paths).look()
+        spark = Glance(job.paths).look().spark
     assert min(points, 3) <= len(spark) <= POINTS
     assert spark == sorted(spark)
     assert (spark[0], spark[-1]) == (0.0, points - 1.0)
@@ -169,9 +183,9 @@ def test_a_spark_line_stays_where_it_is_while_the_file_grows() -> None:
     with FakeJob() as job:
         glance = Glance(job.paths)
         job.rank(0).records(*(logged(step, loss=math.sin(step)) for step in range(2000)))
-        _, before, _ = glance.look()
+        before = glance.look().spark
         job.rank(0).records(*(logged(step, loss=math.sin(step)) for step in range(2000, 2100)))
-        _, after, _ = glance.look()
+        after = glance.look().spark
         assert after[: len(before) - 1] == before[:-1]
 
 
@@ -187,12 +201,13 @@ def test_strange_metrics() -> None:
             {"k": "progress", "n": "much"},
             {"k": "progress", "n": math.inf},
             {"k": "progress"},
+            {"k": "samples", "n": "many"},
         )
         job.rank(0).prints("")
         path = job.rank(0).files.metrics(0)
         with open(path, "ab") as file:
             file.write(b"\xff\xfe\n[1]\n" + b"[" * 5000 + b'\n{"k": "log", "v": {"loss": 3.0')
-        assert Glance(job.paths).look() == (None, [1e308, 2.0, 2.0], [])
+        assert Glance(job.paths).look() == (None, None, [1e308, 2.0, 2.0], [])
 
 
 def test_a_line_without_an_end() -> None:
@@ -200,7 +215,7 @@ def test_a_line_without_an_end() -> None:
         job.rank(0).records(logged(0, loss=1.0))
         with open(job.rank(0).files.metrics(0), "ab") as file:
             file.write(b"x" * 1_000_000)
-        assert Glance(job.paths).look() == (None, [1.0], [])
+        assert Glance(job.paths).look() == (None, None, [1.0], [])
 
 
 def test_curves_whose_last_value_is_no_number_are_named_even_after_the_end() -> None:

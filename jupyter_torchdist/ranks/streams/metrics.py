@@ -1,7 +1,8 @@
 """Curves and progress of one rank: collected in memory, written as JSON lines by the flusher.
 
-A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (with ``"auto": true`` for scalars of autolog) or
-``{"t", "k": "progress", "id", "desc", "n", "total"}``. Times are in seconds since the epoch.
+A line is ``{"t", "k": "log", "step", "v": {name: value}}`` (with ``"auto": true`` for scalars of autolog),
+``{"t", "k": "progress", "id", "desc", "n", "total"}``, or ``{"t", "k": "samples", "n"}``: how many samples were trained
+with so far. Times are in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Recorder:
         self._flusher, self._not_a_number = flusher, not_a_number
         self._refused: set[str] = set()
         self._bars = count()
+        self._samples = self._written = 0
+        """Samples trained with so far, and those that the file tells."""
         if flusher is not None:
             flusher.add(self)
             os.register_at_fork(after_in_child=self._after_fork)
@@ -71,6 +74,10 @@ class Recorder:
         self._pending.append((time.time(), step, auto, values))
         if self.deadline is None:
             self._arm()
+
+    def trained(self, samples: int) -> None:
+        """Count samples. The number is written with the scalars that are recorded next."""
+        self._samples += samples
 
     def _arm(self) -> None:
         self.deadline = time.monotonic() + PERIOD
@@ -116,6 +123,9 @@ class Recorder:
             lines.append(line)
             done += 1
         del self._pending[:done]
+        if self._samples != self._written:
+            self._written = self._samples
+            lines.append(codec.dumps({"t": time.time(), "k": "samples", "n": self._written}) + "\n")
         self.deadline = time.monotonic() + PERIOD if self._pending else None
         self._write("".join(lines))
 

@@ -7,6 +7,7 @@ So a loop of prints is as fast as with a plain file. A full disk never raises in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import os
@@ -172,6 +173,11 @@ class Output:
         sys.stderr = sys.__stderr__ = self.err.text  # type: ignore[misc]
         self._flusher = flusher
         os.register_at_fork(before=self._before_fork, after_in_parent=flusher.resume, after_in_child=self._after_fork)
+
+    def tell(self, text: str) -> None:
+        """Write to the file ``out``, also where user code has put another stream in place of ``sys.stdout``."""
+        with contextlib.suppress(ValueError, OSError):  # user code closed it
+            self.out.text.write(text)
 
     def flush(self) -> None:
         """Flush Python's streams."""

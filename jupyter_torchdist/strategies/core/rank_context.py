@@ -39,6 +39,9 @@ class Way(Protocol):
     def weight(self) -> float | None:
         """The weight of this rank's value in a mean over the data ranks; None: all ranks weigh the same."""
 
+    def samples(self) -> int | None:
+        """Samples of the batch of all ranks that user code was given since the last call; None if unknown."""
+
 
 class AutomaticWay(Way, Protocol):
     """``--strategy`` on an unmodified cell."""

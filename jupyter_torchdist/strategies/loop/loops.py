@@ -148,6 +148,13 @@ class Loops:
         self.samples: int | None = None
         """Number of samples of the current batch, if known."""
         self.joint: Joint | None = None
+        self._untold: int | None = None
+        """Samples of the batch that was given last, until ``taken``."""
+
+    def taken(self) -> int | None:
+        """Samples of the latest batch, once; None: unknown, or told before."""
+        untold, self._untold = self._untold, None
+        return untold
 
     def backward(self, losses: Sequence[torch.Tensor]) -> None:
         """User code calls ``backward`` on ``losses``: judge whether each rank may have its part of the batches.
@@ -273,6 +280,7 @@ class Loops:
     def _given(self, flight: Flight) -> Flight:
         """A loop gives a batch, which becomes the current one."""
         self._flights.append(flight)
+        self._untold = flight.samples
         self._show()
         return flight
 

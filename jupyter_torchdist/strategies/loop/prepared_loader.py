@@ -52,6 +52,8 @@ class Loaders:
         self._own = OwnNumbers(int(self._group.rank()))
         self._known: weakref.WeakKeyDictionary[Loader, Indices] = weakref.WeakKeyDictionary()
         self._in_flight: dict[int, Batch] = {}
+        self._untold: int | None = None
+        """Samples of the batch that was given last, until ``taken``."""
 
     def __contains__(self, loader: Loader) -> bool:
         return loader in self._known
@@ -63,6 +65,11 @@ class Loaders:
 
     def _indices(self, loader: Loader) -> Indices:
         return Indices(self._group, None if loader.num_workers else self._own)
+
+    def taken(self) -> int | None:
+        """Samples of the latest batch, once; None: unknown, or told before."""
+        untold, self._untold = self._untold, None
+        return untold
 
     def in_flight(self) -> list[Batch]:
         """The batches that user code works on now, one for each loop."""
@@ -89,6 +96,7 @@ class Loaders:
         try:
             for batch, values in batches:
                 self._in_flight[key] = batch
+                self._untold = batch.total
                 yield to_device(values, self._device)
         finally:
             self._in_flight.pop(key, None)

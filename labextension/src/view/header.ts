@@ -36,6 +36,7 @@ export class Header {
   private readonly cancel: CancelControl;
   private readonly steps = new Pace();
   private readonly counted = new Pace();
+  private readonly trained = new Pace();
   private shownState = '';
   private shownNotes = '';
   private clock: ReturnType<typeof setInterval> | null = null;
@@ -160,8 +161,12 @@ export class Header {
     if (steps.length > 0) {
       this.steps.take(Math.min(...steps), now);
     }
-    this.progress.draw(progress, over, over ? [] : this.counted.words(now, progress));
-    setText(this.pace, over || progress ? '' : this.steps.words(now).join(' · '));
+    if (typeof status?.samples === 'number') {
+      this.trained.take(status.samples, now);
+    }
+    const samples = over ? [] : this.trained.samples(now);
+    this.progress.draw(progress, over, over ? [] : [...this.counted.words(now, progress), ...samples]);
+    setText(this.pace, over || progress ? '' : [...this.steps.words(now), ...samples].join(' · '));
   }
 
   private stop(): void {

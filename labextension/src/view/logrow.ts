@@ -16,7 +16,7 @@ export interface LogRowActions {
   loadGap(row: number): void;
   copy(text: string): void;
   /** What a line stands for is to be shown. */
-  display(rank: number, number: number): void;
+  display(row: number, number: number): void;
   /** Opens lines that are folded, or folds them again. */
   turn(fold: Fold): void;
 }
@@ -177,8 +177,13 @@ export class LogRowDrawer implements LogListSource {
 
   private line(cell: HTMLElement, row: number, text: string, current: boolean): void {
     const { element, cut } = draw(text, this.marks(text), current);
-    cell.append(element);
     const { logs } = this.session;
+    const fold = this.view.foldAt(row);
+    // In front, where a narrow list shows it.
+    cell.append(...this.opener(row, text, fold), element);
+    if (fold && !fold.open) {
+      cell.append(make('span.td-log-note', {}, ` … ${firstLine(fold.title, 200)}`));
+    }
     if (cut > 0 || logs.rows.kind[row] === CUT) {
       const words = trans('… %1 in all', size(logs.rows.bytes[row]!));
       cell.append(
@@ -186,20 +191,23 @@ export class LogRowDrawer implements LogListSource {
         this.small(trans('Copy line'), () => this.actions.copy(text))
       );
     }
-    const number = displayIn(text);
-    if (number !== null) {
-      const { rank } = logs.fileOf(row);
-      const show = this.small(trans('Show'), () => this.actions.display(rank, number));
-      setAttribute(show, 'aria-label', trans('Show display %1 of rank %2', number, rank));
-      cell.append(show);
-    }
-    const fold = this.view.foldAt(row);
+  }
+
+  /** The button for what a line stands for: a picture, or other lines. */
+  private opener(row: number, text: string, fold: Fold | null): HTMLElement[] {
     if (fold) {
       const words = fold.open ? trans('Fold') : trans('Show %1 lines', fold.lines.length);
       const turn = this.small(words, () => this.actions.turn(fold));
       setAttribute(turn, 'aria-expanded', String(fold.open));
-      cell.append(make('span.td-log-note', {}, fold.open ? '' : ` … ${firstLine(fold.title, 200)}`), turn);
+      return [turn];
     }
+    const number = displayIn(text);
+    if (number === null) {
+      return [];
+    }
+    const show = this.small(trans('Show'), () => this.actions.display(row, number));
+    setAttribute(show, 'aria-label', trans('Show display %1 of rank %2', number, this.session.logs.fileOf(row).rank));
+    return [show];
   }
 
   /** Where the search finds something in what is shown of the line. */

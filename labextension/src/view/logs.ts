@@ -82,13 +82,13 @@ export class LogsTab {
       moved: () => this.moved(),
       older: () => void this.loadOlder(),
       search: () => this.bar.focusSearch(),
-      display: (rank: number, number: number) => void this.display.show(rank, number),
+      display: (row: number, number: number) => this.showDisplay(row, number),
       turn: (fold: Fold) => this.turn(fold)
     };
     this.pane = new LogPane(session, this.view, this.search, trans('lines of the log'), byRank, actions, signal);
     this.columns = new LogColumns(session, this.search, actions, signal);
     this.frame.append(this.pane.list.scroller, this.columns.element, this.empty);
-    this.root.append(this.bar.element, this.frame, this.display.element);
+    this.root.append(this.bar.element, make('div.td-logs-main', {}, this.frame, this.display.element));
     this.element.append(this.root);
     this.watchWidth(signal);
     session.onChange(changes => this.change(changes), signal);
@@ -174,6 +174,12 @@ export class LogsTab {
     this.unfolded = pattern !== null;
     const folds = this.unfolded ? new Map<string, Fold>() : new Map(this.folds.found);
     return { ranks, stream, pattern: only ? pattern : null, alike, folds };
+  }
+
+  /** Beside its line, which stays in sight. */
+  private showDisplay(row: number, number: number): void {
+    void this.display.show(this.session.logs.fileOf(row).rank, number);
+    this.goToRow(row);
   }
 
   private turn(fold: Fold): void {

@@ -1,6 +1,6 @@
 /** How fast something counts, and how long it will go on: from what was seen of it in the last seconds. */
 import type { Progress } from '../source';
-import { ticking } from './format';
+import { grouped, ticking } from './format';
 import { trans } from './translate';
 
 /** Seconds. */
@@ -32,6 +32,12 @@ export class Pace {
     return (last.n - first.n) / Math.max(last.t - first.t, now - last.t, 1e-3);
   }
 
+  /** `800 samples/s`; empty before it was seen to count. */
+  samples(now: number): string[] {
+    const rate = this.rate(now);
+    return rate === null ? [] : [trans('%1 samples/s', short(rate))];
+  }
+
   /** `12.5 it/s`, and `3 min 05 s left` where it is known how much there is; empty before it was seen to count. */
   words(now: number, of: Progress | null = null): string[] {
     const rate = this.rate(now);
@@ -39,7 +45,12 @@ export class Pace {
       return [];
     }
     const left = of?.total ? (of.total - of.n) / rate : 0;
-    const fast = trans('%1 it/s', rate < 99.95 ? String(Number(rate.toPrecision(3))) : Math.round(rate));
+    const fast = trans('%1 it/s', short(rate));
     return left > 0 ? [fast, trans('%1 left', ticking(left))] : [fast];
   }
+}
+
+/** Three digits, and all in front of the point. */
+function short(rate: number): string {
+  return rate < 99.95 ? String(Number(rate.toPrecision(3))) : grouped(Math.round(rate));
 }

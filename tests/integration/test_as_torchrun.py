@@ -34,6 +34,9 @@ if os.environ["RANK"] == "0":
 DIFFER = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 """docs/coming-from/torchrun-options.md says why."""
 
+RECORDS = {"TORCH_FR_DUMP_TEMP_FILE", "NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_WARN_ENABLE_DEBUG_INFO"}
+"""They tell torch and NCCL to write into the job's directory."""
+
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -62,7 +65,7 @@ def facts(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     seen["environment"] = {
         name: value
         for name, value in seen["environment"].items()
-        if name not in DIFFER and not name.startswith("TORCHDIST")
+        if name not in DIFFER | RECORDS and not name.startswith("TORCHDIST")
     }
     return seen
 

@@ -259,6 +259,13 @@ describe('a traceback that the failure says already', () => {
     expect(rows().filter(row => row.startsWith('[rank 1]'))).toHaveLength(2);
   });
 
+  test('it is folded in a log that is opened afterwards, too', async () => {
+    hello(1, failed(0));
+    files.say({ type: 'lines', segments: said(0) });
+    await open();
+    expect(rows()).toHaveLength(2);
+  });
+
   test('the same of all ranks is one line', async () => {
     hello(2, failed(0, 1));
     await open();
@@ -311,6 +318,29 @@ test('a list that was taken out of the document and stands in it again goes on a
   files.say({ type: 'lines', segments: [lines('0.out', 5000, 5010)] });
   await settled();
   expect(rows().at(-1)).toBe('[rank 0]line 5009');
+});
+
+test('a list that becomes lower goes on following, though the browser scrolls it', async () => {
+  hello(1);
+  await open();
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 5000)] });
+  await settled();
+  Object.defineProperty(scroller(), 'clientHeight', { value: 120 });
+  scroller().scrollTop = 1000;
+  scroller().dispatchEvent(new Event('scroll'));
+  expect(rows().at(-1)).toBe('[rank 0]line 4999');
+});
+
+test('the row that the keyboard is at is named while it is in the document', async () => {
+  hello(1);
+  await open();
+  files.say({ type: 'lines', segments: [lines('0.out', 0, 5000)] });
+  await settled();
+  key('End');
+  expect(element.querySelector(`#${scroller().getAttribute('aria-activedescendant')}`)).not.toBeNull();
+  scroller().scrollTop = 0;
+  scroller().dispatchEvent(new Event('scroll'));
+  expect(scroller().hasAttribute('aria-activedescendant')).toBe(false);
 });
 
 test('where nothing is shown it says what could be chosen instead', async () => {

@@ -1,5 +1,5 @@
 /** A list of any number of rows of one height: only those on the screen are in the document. */
-import { make } from './dom';
+import { make, setAttribute } from './dom';
 import { passOn } from './wheel';
 
 /** Browsers end at 16 to 33 million pixels; beyond this a pixel of the scroll bar stands for more than one of the list. */
@@ -13,6 +13,9 @@ const NO_LAYOUT = 360;
 
 export interface LogListSource {
   readonly length: number;
+  /** The key of the row that the keyboard is at. */
+  readonly active: number | null;
+  idOf(key: number): string;
   /** What stays the same when the row moves. */
   key(index: number): number;
   /** The row's element, which may be the one it had before. */
@@ -32,6 +35,7 @@ export class LogList {
   /** Pixels of the list above the upper edge. */
   private top = 0;
   private lastScroll = 0;
+  private lastHeight = 0;
 
   /** `moved` is called when the user scrolled. */
   constructor(
@@ -118,6 +122,10 @@ export class LogList {
   }
 
   private scrolled(): void {
+    if (this.active && this.height !== this.lastHeight) {
+      this.update(); // the browser scrolled, as the list has another height
+      return;
+    }
     const now = this.scroller.scrollTop;
     const moved = now - this.lastScroll;
     if (!this.active || Math.abs(moved) < 1) {
@@ -149,6 +157,7 @@ export class LogList {
       this.scroller.scrollTop = scroll;
     }
     this.lastScroll = this.scroller.scrollTop;
+    this.lastHeight = this.height;
   }
 
   private draw(): void {
@@ -168,6 +177,9 @@ export class LogList {
     }
     this.elements = elements;
     this.arrange([...elements.values()]);
+    const { active } = this.source;
+    const id = active !== null && elements.has(active) ? this.source.idOf(active) : null;
+    setAttribute(this.scroller, 'aria-activedescendant', id);
   }
 
   /** In the order of the list, for whoever reads or selects; what stands right is not touched: a selection survives. */

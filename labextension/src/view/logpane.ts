@@ -205,7 +205,6 @@ export class LogPane {
   private goTo(index: number, extend = false, middle = false): void {
     this.selection.move(index, extend);
     this.list.follows = index === this.view.length - 1;
-    setAttribute(this.list.scroller, 'aria-activedescendant', this.rows.idOf(this.view.rows.at(index)));
     this.list.reveal(index, middle);
     this.remember();
     this.actions.moved(this);

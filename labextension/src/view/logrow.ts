@@ -61,6 +61,10 @@ export class LogRowDrawer implements LogListSource {
     return this.view.length;
   }
 
+  get active(): number | null {
+    return this.selection.active;
+  }
+
   key(index: number): number {
     return this.view.rows.at(index);
   }

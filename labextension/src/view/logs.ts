@@ -65,6 +65,7 @@ export class LogsTab {
       signal
     );
     this.folds = new LogFolds(session);
+    this.folds.look();
     this.view = session.logs.view(this.filterOf(), signal);
     this.view.ready = () => this.draw();
     this.loader = new LogLoader(

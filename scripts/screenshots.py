@@ -63,6 +63,17 @@ td.barrier()
 """
 
 
+DISPLAY = """\
+%%distribute --ranks 2 --name digits
+import matplotlib.pyplot as plt
+for digit in range(4):
+    print(f"digit {digit} of rank {td.rank}")
+    plt.imshow(images[labels == digit][td.rank].view(8, 8))
+    plt.title(f"rank {td.rank}: {digit}")
+    plt.show()
+"""
+
+
 def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="tds-") as directory, browser() as chromium:
@@ -71,11 +82,13 @@ def main() -> None:
             light(chromium, server)
             in_notebook(chromium, server)
             of_tabs(chromium, server, "light")
+            of_rich_output_and_failure(chromium, server, "light")
         settings = Path(directory) / "dark" / "settings"
         write_settings(settings, "apputils-extension/themes", theme="JupyterLab Dark")
         with jupyter(Path(directory) / "dark") as server:
             dark(chromium, server)
             of_tabs(chromium, server, "dark")
+            of_rich_output_and_failure(chromium, server, "dark")
     print(f"written: {PICTURES}")
 
 
@@ -153,6 +166,19 @@ def of_tabs(chromium: Browser, server: Jupyter, theme: str) -> None:
             expect(panel.locator("canvas, table, [role=grid]").first).to_be_visible()
             PICTURES.joinpath(f"{tab.lower()}-{theme}.png").write_bytes(view.screenshot())
         expect(view).to_contain_text("succeeded", timeout=120_000)
+
+
+def of_rich_output_and_failure(chromium: Browser, server: Jupyter, theme: str) -> None:
+    """What a rank displayed beside its line; a failure whose traceback is folded in the log."""
+    with running(chromium, server, "notebook", f"display-{theme}", DISPLAY) as (_, view):
+        expect(view).to_contain_text("succeeded", timeout=120_000)
+        view.get_by_role("tab", name="Logs").click()
+        view.get_by_role("button", name="Show display 3 of rank 1").click()
+        expect(view.locator(".td-logs-display img")).to_be_visible(timeout=30_000)
+        PICTURES.joinpath(f"display-{theme}.png").write_bytes(view.screenshot())
+    with running(chromium, server, "notebook", f"failure-{theme}", FAIL) as (_, view):
+        expect(view.get_by_role("button", name=re.compile("Show . lines"))).to_be_attached(timeout=120_000)
+        PICTURES.joinpath(f"failure-{theme}.png").write_bytes(view.screenshot())
 
 
 def take(page: Page, name: str) -> None:

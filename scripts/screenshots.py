@@ -64,7 +64,7 @@ td.barrier()
 
 
 DISPLAY = """\
-%%distribute --ranks 2 --name digits
+%%distribute --ranks 2 --name digits --background
 import matplotlib.pyplot as plt
 for digit in range(4):
     print(f"digit {digit} of rank {td.rank}")

@@ -7,6 +7,7 @@ nor IPython in a rank.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from .checkpoint.loading import load as load
     from .checkpoint.position import follow as follow
     from .checkpoint.saving import save as save
-    from .client.functions import distributed as distributed
-    from .client.functions import launch as launch
     from .client.job import Job as Job
     from .client.job import attach as attach
+    from .functions.decorated import distributed as distributed
+    from .functions.decorated import launch as launch
+    from .functions.ray_launched import ray_launch as ray_launch
+    from .functions.torch_distributor import TorchDistributor as TorchDistributor
     from .ranks.api import barrier as barrier
     from .ranks.api import cp_rank as cp_rank
     from .ranks.api import device as device
@@ -48,7 +51,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    **dict.fromkeys(("distributed", "launch"), ".client.functions"),
+    **dict.fromkeys(("distributed", "launch"), ".functions.decorated"),
+    "ray_launch": ".functions.ray_launched",
+    "TorchDistributor": ".functions.torch_distributor",
     **dict.fromkeys(("Job", "attach"), ".client.job"),
     "jobs": ".store.catalog",
     "last": ".kernel.session",
@@ -68,6 +73,7 @@ _HOMES = {
 # Without ``print``: a star import must not replace Python's built-in ``print``.
 __all__ = [
     "Job",
+    "TorchDistributor",
     "attach",
     "barrier",
     "cp_rank",
@@ -93,6 +99,7 @@ __all__ = [
     "prepare",
     "progress",
     "rank",
+    "ray_launch",
     "reduce_mean",
     "save",
     "stage",
@@ -104,12 +111,20 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
+    if home is not None and home.startswith(".functions.") and _in_rank():
+        home = ".ranks.nested"
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(home, __name__), name)
     if callable(value):  # a function or class is kept; other values (the rank, the last job) may change
         globals()[name] = value
     return value
+
+
+def _in_rank() -> bool:
+    """Whether this process is a rank: it starts no jobs, and a node does not have what starts them."""
+    context: Any = sys.modules.get("jupyter_torchdist.strategies.core.rank_context")
+    return context is not None and context.current is not None
 
 
 def __dir__() -> list[str]:

@@ -10,22 +10,24 @@ import errno
 import os
 import sys
 import time
-import tokenize
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from . import __version__
 from .client.drivers import pool
 from .client.job import Job, attach
 from .client.submit import Request, prepare, rerun, submit
+from .protocol import codec
 from .protocol.columns import beside
 from .protocol.errors import CellSyntaxError, JobCancelled, OptionError, TorchDistError
 from .protocol.options.help import help_text
+from .protocol.spec import STDIN
 from .protocol.state import JobState
-from .verbs import ansi, defaults, parse, torchrun
+from .verbs import ansi, defaults, parse, programs, torchrun
 from .verbs.perform import perform
 from .verbs.stream import Console
+from .verbs.torchrun_logs import LogDir
 from .verbs.waiting import ENDING, Ended, Interrupts, wait
 from .views import failure_text, plan_tables
 
@@ -90,8 +92,10 @@ def _run(words: list[str]) -> int:
         print(in_shell(help_text(options).replace("%%distribute [options]   run this cell", usage)))
         print("as torchrun, on one machine:", *beside(torchrun.torchrun_help()), sep="\n")
         return 0
-    meant = torchrun.translate(options)
-    request = request_of(meant.words, program)
+    meant = torchrun.translate(torchrun.from_environment(options, os.environ))
+    if meant.handed:
+        return _hand_over(meant, words)
+    request = request_of(meant.words, program, command=meant.command)
     request = replace(request, options=meant.on(request.options))
     if request.options.plan:
         prepared = prepare(request)
@@ -103,14 +107,31 @@ def _run(words: list[str]) -> int:
             )
         )
         return 0
-    with Interrupts(ENDING) as interrupts:
+    if request.options.background and meant.output.to_files:
+        raise OptionError("--log-dir is written while this command waits", "leave out --background")
+    if not request.options.background:
+        os.environ[STDIN] = f"/proc/{os.getpid()}/fd/0"
+    with Interrupts(meant.signals) as interrupts:
         job = submit(request, starting=interrupts.hold)
         _say_notes(job.manifest.notes)
         if request.options.background:
             print(job.id, flush=True)
             _say(_goes_on(job))
             return 0
-        return _wait(job, interrupts, detach=False, keep=None, only=meant.only)
+        return _wait(job, interrupts, detach=False, keep=None, meant=meant)
+
+
+def _hand_over(meant: torchrun.Meant, words: Sequence[str]) -> int:
+    """Become torchrun, with the same words. Raises ``OptionError`` for options that torchrun does not have."""
+    ours = [word for word in meant.words if word.startswith("-") and word not in torchrun.WRITTEN]
+    if ours:
+        raise OptionError(
+            f"{meant.handed} is done by torchrun itself, which has no {ours[0]}",
+            "for several machines write --hosts HOST,HOST instead",
+        )
+    _say(f"note: {meant.handed}: torchrun itself runs this, without a job; --hosts HOST,HOST makes it one")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words])
 
 
 def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
@@ -120,15 +141,20 @@ def _follow(job: Job, *, detach: bool, keep: int | None) -> int:
 
 
 def _wait(
-    job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None, only: frozenset[int] | None = None
+    job: Job, interrupts: Interrupts, *, detach: bool, keep: int | None, meant: torchrun.Meant | None = None
 ) -> int:
-    console = Console(job.paths, keep=keep, only=only)
+    meant = meant or torchrun.Meant()
+    copies = LogDir(meant.output, job.paths, meant.run_id, meant.role) if meant.output.to_files else None
+    tap = copies.tap if copies else lambda log, text: None
+    console = Console(job.paths, keep=keep, output=meant.output, role=meant.role, tap=tap)
     news: list[str] = [] if detach else [f"the ranks get SIGTERM, and what runs after {job.plan.grace:g} s is killed"]
 
     def tick(state: JobState) -> None:
         if interrupts.ended_by is not None and news:
             _say(f"{interrupts.ended_by.name}: {news.pop()}")
         console.tick(state)
+        if copies:
+            copies.tick(state)
 
     try:
         state = wait(job, interrupts, tick, detach=detach)
@@ -140,6 +166,12 @@ def _wait(
         _say(_goes_on(job))
         return CANCELLED if interrupts.ended_by is None else FAILED
     console.finish(state, time.time())
+    if copies:
+        copies.finish(state)
+        _say(f"note: copies of the output are in {copies.root}")
+    if meant.events:
+        for event in job.events():
+            print(codec.dumps(asdict(event)))
     for words in failure_text.lost_lines(state):
         _say(words)
     if state.state != "succeeded":
@@ -188,33 +220,17 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
         flag, given, _ = torchrun.parted(word)
         if torchrun.takes_value(flag) and not given and left:
             options.append(left.pop(0))
-    return options, [*module, *_without_dashes(left)]
+    return options, [*module, *programs.without_dashes(left)]
 
 
-def request_of(options: Sequence[str], program: Sequence[str]) -> Request:
-    """The job for a script or ``-m module``. Raises ``OptionError``."""
+def request_of(options: Sequence[str], program: Sequence[str], *, command: bool = False) -> Request:
+    """The job for a script, ``-m module`` or a command. Raises ``OptionError``, ``CellSyntaxError``."""
     chosen = defaults.options(options, Path.cwd())
-    if chosen.out == ("auto",):
-        chosen = replace(chosen, out=("none",))  # a shell has no names that results could go to
     if not program:
         raise OptionError("run needs a script", f"{PROGRAM} run --ranks 2 train.py -- args")
-    if program[0] == "-m":
-        if len(program) < 2:
-            raise OptionError("-m needs the name of a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
-        argv = ("-m", *_without_dashes(program[2:]))
-        return Request(program[1], f"-m {program[1]}", options=chosen, kind="module", argv=argv, cwd=Path.cwd())
-    path = Path(program[0]).absolute()
-    try:
-        with tokenize.open(path) as file:
-            source = file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} cannot be read: {error}", "give the path of a Python script") from error
-    argv = (program[0], *_without_dashes(program[1:]))
-    return Request(source=source, label=str(path), options=chosen, kind="script", argv=argv, cwd=Path.cwd())
-
-
-def _without_dashes(words: Sequence[str]) -> list[str]:
-    return list(words[1:] if words[:1] == ["--"] else words)
+    if program[0] == "-m" and len(program) < 2:
+        raise OptionError("-m needs the name of a module", f"{PROGRAM} run --ranks 2 -m package.train -- args")
+    return programs.request(chosen, program, command=command)
 
 
 _IN_SHELL = (("`%dist`", f"`{PROGRAM} jobs`"), ("%dist ", f"{PROGRAM} "), ("%%distribute --", f"{PROGRAM} run --"))

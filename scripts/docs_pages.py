@@ -139,8 +139,20 @@ PAGES: dict[str, tuple[str, str, tuple[Section, ...]]] = {
             ),
             Section(
                 "Options of `torchrun`",
-                "`torchdist run` takes the options of `torchrun`. Some of them ask for what one machine does not have.",
-                ("verbs/torchrun.py",),
+                "`torchdist run` takes the options of `torchrun`. A value that an option cannot have is refused.",
+                ("verbs/torchrun",),
+            ),
+            Section(
+                "Functions, scripts and exported jobs",
+                "A function is checked with its arguments, and a program is read and compiled, before anything starts.",
+                (
+                    "functions/",
+                    "ranks/nested.py",
+                    "ranks/ray_cluster.py",
+                    "verbs/programs.py",
+                    "verbs/exported.py",
+                    "export/",
+                ),
             ),
             Section(
                 "Releases of PyTorch",

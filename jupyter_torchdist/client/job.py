@@ -7,7 +7,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
 from ..store import catalog, files, jobdir, journal, liveness, logs
 from ..usercode.source import remember_cell
-from . import failures, tables
+from . import failures, items, tables
 from .drivers import DriverPool
 from .drivers import pool as default_pool
 
@@ -260,12 +260,36 @@ class Job:
 
     @property
     def value(self) -> Any:
-        """The value of the function, or of the cell's last line, on rank 0; None if there is none."""
-        return self.result().get(VALUE)
+        """The value of the function, or of the cell's last line, on rank 0; None if there is none.
+
+        Raises what ``result`` raises, and ``UserError`` for a value that cannot be pickled.
+        """
+        return self._value_of(0)
 
     def values(self) -> list[Any]:
         """``value`` of every rank (``--collect all``)."""
-        return [self.result(rank).get(VALUE) for rank in range(self.plan.world_size)]
+        return [self._value_of(rank) for rank in range(self.plan.world_size)]
+
+    def returned(self) -> list[Any]:
+        """What a function returned, by rank; without ``--collect all`` a list with rank 0's value alone."""
+        return self.values() if self.plan.collect == "all" else [self.value]
+
+    def _value_of(self, rank: int) -> Any:
+        result = self.result(rank)
+        if why := dict(result.left).get(VALUE):
+            raise UserError(
+                f"the value of rank {rank} cannot be pickled: {why.replace(VALUE, 'value', 1)}",
+                "return its parts that can, such as numbers, tensors or a state_dict",
+            )
+        return result.get(VALUE)
+
+    def items(self) -> Iterator[Any]:
+        """The items of a generator, each as soon as it is there: a list by rank, or rank 0's without ``--collect all``.
+
+        Raises what the job raised, and ``UserError`` if ranks yielded different numbers of items.
+        """
+        yield from items.follow(self, lambda state: None)
+        self.raise_for_state()
 
     def bring(self, namespace: dict[str, Any] | None = None) -> Brought:
         """Assign the results to names in ``namespace`` (default: ``__main__``), and restore the state of the process.

@@ -19,11 +19,11 @@ from ..planning import software
 from ..planning.topology import make_plan
 from ..protocol import inventory
 from ..protocol.bundle import Manifest
-from ..protocol.hosts import hosts_of
+from ..protocol.hosts import hosts_of, known_hosts
 from ..protocol.paths import Home
 from ..protocol.paths import home as default_home
 from ..protocol.plan import Inventory, Plan
-from ..protocol.spec import PROGRAMS, JobSpec, Options
+from ..protocol.spec import LOCAL, PROGRAMS, SSH, JobSpec, Options
 from ..store import catalog, jobdir
 from ..store.blobs import blob_store
 from . import leases
@@ -43,8 +43,8 @@ class Request:
     """What to run, as the user gave it.
 
     ``kind`` is ``cell`` (``source`` with names of ``namespace``), ``function`` (``function`` with ``args`` and
-    ``kwargs``), ``script`` (``source`` is the file's text, ``label`` its path) or ``module`` (``source`` is the
-    module's name). ``argv`` is the program's ``sys.argv``.
+    ``kwargs``), ``script`` (``source`` is the file's text, ``label`` its path), ``module`` (``source`` is the
+    module's name) or ``command``. ``argv`` is the program's ``sys.argv``.
     """
 
     source: str = ""
@@ -98,7 +98,7 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
     home = home or default_home()
     cwd = request.cwd or Path.cwd()
     chosen_variables(request.options)
-    options = request.options
+    options = _with_known_hosts(request.options)
     if options.checkpoint is not None:  # a rerun may start in another directory but uses the same checkpoint
         options = replace(options, checkpoint=str((cwd / Path(options.checkpoint).expanduser()).absolute()))
     spec = JobSpec(
@@ -240,6 +240,17 @@ def _compared(capture: Capture, inventories: Sequence[Inventory]) -> Capture:
     packages = capturing.packages(capture)
     note = software.compare(packages, platform.python_version(), inventory.installed("torch"), hosts)
     return replace(capture, packages=packages, notes=(*capture.notes, *filter(None, [note])))
+
+
+def _with_known_hosts(options: Options) -> Options:
+    """With ``--remote``: the hosts to choose among. Where no host is known, the job runs on this machine."""
+    if not options.remote or options.hosts or options.launcher not in (LOCAL, SSH):
+        return options
+    hosts = known_hosts(options.host_option)
+    if not hosts:
+        note = "--remote: no host is known, so the job runs here; write hosts below [hosts] in torchdist.toml"
+        return replace(options, ignored=(*options.ignored, note))
+    return replace(options, hosts=hosts, launcher=SSH)
 
 
 def _inventories(options: Options) -> tuple[Inventory, ...]:

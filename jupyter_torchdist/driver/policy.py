@@ -89,7 +89,12 @@ class Finish:
 
 @dataclass(frozen=True)
 class Again:
-    """No process is alive and no user code has run: start the job again in new interpreters."""
+    """No process is alive: start all ranks again. ``instead``: the job's end where that is impossible."""
+
+    note: str
+    fresh: bool
+    restarts: int
+    instead: Finish
 
 
 Action = Interrupt | AskPlaces | End | Stopping | Finish | Again
@@ -99,9 +104,7 @@ def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
     """The actions to perform now; an empty list means to wait."""
     nodes = {node.name for node in plan.nodes}
     if nodes <= standing.ended | standing.lost:
-        if standing.stalled and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
-            return [Again()]
-        return [finish(plan, state, standing)]
+        return [_again(plan, state, standing) or finish(plan, state, standing)]
     actions: list[Action] = [AskPlaces()] if now >= standing.ask_at else []
     reason = _reason(plan, state, standing)
     if reason and state.state in ("submitted", "starting", "running"):
@@ -113,6 +116,20 @@ def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
     elif (standing.interrupts or standing.timed_out) and not standing.signalled:
         actions.append(Interrupt())
     return actions
+
+
+def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None:
+    """Another start: in new interpreters if no user code has run, or after a failure if the plan allows it."""
+    end = finish(plan, state, standing)
+    if standing.stalled and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
+        note = "the forked ranks hung before their first user line; started again with --fresh"
+        return Again(note, True, state.restarts, replace(end, reason="the ranks hung before their first user line"))
+    wanted = not _stopped_on_request(standing) and not standing.timed_out
+    if wanted and end.state == "failed" and state.failures() and state.restarts < plan.restarts:
+        number = state.restarts + 1
+        note = f"{end.reason}; all ranks are started again ({number} of {plan.restarts})"
+        return Again(note, plan.fresh, number, end)
+    return None
 
 
 def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:

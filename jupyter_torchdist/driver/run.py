@@ -111,8 +111,8 @@ class Driver:
             self._writer.close()
             self._ears.close()
 
-    def _begin(self, fresh: bool) -> None:
-        self._say("job.starting", attempt=self._attempt, fresh=fresh)
+    def _begin(self, fresh: bool, restarts: int = 0) -> None:
+        self._say("job.starting", attempt=self._attempt, fresh=fresh, restarts=restarts)
         self._fresh = fresh
         self._make_links(self._engine.submit(self._attempt))
         if not all(link.shared for link in self._links):
@@ -150,6 +150,7 @@ class Driver:
             world=self._world if link.shared else self._world.for_a_host(self._plan.env_names),
             attempt=self._attempt,
             fresh=self._fresh,
+            restarts=self._state.restarts,
             rendezvous=self._endpoint,
         )
         link.start(assignment)
@@ -221,21 +222,21 @@ class Driver:
                     self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
                     link.ended = True
         elif isinstance(action, policy.Again):
-            self._again()
+            self._again(action)
         elif isinstance(action, policy.Finish):
             self._finish(action)
 
-    def _again(self) -> None:
-        if self._world is None:
-            self._finish(policy.Finish("failed", "the ranks hung before their first user line", None))
+    def _again(self, action: policy.Again) -> None:
+        if self._world is None:  # the environment of the ranks went with the first driver
+            self._finish(action.instead)
             return
-        self._say("job.note", text="the forked ranks hung before their first user line; started again with --fresh")
+        self._say("job.note", text=action.note)
         self._attempt += 1
         self._standing = policy.AttemptStatus()
         self._stalled.clear()
         self._errors.clear()
         self._endpoint = None
-        self._begin(fresh=True)
+        self._begin(action.fresh, action.restarts)
 
     def _finish(self, end: policy.Finish) -> None:
         if not self._paths.spec.exists():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..client.job import VALUE, Brought, Job
-from ..client.submit import Request, prepare, submit
+from ..client.submit import Request, submit
 from ..protocol.errors import JobCancelled, TorchDistError
 from ..protocol.state import JobState
+from ..verbs import planned
 from ..verbs.waiting import Interrupts, wait
-from ..views import failure_text, plan_tables, wording
+from ..views import failure_text
 from . import background, cell, failure, session, show
 from .rich import RichOutput
 
@@ -25,7 +27,7 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
     Raises what the first failing rank raised, ``JobCancelled`` after an interrupt, and what ``submit`` raises.
     """
     if request.options.plan:
-        print(plan_text(request))
+        print(planned.text(request))
         return None
     with Interrupts() as interrupts:
         job = submit(request, starting=interrupts.hold)
@@ -33,20 +35,11 @@ def run(ip: InteractiveShell, request: Request, quiet: bool = False) -> Any:
         if request.options.background:
             background.watch(ip, job)
             return None if quiet else job
-        return _foreground(ip, job, interrupts, quiet)
+        return foreground(ip, job, interrupts, lambda rich: None if quiet else _value(job, rich))
 
 
-def plan_text(request: Request) -> str:
-    """The plan, the memory that a strategy needs, and the receipt. No rank is started."""
-    prepared = prepare(request)
-    receipt = wording.indent(plan_tables.receipt_table(prepared.capture.receipt))
-    notes = [f"note: {note}" for note in prepared.capture.notes]
-    memory = prepared.memory()
-    needed = [] if memory is None else [plan_tables.memory_table(memory)]
-    return "\n\n".join([plan_tables.plan_table(prepared.plan), *needed, f"captured:\n{receipt}", *notes])
-
-
-def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: bool) -> Any:
+def foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, value: Callable[[RichOutput], Any]) -> Any:
+    """Wait and show, bring the results, raise what the job raised. Returns what ``value`` returns."""
     rich = RichOutput(ip, job.paths, visible=job.spec.options.watch != "off")
     watch = show.watch(ip, job.paths, job.spec.options.watch, rich, job.manifest.notes)
     # On a request to shut down or restart, another thread of the kernel sets ``exit_now``.
@@ -60,9 +53,9 @@ def _foreground(ip: InteractiveShell, job: Job, interrupts: Interrupts, quiet: b
         raise
     watch.finish(state, remarks(state, brought, interrupts.count))
     try:
-        if error := _error(ip, job, state):
+        if error := error_of(ip, job, state):
             raise error from error.__cause__
-        return None if quiet else _value(job, rich)
+        return value(rich)
     finally:
         job.let_go()  # the notebook has the results now; ``td.last`` keeps the job
 
@@ -97,6 +90,8 @@ def _bring(ip: InteractiveShell, job: Job, state: JobState) -> Brought | None:
     ranks = range(job.plan.world_size) if job.plan.collect == "all" else (0,)
     if not all(job.paths.result(rank).exists() for rank in ranks):
         return None
+    if job.spec.kind == "function":  # its names are its own
+        return Brought((), notes=job.bring_state(ip.user_ns))
     return job.bring(ip.user_ns)
 
 
@@ -127,7 +122,7 @@ def remarks(state: JobState, brought: Brought | None, interrupts: int) -> tuple[
     return tuple(lines)
 
 
-def _error(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | None:
+def error_of(ip: InteractiveShell, job: Job, state: JobState) -> BaseException | None:
     """The exception to raise, with its rendering for IPython."""
     if not state.final:
         error: BaseException | None = JobCancelled(f"stopped waiting for job {job.id}, which is {state.state}")

@@ -10,6 +10,7 @@ In a rank::
     dump_results(values: Mapping[str, Any], loaded, directory: JobPaths, rank: int, stays=None) -> Dumped
         Dumped.names, Dumped.left ((name, reason), …), Dumped.size; raises StoreError.
     dump_exception(exc, loaded: Loaded | None, path: Path) -> None
+    dump_item(item) -> (bytes, why it cannot be pickled)
     attributes: names such as ``settings:BATCH``, for attributes of modules in both processes
 
 In the notebook (or any later kernel)::
@@ -19,6 +20,7 @@ In the notebook (or any later kernel)::
         memo is Capture.memo; None reads the job's bundle (memo_from_bundle).
         raises DamagedJob, RankFailed.
     load_exception(path, memo, main_dict, record: ErrorRecord) -> BaseException   (always an Exception)
+    load_item(data, job, main_dict) -> the item of a generator; raises RankFailed
     memo_from_bundle(manifest, blob_dir, main_dict, *, source_dir=None) -> Memo   (a dict with .notes)
 """
 
@@ -28,6 +30,7 @@ from . import attributes
 from .bundle import Loaded, Memo, load_bundle, memo_from_bundle, unpack_sources
 from .compare import changed_names
 from .failures import dump_exception, load_exception
+from .items import dump_item, load_item
 from .results import Dumped, Stays, Values, dump_results, load_results
 
 __all__ = [
@@ -39,9 +42,11 @@ __all__ = [
     "attributes",
     "changed_names",
     "dump_exception",
+    "dump_item",
     "dump_results",
     "load_bundle",
     "load_exception",
+    "load_item",
     "load_results",
     "memo_from_bundle",
     "unpack_sources",

@@ -34,6 +34,7 @@ def rank_environment(assignment: Assignment) -> dict[str, str]:
     if node.interface != "lo":
         environ.setdefault("NCCL_SOCKET_IFNAME", node.interface)
     environ[JOB_TOKEN] = assignment.token
+    environ["TORCHDIST_RESTARTS"] = str(assignment.restarts)
     return environ
 
 

@@ -1,8 +1,9 @@
-"""How many ranks each of several hosts gets."""
+"""Which of several hosts get ranks, and how many each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..protocol.errors import ResourceError
 from ..protocol.plan import Inventory
@@ -41,3 +42,37 @@ def _impossible(wanted: int, hosts: Sequence[Inventory], fixed: int, open_ones: 
         f"{wanted} ranks were asked for, and the hosts get {fixed} by their :N",
         "leave out the number of ranks, or the :N of a host",
     )
+
+
+def with_gpus_of_type(kind: str, inventories: Sequence[Inventory], *, leave_out: bool) -> list[Inventory]:
+    """The inventories with only their GPUs of this name. ``leave_out``: without the hosts that have none.
+
+    Raises ``ResourceError`` that says what a host has instead.
+    """
+    found = [replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.is_a(kind))) for host in inventories]
+    without = [host for host, left in zip(inventories, found, strict=True) if not left.gpus]
+    if without and (not leave_out or len(without) == len(found)):
+        raise ResourceError(
+            "; ".join(f"{host.host} has no GPU {kind}: it has {_gpus_of(host)}" for host in without),
+            "name one of these with --gpu-type, or --ranks N for a rehearsal on the CPU",
+        )
+    return [host for host in found if host.gpus]
+
+
+def as_few_as_will_do(wanted: int | None, inventories: Sequence[Inventory], room: Sequence[int]) -> list[Inventory]:
+    """Hosts with the most room until ``wanted`` ranks fit, in the given order; all that have room for None.
+
+    ``room``: how many ranks each can take. If they never fit: all hosts, for the caller's message.
+    """
+    chosen: list[int] = []
+    for index in sorted(range(len(room)), key=lambda index: -room[index]):
+        if wanted is not None and sum(room[one] for one in chosen) >= wanted:
+            break
+        if room[index]:
+            chosen.append(index)
+    return [inventories[index] for index in sorted(chosen)] or list(inventories)
+
+
+def _gpus_of(host: Inventory) -> str:
+    names = [gpu.name for gpu in host.gpus]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "none"

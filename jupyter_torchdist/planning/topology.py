@@ -8,8 +8,8 @@ from dataclasses import replace
 from ..protocol import releases
 from ..protocol.errors import ResourceError
 from ..protocol.plan import Gpu, Inventory, NodePlan, Plan
-from ..protocol.spec import JobSpec
-from .placing import places
+from ..protocol.spec import JobSpec, Options
+from .placing import as_few_as_will_do, places, with_gpus_of_type
 from .software import install
 from .strategy import plan_strategy
 
@@ -36,6 +36,7 @@ def make_plan(
     what ``plan_strategy`` raises.
     """
     options = spec.options
+    inventories = _selected(options, inventories, busy or {}, set(own))
     for inventory in inventories:
         _check_software(inventory, inventories)
     gpus: list[tuple[Gpu, ...]] = [() for _ in inventories]
@@ -69,6 +70,8 @@ def make_plan(
         role=options.role,
         run_id=options.run_id,
         port=options.port,
+        restarts=options.restarts,
+        virtual_local_rank=options.virtual_local_rank,
         lease=options.lease,
     )
     if fits and options.strategy == "auto" and world_size > 1 and every_gpu:
@@ -77,6 +80,18 @@ def make_plan(
         if inventory.torch:
             releases.check_plan(inventory.torch, plan.strategy, binds=bool(options.numa_binding))
     return plan
+
+
+def _selected(
+    options: Options, inventories: Sequence[Inventory], busy: Mapping[str, str], own: set[int]
+) -> Sequence[Inventory]:
+    """The hosts to plan for, with the GPUs of ``--gpu-type``; of ``--remote`` as few hosts as will do."""
+    if options.gpu_type is not None:
+        inventories = with_gpus_of_type(options.gpu_type, inventories, leave_out=options.remote)
+    if options.remote and len(inventories) > 1:
+        room = [len(_free(one, busy, own)) if options.ranks is None else one.cores for one in inventories]
+        inventories = as_few_as_will_do(options.ranks or options.gpus, inventories, room)
+    return inventories
 
 
 def _nodes(

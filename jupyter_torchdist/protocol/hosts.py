@@ -74,6 +74,18 @@ def hosts_of(entries: Sequence[str], settings: Sequence[str]) -> tuple[Host, ...
     return hosts
 
 
+def known_hosts(settings: Sequence[str]) -> tuple[str, ...]:
+    """The entries of all groups, and the hosts that have settings: all hosts that ``torchdist.toml`` names."""
+    table = dict(text.split("=", 1) for text in settings)
+    groups = [name for name in table if name.startswith("@")]
+    found = {host.name: host for host in _resolved(groups, table, ())}
+    named = (name.rpartition(".")[0] for name in table if name not in groups)
+    return tuple(
+        name if (host := found.get(name)) is None or host.slots is None else f"{name}:{host.slots}"
+        for name in dict.fromkeys([*found, *filter(None, named)])
+    )
+
+
 def _resolved(entries: Sequence[str], table: dict[str, str], inside: tuple[str, ...]) -> Iterator[Host]:
     for entry in entries:
         if not entry.startswith("@"):

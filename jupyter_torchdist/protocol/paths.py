@@ -227,6 +227,10 @@ class NodePaths:
         """JSON lines: rich output (``display``, figures, the value of the last line)."""
         return self.root / f"rank-{rank:05d}.display"
 
+    def items(self, rank: int) -> Path:
+        """What a generator yields on the rank (``ranks/streams/items``)."""
+        return self.root / f"rank-{rank:05d}.items"
+
     @property
     def waiting(self) -> Path:
         """One byte for each of the node's ranks, written by the rank: whether it waits in a collective."""

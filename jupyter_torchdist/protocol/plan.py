@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from .strategy import StrategyPlan
 from .typed import Record
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,11 @@ class Gpu:
     memory_used: int
     pids: tuple[int, ...] = ()
     """Processes that hold memory on it, as seen from this pid namespace."""
+
+    def is_a(self, kind: str) -> bool:
+        """Whether the words of ``kind`` stand in the name: ``A10`` is in ``NVIDIA A10``, not in ``NVIDIA A100``."""
+        words, wanted = _words(self.name), _words(kind)
+        return any(words[index : index + len(wanted)] == wanted for index in range(len(words)))
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,9 @@ class Plan(Record):
     """The run id for the ranks; empty: made from the job's id and attempt."""
     port: int = 0
     """The port of the rendezvous store; 0: a free port."""
+    restarts: int = 0
+    """How often all ranks are started again after a failure."""
+    virtual_local_rank: bool = False
     lease: float = 0.0
     """Seconds that ranks on hosts go on without the driver."""
 

@@ -28,6 +28,8 @@ class Options(Record):
     """One field for each option, with its default."""
 
     gpus: int | None = None
+    gpu_type: str | None = None
+    remote: bool = False
     ranks: int | None = None
     launcher: str = LOCAL
     hosts: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Options(Record):
     exclude: tuple[str, ...] = ()
     background: bool = False
     name: str | None = None
+    restarts: int = 0
     timeout: float | None = None
     grace: float = 5.0
     lease: float = 12 * 3600.0
@@ -63,11 +66,13 @@ class Options(Record):
     plan: bool = False
     watch: str = "full"
     role: str = "default"
-    """ROLE_NAME of the ranks. This and the next two are torchrun's options in the shell (``verbs/torchrun.py``)."""
+    """ROLE_NAME of the ranks. This and the next three are torchrun's options in the shell (``verbs/torchrun.py``)."""
     run_id: str = ""
     """TORCHELASTIC_RUN_ID; empty: the job's id."""
     port: int = 0
     """MASTER_PORT; 0: a free port."""
+    virtual_local_rank: bool = False
+    """Whether each rank sees its own GPU only, with LOCAL_RANK 0."""
 
     def to_json(self) -> dict[str, Any]:
         """Without the values of ``--env NAME=VALUE``, because values of the environment are never stored."""
@@ -81,6 +86,12 @@ def _count(text: str) -> int:
     if value < 1:
         raise ValueError("at least 1")
     return value
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"\d{1,6}", text):
+        raise ValueError("a whole number, 0 or more")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -149,6 +160,12 @@ def _launcher(text: str) -> str:
     return text
 
 
+def _gpu_type(text: str) -> str:
+    if not re.search(r"[A-Za-z0-9]", text):
+        raise ValueError("the name of a GPU, such as A10")
+    return text
+
+
 def _title(text: str) -> str:
     if not text.strip() or len(text) > 100 or not text.isprintable():
         raise ValueError("1 to 100 printable characters")
@@ -187,10 +204,12 @@ def _choice(flag: str, group: str, choices: tuple[str, ...], text: str) -> Optio
 
 OPTIONS: tuple[Option, ...] = (
     Option("--gpus", "where", "N", "GPU ranks in all, one a GPU (default: every free GPU)", _count),
+    Option("--gpu-type", "where", "NAME", "only GPUs of this name, such as A10 or h100_80gb", _gpu_type),
     Option("--ranks", "where", "N", "CPU ranks, on Gloo", _count),
     Option(
         "--hosts", "where", "A,B:4", "hosts that ssh reaches, each with all its GPUs or with N of them", parse_hosts
     ),
+    Option("--remote", "where", "", "on as few as will do of --hosts, else of the hosts in torchdist.toml"),
     Option(
         "--host-option",
         "where",
@@ -238,6 +257,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
     Option("--background", "life", "", "return at once with the job", short="--detach"),
     Option("--name", "life", "TEXT", "a name for the job", _title),
+    Option(
+        "--restarts", "life", "N", "start all ranks again when one has failed, at most N times (default: 0)", _number
+    ),
     Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
     Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
     Option("--lease", "life", "TIME", "how long ranks on hosts go on without this machine (default: 12h)", _seconds),
@@ -287,6 +309,8 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         options = replace(options, launcher=SSH)
     if options.hosts and options.launcher == LOCAL:
         raise OptionError("--launcher local runs on this machine only", "leave --launcher out, or --hosts")
+    if options.gpu_type is not None and options.ranks is not None:
+        raise OptionError("--gpu-type is for GPU ranks, --ranks for CPU ranks", "use --gpus N, or leave one out")
     if options.backend == "nccl" and options.ranks is not None:
         raise OptionError("--backend nccl needs GPUs", "use --gpus N, or leave --backend out")
     return options
@@ -323,8 +347,12 @@ def options_help(layout: Layout = beside) -> str:
     return "\n".join(lines)
 
 
-PROGRAMS = ("script", "module")
+PROGRAMS = ("script", "module", "command")
 """Kinds of jobs that are complete programs: they end as under Python, and no values come back."""
+
+
+STDIN = "TORCHDIST_STDIN"
+"""The variable with the path of the standard input of the shell's ``torchdist run``, for ranks of its machine."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +361,7 @@ class JobSpec(Record):
 
     job: str
     kind: str
-    """``cell`` (the source runs in ``__main__``), ``function``, ``script`` (a file's text) or ``module`` (its name)."""
+    """``cell`` (the source runs in ``__main__``), ``function``, ``script`` (text), ``module`` (name) or ``command``."""
     source: str
     label: str
     """The file name in tracebacks, such as ``Cell In[12]`` or a script's path."""
@@ -343,7 +371,7 @@ class JobSpec(Record):
     created: float
     """Seconds since the epoch."""
     argv: tuple[str, ...] = ()
-    """``sys.argv`` of a program: the script as it was typed, or ``-m``, and its arguments."""
+    """``sys.argv`` of a program: the script as it was typed, ``-m``, or a command; then its arguments."""
     notebook: str = ""
     """The path of the notebook or of the kernel's session, for the panel and ``%dist``."""
     rerun_of: str = ""

@@ -90,6 +90,8 @@ class JobState(Record):
     """Why it failed: what the failure itself does not say."""
     driver: dict[str, Any] | None = None
     attempt: int = 0
+    restarts: int = 0
+    """How often the ranks were started again after a failure."""
     queued: str = ""
     """While the job waits for the launcher's nodes: ``position 3: waiting for GPUs``, as the launcher reports it."""
     seq: int = 0
@@ -169,7 +171,14 @@ def _apply_job(state: JobState, event: Event) -> JobState:
     if event.kind == "job.driver":
         return replace(state, driver=data.get("process"))
     if event.kind == "job.starting":
-        return replace(state, state="starting", attempt=data.get("attempt", 1), ranks={})
+        return replace(
+            state,
+            state="starting",
+            attempt=data.get("attempt", 1),
+            restarts=data.get("restarts", 0),
+            ranks={},
+            reason="",
+        )
     if event.kind == "job.engine":
         return replace(state, queued=_in_queue(data) if data["state"] == "queued" else "")
     if event.kind == "job.running":

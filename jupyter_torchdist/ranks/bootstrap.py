@@ -16,7 +16,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from ..protocol.plan import Plan
 from ..protocol.process import STACKS_SIGNAL
+from ..protocol.spec import STDIN
 from .streams.flusher import Flusher
 from .streams.output import UNINTERRUPTIBLE
 
@@ -107,6 +109,27 @@ def forget_the_parent() -> None:
         numpy_random.seed()
     if (torch := sys.modules.get("torch")) is not None:
         torch.default_generator.seed()
+
+
+def as_torchrun(plan: Plan, rank: int, program: bool) -> None:
+    """Set what torchrun sets: the count of restarts, the virtual local rank; for a program also its standard input.
+
+    A pipe or a terminal is one for all ranks. A file is read by each rank from its beginning.
+    """
+    count = os.environ.pop("TORCHDIST_RESTARTS", "0")
+    os.environ.update(TORCHELASTIC_RESTART_COUNT=count, TORCHELASTIC_MAX_RESTARTS=str(plan.restarts))
+    if plan.virtual_local_rank:
+        os.environ["LOCAL_RANK"] = "0"
+        if gpu := plan.gpu_of_rank().get(rank):
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    path = os.environ.pop(STDIN, "")
+    if program and path:
+        try:
+            opened = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+        except OSError:  # it is closed, a socket, or its process has ended
+            return
+        os.dup2(opened, 0)
+        os.close(opened)
 
 
 def use_threads() -> None:

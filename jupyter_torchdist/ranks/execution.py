@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import inspect
 import io
 import os
 import runpy
+import signal
+import subprocess
 import sys
 import threading
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
@@ -80,11 +83,60 @@ def script_code(source: str, path: str) -> CodeType | None:
     return code
 
 
-def run_call(namespace: dict[str, Any]) -> None:
-    """Call the captured function; a coroutine is run until it ends."""
+def yields(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` is written with ``yield``, so that its items are sent one by one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def run_call(namespace: dict[str, Any], put: Callable[[Any], None] = lambda item: None) -> None:
+    """Call the captured function; a coroutine is run until it ends. ``put`` gets each item of a generator."""
     function, args, kwargs = namespace[CALL]
     value = function(*args, **kwargs)
-    namespace[VALUE] = asyncio.run(value) if inspect.iscoroutine(value) else value
+    if yields(function):
+        value = asyncio.run(_drain_async(value, put)) if inspect.isasyncgen(value) else _drain(value, put)
+    elif inspect.iscoroutine(value):
+        value = asyncio.run(value)
+    namespace[VALUE] = value
+
+
+def _drain(generator: Generator[Any, None, Any], put: Callable[[Any], None]) -> Any:
+    """What the generator returns."""
+    while True:
+        try:
+            item = next(generator)
+        except StopIteration as end:
+            return end.value
+        put(item)
+
+
+async def _drain_async(generator: AsyncIterator[Any], put: Callable[[Any], None]) -> None:
+    async for item in generator:
+        put(item)
+
+
+def run_command(argv: Sequence[str]) -> None:
+    """Run a command as a child with this rank's environment and output. This rank then ends as the command did.
+
+    SIGTERM and interrupts are passed on. If the command fails, this process ends at once, with its code or signal.
+    """
+    child = subprocess.Popen(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: child.terminate())
+    try:
+        code = child.wait()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        child.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    if code:
+        os._exit(code)
 
 
 _MAIN: dict[str, Any] = {

@@ -70,14 +70,20 @@ def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
     raise UserError("breakpoint() does not work: a rank has no keyboard", hint)
 
 
-def install(display: Display, namespace: dict[str, Any]) -> None:
-    """Replace ``display``, ``get_ipython``, ``input``… in this process, also in libraries that are imported later."""
+def install(display: Display, namespace: dict[str, Any], *, program: bool = False) -> None:
+    """Replace ``display``, ``get_ipython``, ``input``… in this process, also in libraries that are imported later.
+
+    A ``program`` keeps ``input`` and ``breakpoint``: its standard input may be the shell's.
+    """
     frontend = Frontend(display)
     shell = RankShell(namespace)
     names: dict[str, Any] = {"display": frontend.display, "get_ipython": lambda: shell, "input": no_input}
+    if program:
+        del names["input"]
+    else:
+        sys.breakpointhook = no_breakpoint
     for name, value in names.items():
         setattr(builtins, name, value)
-    sys.breakpointhook = no_breakpoint
     verbs = {name: getattr(frontend, name) for name in ("display", "update_display", "clear_output")}
     if importlib.util.find_spec("IPython") is None:
         _stand_in(verbs)

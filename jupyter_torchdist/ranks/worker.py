@@ -46,6 +46,7 @@ from .recording import Recording, innermost, write_into
 from .results import Questions, Results
 from .streams.display import Display
 from .streams.flusher import Flusher
+from .streams.items import Items
 from .streams.metrics import Recorder
 from .streams.output import Output
 from .streams.times import Times
@@ -107,6 +108,7 @@ class Rank:
         self.meeting: group.Meeting | None = None
         self.alone: Alone | None = None
         self.display = Display(files.display(self.number), self.output.tell)
+        self.items = Items(files.items(self.number), self.number)
         self.main = bootstrap.new_main()
         self.flags = 0
         self.program = False
@@ -148,6 +150,7 @@ class Rank:
         manifest = Manifest.from_json(codec.loads(self.paths.manifest.read_bytes()))
         self.flags = manifest.flags
         self.program = spec.kind in PROGRAMS
+        bootstrap.as_torchrun(plan, self.number, self.program)
         bootstrap.forget_the_parent()
         bootstrap.plain_drawing()
         bootstrap.use_threads()
@@ -158,7 +161,7 @@ class Rank:
         api.use(self.recorder)
         self.autolog.install()
         self.batches.install()
-        shell.install(self.display, vars(self.main))
+        shell.install(self.display, vars(self.main), program=self.program)
         children.install(self.main)
         remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device)
@@ -203,7 +206,9 @@ class Rank:
             called = execution.called(names)
             self.leave_alone(*called)
             self.look_for_others(spec, *called)
-            execution.run_call(names)
+            execution.run_call(names, self.items.put if self.results and self.results.wanted else lambda item: None)
+        elif spec.kind == "command":
+            execution.run_command(spec.argv)
         elif spec.kind == "module":
             self.look_for_others(spec, None, {})
             execution.run_module(spec.source, spec.argv)

@@ -19,6 +19,7 @@ VERBS = {
     "diagnose": "why a job failed: from logs and recorder dumps of any job, or of one of ours",
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
+    "export": "write a job as plain files: train.py, its data, the lines for torchrun and sbatch",
     "rm": "remove jobs, or what is old",
     "nodes": "this machine, or hosts: cores, memory, GPUs, Python",
     "doctor": "check this machine, or hosts, and say what to do",
@@ -26,7 +27,7 @@ VERBS = {
     "stop": "end the warm processes; on hosts, remove all that is ours",
 }
 OF_HOSTS = ("nodes", "doctor", "stop")
-OF_A_JOB = ("show", "logs", "diagnose", "attach", "cancel", "rerun", "rm")
+OF_A_JOB = ("show", "logs", "diagnose", "attach", "cancel", "rerun", "export", "rm")
 
 
 class HelpShown(Exception):
@@ -68,8 +69,9 @@ def parser(program: str) -> Parser:
     made = {}
     for verb, text in VERBS.items():
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-    for verb in ("show", "logs", "attach", "cancel", "rerun"):
+    for verb in ("show", "logs", "attach", "cancel", "rerun", "export"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
+    made["export"].add_argument("directory", metavar="DIR", help="a new directory")
     made["diagnose"].add_argument(
         "logs",
         metavar="FILE",

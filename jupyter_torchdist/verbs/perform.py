@@ -20,6 +20,7 @@ from ..store import catalog, gauges, logs
 from ..views import job_text, plan_tables, wording
 from . import ansi, defaults, doctor, hosts
 from .diagnose import diagnose
+from .exported import export
 
 CANCEL_SECONDS = 10.0
 """How many seconds ``cancel`` waits in addition to the job's grace."""
@@ -33,6 +34,7 @@ def perform(arguments: argparse.Namespace) -> Iterator[str]:
         "logs": _logs,
         "diagnose": diagnose,
         "cancel": _cancel,
+        "export": export,
         "rm": _remove,
         "nodes": _nodes,
         "doctor": _doctor,

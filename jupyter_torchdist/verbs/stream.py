@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import TextIO
 
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState
 from ..store import segments
-from ..store.logs import decode, labelled
+from ..store.logs import decode
 from ..store.screen import Screen
 from ..store.segments import Log, Segment
 from ..store.tail import Tail
 from ..views import job_text
 from . import ansi
+from .torchrun_logs import Output
 
 CHUNK = 1024 * 1024
 """Bytes that one poll reads for each file, so that much output does not delay an interrupt."""
@@ -68,15 +69,20 @@ class Console:
         *,
         keep: int | None = None,
         limit: int | None = None,
-        only: Collection[int] | None = None,
+        output: Output | None = None,
+        role: str = "",
+        tap: Callable[[Log, str], None] = lambda log, text: None,
     ) -> None:
-        """``only``: ranks whose output is printed.
+        """``output``: what is printed, and how lines are labelled, for a plan with this ``role``.
+
+        ``tap`` gets all output.
 
         ``limit``: the largest number of characters to print, because a notebook stores its output.
         """
         self._lines = Lines(paths, keep)
         self._out, self._err = out or sys.stdout, err or sys.stderr
-        self._left, self._only = limit, only
+        self._left, self._role, self._tap = limit, role, tap
+        self._output = output or Output()
         self._job = paths.job
         self._notes = 0
 
@@ -97,14 +103,15 @@ class Console:
             self._err.flush()
 
     def _print(self, log: Log, text: str) -> None:
-        if self._only is not None and log.rank not in self._only:
+        self._tap(log, text)
+        if not self._output.prints(log.rank, log.stream):
             return
         if self._left is not None:
             if self._left <= 0:
                 return
             self._left -= len(text)
         stream = self._out if log.stream == "out" else self._err
-        stream.write(labelled(log.rank, ansi.safe(text)))
+        stream.write(self._output.label(self._role, log.rank, ansi.safe(text)))
         if self._left is not None and self._left <= 0:
             stream.write(f"… more is not shown here: %dist logs {self._job} --rank N\n")
         stream.flush()

@@ -1,4 +1,4 @@
-"""torchrun's options in ``torchdist run``: what each means on one machine, or why it is refused.
+"""torchrun's options in ``torchdist run``: what each means. What needs several machines is handed to torchrun itself.
 
 ``TORCHRUN`` has every option of ``torchrun --help``; a test compares it with torch's own parser. As in torchrun, an
 option is written with dashes or underscores. Options that exist in both (``--numa-binding``) mean the same.
@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..protocol.errors import OptionError
 from ..protocol.inventory import local_inventory
 from ..protocol.spec import BY_FLAG, Options
+from .torchrun_logs import Output, parse_std
+from .waiting import ENDING
 
 HANDLED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 SHORT = {"-r": "--redirects", "-t": "--tee"}
-OUTPUT = "each rank's output is kept whole: `torchdist logs JOB --rank N`"
+ENVIRONMENT = "PET_"
+"""torchrun takes an option that is not given from the variable with this prefix and the option's name."""
+
+
+WRITTEN = ("--gpus", "--ranks", "--fresh", "--grace", "--restarts", "--numa-binding")
+"""Options of ours that stand for options of torchrun."""
 
 
 @dataclass
@@ -30,16 +38,27 @@ class Meant:
     role: str = "default"
     run_id: str = ""
     port: int = 0
-    only: frozenset[int] | None = None
-    """Ranks whose output is printed; None for all."""
+    output: Output = field(default_factory=Output)
     standalone: bool = False
+    command: bool = False
+    """Whether the program is any command (``--no-python``)."""
+    virtual_local_rank: bool = False
+    signals: tuple[signal.Signals, ...] = ENDING
+    """Signals that end the job."""
+    events: bool = False
+    """Whether the events of the job are printed at its end."""
+    elsewhere: str = ""
+    """The option that names another address; ``--standalone`` overrides it."""
+    handed: str = ""
+    """Why torchrun itself runs this command line; empty if it runs as a job."""
 
     def on(self, options: Options) -> Options:
         """``options`` with the settings for which we have no option. ``--standalone`` overrides rendezvous options."""
+        options = replace(options, role=self.role, virtual_local_rank=self.virtual_local_rank)
         if self.standalone:
-            return replace(options, role=self.role)
+            return options
         _check_free(self.port)
-        return replace(options, role=self.role, run_id=self.run_id, port=self.port)
+        return replace(options, run_id=self.run_id, port=self.port)
 
 
 @dataclass(frozen=True)
@@ -56,19 +75,60 @@ def _nothing(_meant: Meant, _text: str) -> None:
     """For an option that is always in effect here."""
 
 
-def _refuse(why: str, what: str) -> Callable[[Meant, str], None]:
-    def act(_meant: Meant, _text: str) -> None:
-        raise ValueError(why, what)
+def _or_torchrun(flag: str, *here: str) -> Callable[[Meant, str], None]:
+    """The values ``here`` mean this machine alone; with others torchrun itself runs the command line."""
+
+    def act(meant: Meant, text: str) -> None:
+        if text not in here:
+            meant.handed = meant.handed or f"{flag} {text}"
 
     return act
 
 
-def _only(accepted: Sequence[str], why: str, what: str) -> Callable[[Meant, str], None]:
-    def act(_meant: Meant, text: str) -> None:
-        if text not in accepted:
-            raise ValueError(why, what)
+def _std(name: str) -> Callable[[Meant, str], None]:
+    def act(meant: Meant, text: str) -> None:
+        setattr(meant.output, name, parse_std(text))
 
     return act
+
+
+def _set(name: str) -> Callable[[Meant, str], None]:
+    def act(meant: Meant, text: str) -> None:
+        setattr(meant.output, name, text)
+
+    return act
+
+
+def _lines_with(stream: str) -> Callable[[Meant, str], None]:
+    def act(meant: Meant, text: str) -> None:
+        meant.output.filters[stream] = tuple(filter(None, text.split(",")))
+
+    return act
+
+
+def _yes(name: str) -> Callable[[Meant, str], None]:
+    def act(meant: Meant, _text: str) -> None:
+        setattr(meant, name, True)
+
+    return act
+
+
+def _restarts(meant: Meant, text: str) -> None:
+    if not text.isdecimal():
+        raise ValueError("expected a whole number, 0 or more", "write --max-restarts 3")
+    meant.words += ["--restarts", text]
+
+
+def _conf(_meant: Meant, text: str) -> None:
+    """Ranks of one machine meet at once, so that no setting of a meeting acts."""
+    if not all(re.fullmatch(r"\s*[^=,\s]+\s*=[^,]*", pair) for pair in text.split(",") if pair.strip()):
+        raise ValueError("expected KEY=VALUE, separated by commas", "write --rdzv-conf timeout=900")
+
+
+def _events(meant: Meant, text: str) -> None:
+    meant.events = text == "console"
+    if text not in ("null", "console"):
+        meant.handed = meant.handed or f"--event-log-handler {text}"
 
 
 def _nproc(meant: Meant, text: str) -> None:
@@ -76,7 +136,8 @@ def _nproc(meant: Meant, text: str) -> None:
     if text == "gpu" and not gpus:
         raise ValueError("this machine has no GPU", "write --ranks N for CPU ranks")
     if text == "xpu":
-        raise ValueError("ranks run on NVIDIA GPUs or CPUs", "write --gpus N or --ranks N")
+        meant.handed = meant.handed or "--nproc-per-node xpu"
+        return
     if text not in ("auto", "cpu", "gpu") and not re.fullmatch(r"0*[1-9]\d*", text):
         raise ValueError("expected a number, auto, cpu or gpu", "write --nproc-per-node 2")
     flag = "--gpus" if gpus and text != "cpu" else "--ranks"
@@ -84,20 +145,23 @@ def _nproc(meant: Meant, text: str) -> None:
     meant.words += [flag, count]
 
 
-def _this_machine(text: str) -> None:
+def _is_here(text: str) -> bool:
     known = ("localhost", "127.0.0.1", "::1", "0:0:0:0:0:0:0:1", socket.gethostname().lower())
-    if text.strip("[]").lower() not in known:
-        raise ValueError(f"{text} is not an address of this machine", "write localhost: torchdist runs on one machine")
+    return text.strip("[]").lower() in known
 
 
-def _address(_meant: Meant, text: str) -> None:
-    _this_machine(text)
+def _address(flag: str) -> Callable[[Meant, str], None]:
+    def act(meant: Meant, text: str) -> None:
+        if not _is_here(text):
+            meant.elsewhere = meant.elsewhere or f"{flag} {text}"
+
+    return act
 
 
 def _endpoint(meant: Meant, text: str) -> None:
     host, colon, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "")
-    if host:
-        _this_machine(host)
+    if host and not _is_here(host):
+        meant.elsewhere = meant.elsewhere or f"--rdzv-endpoint {text}"
     if colon:
         _port(meant, port)
 
@@ -127,10 +191,6 @@ def _role(meant: Meant, text: str) -> None:
     meant.role = text
 
 
-def _standalone(meant: Meant, _text: str) -> None:
-    meant.standalone = True
-
-
 def _interval(_meant: Meant, text: str) -> None:
     try:
         float(text)
@@ -147,13 +207,17 @@ def _start_method(meant: Meant, text: str) -> None:
 def _filter(meant: Meant, text: str) -> None:
     if not re.fullmatch(r"\d+(,\d+)*", text):
         raise ValueError("expected ranks separated by commas", "write --local-ranks-filter 0,1")
-    meant.only = frozenset(map(int, text.split(",")))
+    meant.output.only = frozenset(map(int, text.split(",")))
 
 
-def _signals(_meant: Meant, text: str) -> None:
-    names = [name.strip() for name in text.split(",")]
-    if set(names) != set(HANDLED):
-        raise ValueError("torchdist handles exactly these four signals", f"write {','.join(HANDLED)}, or leave it out")
+def _signals(meant: Meant, text: str) -> None:
+    try:
+        found = tuple(signal.Signals[name.strip()] for name in text.split(","))
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]} is no signal", f"write {','.join(HANDLED)}, or leave it out") from None
+    if unusable := [one.name for one in found if one in (signal.SIGKILL, signal.SIGSTOP)]:
+        raise ValueError(f"no program can handle {unusable[0]}", f"write {','.join(HANDLED)}, or leave it out")
+    meant.signals = tuple(one for one in found if one != signal.SIGINT)
 
 
 def _grace(meant: Meant, text: str) -> None:
@@ -164,62 +228,42 @@ def _binding(meant: Meant, text: str) -> None:
     meant.words += ["--numa-binding", text]
 
 
-_ONE = "torchdist runs on one machine", "write {} or leave it out"
-
 TORCHRUN: dict[str, Foreign] = {
-    "--nnodes": Foreign("1", _only(("1", "1:1"), _ONE[0], _ONE[1].format("--nnodes 1")), "N"),
+    "--nnodes": Foreign("1; several are handed to torchrun, see --hosts", _or_torchrun("--nnodes", "1", "1:1"), "N"),
     "--nproc-per-node": Foreign("GPU ranks where there are GPUs, else CPU ranks", _nproc, "N|auto|cpu|gpu"),
-    "--rdzv-backend": Foreign(
-        "c10d or static; ranks of one machine always meet at a store of their job",
-        _only(("", "c10d", "static"), "ranks of one machine need no server to meet", "write c10d or leave it out"),
-        "NAME",
-    ),
+    "--rdzv-backend": Foreign("any; ranks of one machine always meet at a store of their job", _nothing, "NAME"),
     "--rdzv-endpoint": Foreign("this machine and MASTER_PORT (0: one that is free)", _endpoint, "HOST:PORT"),
     "--rdzv-id": Foreign("TORCHELASTIC_RUN_ID of the ranks", _run_id, "ID"),
-    "--rdzv-conf": Foreign("", _only(("",), "ranks of one machine meet at once", "leave it out"), "KEY=VALUE"),
-    "--standalone": Foreign("always so; rendezvous options are then ignored, as torchrun does", _standalone),
-    "--max-restarts": Foreign(
-        "0", _only(("0",), "ranks are not started again", "leave it out, and see --checkpoint DIR --resume"), "N"
-    ),
+    "--rdzv-conf": Foreign("any; ranks of one machine meet at once", _conf, "KEY=VALUE"),
+    "--standalone": Foreign("always so; rendezvous options are then ignored, as torchrun does", _yes("standalone")),
+    "--max-restarts": Foreign("is --restarts", _restarts, "N"),
     "--monitor-interval": Foreign("any number; the end of a rank is seen at once", _interval, "SECONDS"),
     "--start-method": Foreign("spawn is --fresh; fork and forkserver fork a warm process", _start_method, "NAME"),
-    "--event-log-handler": Foreign(
-        "null", _only(("null",), "events are in the journal of the job", "leave it out: `torchdist show JOB`"), "NAME"
-    ),
+    "--event-log-handler": Foreign("null; console prints the job's events at its end", _events, "NAME"),
     "--role": Foreign("ROLE_NAME of the ranks", _role, "NAME"),
-    "--no-python": Foreign(
-        "", _refuse("ranks run Python scripts and modules", "call the program from a script, with subprocess")
-    ),
+    "--no-python": Foreign("the program is any command", _yes("command")),
     "--run-path": Foreign("always so: a script runs in the interpreter of its rank", _nothing),
-    "--log-dir": Foreign("", _refuse("the files of output have a fixed place", OUTPUT), "DIR"),
-    "--redirects": Foreign("0", _only(("0",), "output is not redirected", OUTPUT), "N"),
-    "--tee": Foreign("0", _only(("0",), "output always goes to the shell and to files of the job", OUTPUT), "N"),
+    "--log-dir": Foreign("copies of output, in torchrun's layout, with --redirects or --tee", _set("log_dir"), "DIR"),
+    "--redirects": Foreign("streams that go to --log-dir instead of the shell", _std("redirects"), "0|1|2|3|0:1,1:3"),
+    "--tee": Foreign("streams that go to --log-dir and the shell", _std("tee"), "0|1|2|3|0:1,1:3"),
     "--local-ranks-filter": Foreign("ranks whose output is printed", _filter, "0,1"),
-    "--duplicate-stdout-filters": Foreign(
-        "", _refuse("lines are not written twice", "`torchdist logs JOB --stream out --grep RE` finds them"), "TEXT"
-    ),
-    "--duplicate-stderr-filters": Foreign(
-        "", _refuse("lines are not written twice", "`torchdist logs JOB --stream err --grep RE` finds them"), "TEXT"
-    ),
+    "--duplicate-stdout-filters": Foreign("lines that go to filtered_stdout.log, too", _lines_with("out"), "TEXT,TEXT"),
+    "--duplicate-stderr-filters": Foreign("lines that go to filtered_stderr.log, too", _lines_with("err"), "TEXT,TEXT"),
     "--log-line-prefix-template": Foreign(
-        "", _refuse("each line of output begins with its rank", "leave it out"), "TEMPLATE"
+        "instead of [rank N]; has ${rank}, ${role_name}", _set("template"), "TEMPLATE"
     ),
-    "--print-completion": Foreign(
-        "", _refuse("torchdist run has no completion script", "see `torchdist run --help`"), "SHELL"
-    ),
-    "--node-rank": Foreign("0", _only(("0",), _ONE[0], _ONE[1].format("--node-rank 0")), "N"),
-    "--master-addr": Foreign("this machine", _address, "HOST"),
+    "--print-completion": Foreign("is handed to torchrun", _or_torchrun("--print-completion"), "SHELL"),
+    "--node-rank": Foreign("0; others are handed to torchrun", _or_torchrun("--node-rank", "0"), "N"),
+    "--master-addr": Foreign("this machine", _address("--master-addr"), "HOST"),
     "--master-port": Foreign("MASTER_PORT of the ranks (0: one that is free)", _port, "PORT"),
-    "--local-addr": Foreign("this machine", _address, "HOST"),
-    "--logs-specs": Foreign("default", _only(("default",), "the files of output have a fixed place", OUTPUT), "NAME"),
+    "--local-addr": Foreign("this machine", _address("--local-addr"), "HOST"),
+    "--logs-specs": Foreign("default; others are handed to torchrun", _or_torchrun("--logs-specs", "default"), "NAME"),
     "--numa-binding": Foreign("the option above", _binding, "KIND"),
-    "--signals-to-handle": Foreign(",".join(HANDLED), _signals, "NAMES"),
+    "--signals-to-handle": Foreign("signals that end the job", _signals, "NAMES"),
     "--shutdown-timeout": Foreign("is --grace", _grace, "SECONDS"),
-    "--virtual-local-rank": Foreign(
-        "", _refuse("every rank sees the GPUs of all ranks", "leave it out, and use the GPU with the number LOCAL_RANK")
-    ),
+    "--virtual-local-rank": Foreign("LOCAL_RANK is 0, and a rank sees its own GPU", _yes("virtual_local_rank")),
 }
-"""Each option of torchrun except ``-m``, ``--help`` and the program; an empty help means that it is refused."""
+"""Each option of torchrun except ``-m``, ``--help`` and the program."""
 
 
 def canonical(flag: str) -> str:
@@ -240,6 +284,17 @@ def parted(word: str) -> tuple[str, str, str]:
     if word[:2] in SHORT and not word.startswith("--") and len(word) > 2:
         return word[:2], "=", word[2:].removeprefix("=")
     return word.partition("=")
+
+
+def from_environment(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """``words`` after those that torchrun would take from variables such as ``PET_NPROC_PER_NODE``."""
+    given = {canonical(parted(word)[0]) for word in words}
+    found = []
+    for flag, foreign in TORCHRUN.items():
+        value = environ.get(ENVIRONMENT + flag[2:].replace("-", "_").upper(), "")
+        if value and flag not in given and (foreign.metavar or value != "0"):
+            found.append(f"{flag}={value}" if foreign.metavar else flag)
+    return [*found, *words]
 
 
 def translate(words: Sequence[str]) -> Meant:
@@ -265,11 +320,11 @@ def translate(words: Sequence[str]) -> Meant:
         except ValueError as error:
             why, what = error.args
             raise OptionError(f"{flag} {value}".rstrip() + f": {why}", what) from None
+    if not meant.standalone:
+        meant.handed = meant.handed or meant.elsewhere
     return meant
 
 
 def torchrun_help() -> list[tuple[str, str]]:
-    """Rows for ``torchdist run --help``: the accepted options, and the names of the refused ones."""
-    taken = [(f"{flag} {one.metavar}".rstrip(), one.help) for flag, one in TORCHRUN.items() if one.help]
-    refused = ", ".join(flag for flag, one in TORCHRUN.items() if not one.help)
-    return [*taken, ("refused", f"{refused}: each prints what to do instead")]
+    """Rows for ``torchdist run --help``: the options that are accepted."""
+    return [(f"{flag} {one.metavar}".rstrip(), one.help) for flag, one in TORCHRUN.items()]

@@ -123,6 +123,8 @@ export interface JobState {
   findings: Finding[];
   driver: Record<string, unknown> | null;
   attempt: number;
+  /** How often the ranks were started again after a failure. */
+  restarts: number;
   /** While the job waits for the launcher's nodes: `position 3: waiting for GPUs`, as the launcher reports it. */
   queued: string;
   seq: number;
@@ -148,6 +150,8 @@ export interface Gauges {
 /** One field for each option, with its default. */
 export interface Options {
   gpus: number | null;
+  gpu_type: string | null;
+  remote: boolean;
   ranks: number | null;
   launcher: string;
   hosts: string[];
@@ -174,6 +178,7 @@ export interface Options {
   exclude: string[];
   background: boolean;
   name: string | null;
+  restarts: number;
   timeout: number | null;
   grace: number;
   lease: number;
@@ -182,18 +187,20 @@ export interface Options {
   replace: boolean;
   plan: boolean;
   watch: string;
-  /** ROLE_NAME of the ranks. This and the next two are torchrun's options in the shell (`verbs/torchrun.py`). */
+  /** ROLE_NAME of the ranks. This and the next three are torchrun's options in the shell (`verbs/torchrun.py`). */
   role: string;
   /** TORCHELASTIC_RUN_ID; empty: the job's id. */
   run_id: string;
   /** MASTER_PORT; 0: a free port. */
   port: number;
+  /** Whether each rank sees its own GPU only, with LOCAL_RANK 0. */
+  virtual_local_rank: boolean;
 }
 
 /** The specification of one job. `source` is the cell without the magic's line. */
 export interface JobSpec {
   job: string;
-  /** `cell` (the source runs in `__main__`), `function`, `script` (a file's text) or `module` (its name). */
+  /** `cell` (the source runs in `__main__`), `function`, `script` (text), `module` (name) or `command`. */
   kind: string;
   source: string;
   /** The file name in tracebacks, such as `Cell In[12]` or a script's path. */
@@ -203,7 +210,7 @@ export interface JobSpec {
   options: Options;
   /** Seconds since the epoch. */
   created: number;
-  /** `sys.argv` of a program: the script as it was typed, or `-m`, and its arguments. */
+  /** `sys.argv` of a program: the script as it was typed, `-m`, or a command; then its arguments. */
   argv: string[];
   /** The path of the notebook or of the kernel's session, for the panel and `%dist`. */
   notebook: string;
@@ -278,6 +285,9 @@ export interface Plan {
   run_id: string;
   /** The port of the rendezvous store; 0: a free port. */
   port: number;
+  /** How often all ranks are started again after a failure. */
+  restarts: number;
+  virtual_local_rank: boolean;
   /** Seconds that ranks on hosts go on without the driver. */
   lease: number;
 }

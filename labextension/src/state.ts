@@ -35,6 +35,7 @@ export function newJobState(): JobState {
     findings: [],
     driver: null,
     attempt: 0,
+    restarts: 0,
     queued: '',
     seq: 0
   };
@@ -168,7 +169,14 @@ function applyJob(state: JobState, event: Event): JobState {
     case 'job.driver':
       return { ...state, driver: get<Data | null>(event, 'process', null) };
     case 'job.starting':
-      return { ...state, state: 'starting', attempt: get(event, 'attempt', 1), ranks: {} };
+      return {
+        ...state,
+        state: 'starting',
+        attempt: get(event, 'attempt', 1),
+        restarts: get(event, 'restarts', 0),
+        reason: '',
+        ranks: {}
+      };
     case 'job.engine':
       return { ...state, queued: need(event, 'state') === 'queued' ? inQueue(event) : '' };
     case 'job.running':

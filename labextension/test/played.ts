@@ -136,6 +136,8 @@ export const PLAN: Plan = {
   role: 'default',
   run_id: '',
   port: 0,
+  restarts: 0,
+  virtual_local_rank: false,
   lease: 43200
 };
 

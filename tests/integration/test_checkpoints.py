@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import jupyter_torchdist as td
-from jupyter_torchdist.client.functions import launch
+from jupyter_torchdist.functions.decorated import launch
 from jupyter_torchdist.protocol.errors import RankFailed
 from tests.strategies import checkpoints as checks
 

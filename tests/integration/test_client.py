@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist import client
-from jupyter_torchdist.client import Request, attach, rerun, submit
+import jupyter_torchdist as td
+from jupyter_torchdist.client import Job, Request, attach, rerun, submit
 from jupyter_torchdist.client.drivers import pool
 from jupyter_torchdist.protocol.errors import JobCancelled, RankFailed
 from jupyter_torchdist.protocol.paths import Home
@@ -39,7 +39,7 @@ def cell(source: str, namespace: dict[str, Any] | None = None, options: Options 
     return Request(source, "Cell In[3]", 2, options or Options(ranks=2), namespace or {})
 
 
-def asleep(job: client.Job) -> bool:
+def asleep(job: Job) -> bool:
     return job.logs(stream="out").count("asleep") == job.plan.world_size
 
 
@@ -87,7 +87,7 @@ def test_a_rank_that_is_killed_says_so() -> None:
 
 
 def test_interrupt_and_kill_leave_no_process() -> None:
-    for ask in (client.Job.interrupt, client.Job.kill):
+    for ask in (Job.interrupt, Job.kill):
         job = submit(cell(SLEEPS))
         assert wait_until(partial(asleep, job), PATIENCE)
         ask(job)
@@ -125,7 +125,7 @@ def test_a_job_outlives_the_process_that_started_it(home: Path) -> None:
 def test_functions_rerun_and_await(notebook: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     exec("import os\nscale = 10\ndef f(x):\n    return scale * x + int(os.environ['RANK'])", notebook)
     monkeypatch.setenv("OF_THE_JOB", "5")
-    train = client.distributed(ranks=2, env=["OF_THE_JOB"])(notebook["f"])
+    train = td.distributed(ranks=2, env=["OF_THE_JOB"])(notebook["f"])
     assert train.distributed(2) == [20, 21]
     first = train.submit(3)
     first.wait(PATIENCE)

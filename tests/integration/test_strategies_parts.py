@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.client.functions import launch
+from jupyter_torchdist.functions.decorated import launch
 from tests.strategies import pipelines
 from tests.strategies.ranks import run_checks
 

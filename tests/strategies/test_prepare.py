@@ -13,8 +13,9 @@ from torch import nn
 
 import jupyter_torchdist as td
 from jupyter_torchdist.client import Request, submit
-from jupyter_torchdist.client.functions import options_of, submit_call
 from jupyter_torchdist.client.job import Job
+from jupyter_torchdist.functions.decorated import call_of
+from jupyter_torchdist.functions.keywords import options_of
 from jupyter_torchdist.protocol.errors import StrategyError
 from jupyter_torchdist.protocol.spec import Options
 from jupyter_torchdist.store import journal
@@ -132,29 +133,29 @@ def trains_alone_by_accelerate() -> None:
 
 
 def test_ranks_that_train_alone_are_told() -> None:
-    (note,) = notes_of(submit_call(trains_alone, (), {}, options_of(ranks=2)))
+    (note,) = notes_of(submit(call_of(trains_alone, (), {}, options_of(ranks=2))))
     assert note == (
         "9 backward passes and no collective: each of the 2 ranks trains a model of its own, and rank 0's comes back. "
         "--strategy ddp trains one model with a cell that is written for one device"
     )
-    assert notes_of(submit_call(trains_alone, (), {}, options_of(ranks=1))) == []
+    assert notes_of(submit(call_of(trains_alone, (), {}, options_of(ranks=1)))) == []
     if find_spec("accelerate") is None:
         return
-    _, note = notes_of(submit_call(trains_alone_by_accelerate, (), {}, options_of(ranks=2, strategy="ddp")))
+    _, note = notes_of(submit(call_of(trains_alone_by_accelerate, (), {}, options_of(ranks=2, strategy="ddp"))))
     assert "8 backward passes and no collective" in note and "Accelerator(cpu=True)" in note
 
 
 def test_functions_and_scripts_that_are_distributed_already(tmp_path: Path) -> None:
     options = options_of(ranks=2, strategy="ddp", collect="all")
-    job = submit_call(by_itself, (3,), {}, options)
+    job = submit(call_of(by_itself, (3,), {}, options))
     assert any("distributed already (torch.distributed)" in note for note in notes_of(job))
     assert job.values() == [6, 6]
-    job = submit_call(prepares_late, (), {}, options)
+    job = submit(call_of(prepares_late, (), {}, options))
     notes = notes_of(job)
     assert "td.prepare is called, and --strategy acts through it" in notes
     assert any("prepared for ddp on 2 ranks: Linear (3 parameters)" in note for note in notes)
     assert job.values() == [True, True]
-    job = submit_call(prepares_too_late, (), {}, options)
+    job = submit(call_of(prepares_too_late, (), {}, options))
     notes_of(job)
     assert all("has distributed Linear before" in said for said in job.values())
     script = tmp_path / "train.py"

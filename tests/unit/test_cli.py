@@ -56,8 +56,8 @@ def test_a_module_is_a_request() -> None:
         (["--rank", "2"], ["x.py"], "no option --rank"),
         ([], ["-m"], "-m needs the name of a module"),
         (["-x"], ["train.py"], "no option -x"),
-        ([], ["nowhere.py"], "cannot be read"),
-        ([], ["/"], "cannot be read"),
+        ([], ["nowhere.py"], "does not exist"),
+        ([], ["/"], "is a directory without __main__.py"),
     ],
 )
 def test_mistakes(options: list[str], program: list[str], message: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from jupyter_torchdist import client
+import jupyter_torchdist as td
 from jupyter_torchdist.client import Job, Request, leases, prepare, rerun, submit
+from jupyter_torchdist.client import job as job_module
 from jupyter_torchdist.client.drivers import DriverPool
-from jupyter_torchdist.client.functions import run
 from jupyter_torchdist.launchers.local import LocalLauncher
 from jupyter_torchdist.protocol.errors import (
     CaptureError,
@@ -41,7 +41,7 @@ TWO = Options(ranks=2)
 @pytest.fixture
 def pool(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverPool]:
     pool = DriverPool(("-m", "jupyter_torchdist.testing"))
-    monkeypatch.setattr(client.job, "default_pool", lambda: pool)
+    monkeypatch.setattr(job_module, "default_pool", lambda: pool)
     monkeypatch.setattr(submitting, "default_pool", lambda: pool)
     yield pool
     pool.close()
@@ -86,7 +86,7 @@ def test_a_job_is_attached_and_brought_by_another_owner(pool: DriverPool, notebo
     notebook["weights"] = [1, 2]
     submit(cell("weights.append(3)\nx = 1\n", notebook, Options(ranks=1, name="mine"))).wait(60)
     namespace: dict[str, Any] = {}
-    client.attach("mine").bring(namespace)
+    td.attach("mine").bring(namespace)
     assert namespace == {"weights": [1, 2, 3], "x": 1}
     assert notebook["weights"] == [1, 2]
 
@@ -201,12 +201,12 @@ def test_unchanged_data_is_not_written_again(home: Path, pool: DriverPool) -> No
 
 def test_functions_on_ranks(pool: DriverPool, notebook: dict[str, Any]) -> None:
     exec("import os\nscale = 10\ndef f(x, y=0):\n    return scale * x + y + int(os.environ['RANK'])", notebook)
-    train = client.distributed(ranks=3)(notebook["f"])
+    train = td.distributed(ranks=3)(notebook["f"])
     assert train.distributed(2, y=5) == [25, 26, 27]
-    assert client.launch(notebook["f"], (1,), ranks=2) == [10, 11]
-    assert client.launch(notebook["f"], (1,), ranks=2, collect="rank0") == [10]
+    assert td.launch(notebook["f"], (1,), ranks=2) == [10, 11]
+    assert td.launch(notebook["f"], (1,), ranks=2, collect="rank0") == [10]
     with pytest.raises(TypeError, match=r"as a tuple: write launch\(f, \(argument,\)\), not int"):
-        client.launch(notebook["f"], 1, ranks=2)  # type: ignore[arg-type]
+        td.launch(notebook["f"], 1, ranks=2)  # type: ignore[arg-type]
     job = train.submit(1)
     assert job.wait(60).state == "succeeded"
     assert job.spec.label == "f"
@@ -222,28 +222,6 @@ def test_a_script_runs_as_main_with_its_arguments(home: Path, pool: DriverPool, 
     job = submit(Request(program, str(script), 1, Options(ranks=1), kind="script", argv=("train.py", "--lr", "1")))
     assert job.wait(60).state == "succeeded", job.exception()
     assert job.logs() == "beside ['--lr', '1']\n"
-
-
-def test_an_interrupted_call_stops_its_ranks() -> None:
-    class Waiting:
-        class spec:
-            options = Options(ranks=1, grace=0.1)
-
-        asked: tuple[str, ...] = ()
-
-        def wait(self, timeout: float | None = None) -> None:
-            raise KeyboardInterrupt
-
-        def interrupt(self) -> None:
-            self.asked += ("interrupt",)
-
-        def kill(self) -> None:
-            self.asked += ("kill",)
-
-    job: Any = Waiting()
-    with pytest.raises(KeyboardInterrupt):
-        run(job)
-    assert job.asked == ("interrupt", "kill")
 
 
 def test_job_ids_are_safe_and_tell_the_time() -> None:

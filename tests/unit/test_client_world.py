@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_torchdist.client import leases, options_of, world
-from jupyter_torchdist.client.functions import distributed
+from jupyter_torchdist.client import leases, world
+from jupyter_torchdist.functions.decorated import distributed
+from jupyter_torchdist.functions.keywords import options_of
 from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.errors import OptionError
 from jupyter_torchdist.protocol.paths import Home

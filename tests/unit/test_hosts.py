@@ -13,7 +13,7 @@ from jupyter_torchdist.planning.configuration import configured, words_of
 from jupyter_torchdist.planning.placing import places
 from jupyter_torchdist.planning.topology import make_plan
 from jupyter_torchdist.protocol.errors import OptionError, ResourceError
-from jupyter_torchdist.protocol.hosts import Host, hosts_of, parse_setting
+from jupyter_torchdist.protocol.hosts import Host, hosts_of, known_hosts, parse_setting
 from jupyter_torchdist.protocol.plan import Gpu, Inventory, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, parse_options
 
@@ -128,3 +128,66 @@ def test_equal_code_has_an_equal_digest() -> None:
     first = code()
     code.cache_clear()
     assert code() == first
+
+
+def test_the_hosts_of_a_file_are_known() -> None:
+    settings = ["@big=gpu1,gpu2:4", "@all=gpu3", "gpu4.python=/p", "python=/q"]
+    assert known_hosts(settings) == ("gpu1", "gpu2:4", "gpu3", "gpu4")
+    assert known_hosts(["python=/q"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_one"),
+    [
+        ("A10", "NVIDIA A10", True),
+        ("a10", "NVIDIA A10G", False),
+        ("A10", "NVIDIA A100-SXM4-40GB", False),
+        ("h100_80gb", "NVIDIA H100 80GB HBM3", True),
+        ("NVIDIA H100", "NVIDIA H100 80GB HBM3", True),
+        ("V100", "Tesla V100-SXM2-16GB", True),
+        ("80GB H100", "NVIDIA H100 80GB HBM3", False),
+    ],
+)
+def test_the_name_of_a_gpu(kind: str, name: str, is_one: bool) -> None:
+    assert Gpu("u", 0, name, 0, 0).is_a(kind) == is_one
+
+
+def hosts_with(**cards: int | tuple[str, int]) -> list[Inventory]:
+    """Inventories of hosts by name; a number of A10s, or a name and a number."""
+    found = []
+    for name, card in cards.items():
+        kind, count = card if isinstance(card, tuple) else ("NVIDIA A10", card)
+        gpus = tuple(Gpu(f"{name}-{index}", index, kind, 2**34, 0) for index in range(count))
+        found.append(Inventory(name, 8, 2**36, gpus, addresses=("10.0.0.1",)))
+    return found
+
+
+def planned(inventories: list[Inventory], *words: str) -> dict[str, int]:
+    spec = JobSpec("j", "cell", "pass", "Cell In[1]", 2, parse_options([*words]), 0.0)
+    return {node.host: len(node.ranks) for node in make_plan(spec, inventories).nodes}
+
+
+def test_gpus_of_a_type_on_as_few_hosts_as_will_do() -> None:
+    hosts = hosts_with(a=2, b=("NVIDIA H100 80GB HBM3", 8), c=4, d=4)
+    assert planned(hosts, "--remote", "--gpu-type", "A10", "--gpus", "4") == {"c": 4}
+    assert planned(hosts, "--remote", "--gpu-type", "A10", "--gpus", "8") == {"c": 4, "d": 4}
+    assert planned(hosts, "--remote", "--gpu-type", "A10") == {"a": 2, "c": 4, "d": 4}
+    assert planned(hosts, "--remote", "--gpu-type", "h100") == {"b": 8}
+    assert planned(hosts, "--remote", "--ranks", "3") == {"a": 3}
+    assert planned(hosts[:1], "--gpu-type", "A10", "--gpus", "1") == {"a": 1}
+
+
+def test_a_type_that_no_host_has_is_told() -> None:
+    hosts = hosts_with(a=2, b=("NVIDIA H100 80GB HBM3", 1))
+    with pytest.raises(ResourceError, match="a has no GPU L40S: it has 2 NVIDIA A10; b has no GPU L40S: it has 1 NV"):
+        planned(hosts, "--remote", "--gpu-type", "L40S")
+    with pytest.raises(ResourceError, match="b has no GPU A10"):
+        planned(hosts, "--gpu-type", "A10", "--gpus", "2")
+    with pytest.raises(ResourceError, match="has no GPU A10: it has none"):
+        planned([Inventory("here", 2, 2**36)], "--gpu-type", "A10")
+    with pytest.raises(ResourceError, match="4 ranks do not fit on the hosts"):
+        planned(hosts_with(a=1, c=2), "--remote", "--gpu-type", "A10", "--gpus", "4")
+    with pytest.raises(OptionError, match="--gpu-type is for GPU ranks"):
+        parse_options(["--ranks", "2", "--gpu-type", "A10"])
+    with pytest.raises(OptionError, match="the name of a GPU"):
+        parse_options(["--gpu-type", "-"])

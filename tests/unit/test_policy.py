@@ -48,6 +48,13 @@ DONE = job(rank(0, "done"), rank(1, "done"))
 FAILED = job(raised(0, "boom", 1.0), rank(1, "running"))
 STOPPING = replace(RUNNING, state="stopping", reason="cancelled")
 
+HUNG = Again(
+    "the forked ranks hung before their first user line; started again with --fresh",
+    True,
+    0,
+    Finish("failed", "the ranks hung before their first user line", None),
+)
+
 TRANSITIONS: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
     "all is well: wait": (RUNNING, AttemptStatus(), []),
     "nothing has begun: wait": (JobState("j"), AttemptStatus(), []),
@@ -138,7 +145,7 @@ TRANSITIONS: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
         AttemptStatus(stalled=True),
         [Stopping("failed"), End(STOP)],
     ),
-    "…and started again": (STARTING, AttemptStatus(stalled=True, ended=frozenset({"node0"})), [Again()]),
+    "…and started again": (STARTING, AttemptStatus(stalled=True, ended=frozenset({"node0"})), [HUNG]),
     "…but once": (
         replace(STARTING, attempt=2),
         AttemptStatus(stalled=True, ended=frozenset({"node0"})),
@@ -214,6 +221,20 @@ def test_no_second_start_of_a_fresh_job() -> None:
     (end,) = decide(plan(fresh=True), STARTING, AttemptStatus(stalled=True, ended=NODE0), NOW)
     assert isinstance(end, Finish)
     assert end.state == "failed"
+
+
+def test_a_failure_is_followed_by_another_start_while_the_plan_allows_it() -> None:
+    failed = job(raised(1, "boom", 1.0), rank(0, "stopped"), state="stopping", reason="failed", restarts=1)
+    ended = AttemptStatus(ended=NODE0)
+    boom = Finish("failed", "rank 1 on host0: ValueError: boom", 1)
+    again = Again(f"{boom.reason}; all ranks are started again (2 of 2)", False, 2, boom)
+    assert decide(plan(restarts=2), failed, ended, NOW) == [again]
+    assert decide(plan(restarts=1), failed, ended, NOW) == [boom]
+    assert decide(plan(restarts=2), failed, replace(ended, interrupts=1), NOW) == [boom]
+    assert decide(plan(restarts=2), failed, replace(ended, timed_out=True), NOW) == [boom]
+    assert decide(plan(restarts=2), DONE, ended, NOW) == [Finish("succeeded", "", None)]
+    (lost,) = decide(plan(restarts=2), failed, AttemptStatus(lost=NODE0), NOW)
+    assert isinstance(lost, Finish)
 
 
 ENDS: dict[str, tuple[JobState, AttemptStatus, tuple[str, str, int | None]]] = {

@@ -19,7 +19,7 @@ FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
     "--ranks 3 --hosts a,b:2 --host-option a.python=/p "
-    "--launcher slurm --backend gloo --numa-binding node --out a,b --collect all --exclude big "
+    "--launcher slurm --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all --exclude big "
     "--exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --checkpoint ckpt --resume "
@@ -42,6 +42,8 @@ ALL = Options(
     hosts=("a", "b:2"),
     host_option=("a.python=/p",),
     launcher="slurm",
+    remote=True,
+    restarts=2,
     collect="all",
     exclude=("big", "x", "y"),
     background=True,
@@ -61,7 +63,7 @@ def test_every_option_can_be_given() -> None:
     assert parse_options(LINE) == ALL
     assert parse_options(shlex.split(LINE)) == ALL
     given_flags = {word.partition("=")[0] for word in shlex.split(LINE) if word.startswith("--")}
-    assert given_flags | {"--gpus"} == {option.flag for option in OPTIONS}
+    assert given_flags | {"--gpus", "--gpu-type"} == {option.flag for option in OPTIONS}
 
 
 def test_defaults_stand_until_they_are_overridden() -> None:

@@ -57,8 +57,9 @@ def test_the_docs_name_every_option() -> None:
         ("--start-method fork --run-path", ""),
         ("--shutdown-timeout 30", "--grace 30"),
         ("--numa_binding node", "--numa-binding node"),
-        ("--max-restarts 0 --monitor-interval 0.5 --tee 0 -r0 -t 0", ""),
-        ("--rdzv-backend c10d --rdzv-endpoint localhost --rdzv-conf= --event_log_handler null", ""),
+        ("--max-restarts 3 --monitor-interval 0.5 --tee 0 -r0 -t 0", "--restarts 3"),
+        ("--rdzv-backend etcd --rdzv-endpoint localhost --rdzv-conf=a=1,b=2 --event_log_handler null", ""),
+        ("--no-python --log-dir logs --virtual_local_rank --rdzv-conf=", ""),
         ("--master-addr 127.0.0.1 --local-addr=localhost --logs-specs default", ""),
         (f"--signals-to-handle {','.join(HANDLED)} --standalone", ""),
         ("--env A=1 -O x=1 --fresh", "--env A=1 -O x=1 --fresh"),
@@ -84,55 +85,78 @@ def test_what_ranks_see() -> None:
     line = f"--role trainer --rdzv-id 7 --rdzv-endpoint localhost:{port} --local-ranks-filter 0,2"
     meant = translate(line.split())
     options = meant.on(Options())
-    assert (options.role, options.run_id, options.port, meant.only) == ("trainer", "7", port, frozenset({0, 2}))
+    assert (options.role, options.run_id, options.port, meant.output.only) == ("trainer", "7", port, frozenset({0, 2}))
     alone = translate([*line.split(), "--standalone"]).on(Options())
     assert (alone.role, alone.run_id, alone.port) == ("trainer", "", 0)
 
 
 REFUSED = [
-    "--nnodes 2",
-    "--nnodes 1:4",
-    "--node-rank 1",
-    "--nproc-per-node xpu",
     "--nproc-per-node gpu",
     "--nproc-per-node 0",
-    "--rdzv-backend etcd",
-    "--rdzv-endpoint node7:29400",
-    "--rdzv-conf timeout=3",
-    "--max-restarts 3",
+    "--rdzv-conf timeout",
+    "--max-restarts -1",
     "--monitor-interval often",
     "--start-method thread",
-    "--event-log-handler console",
-    "--no-python",
-    "--log-dir logs",
-    "-r 3",
-    "--redirects 3",
-    "--tee 0:1",
+    "--redirects 4",
+    "-t 0:1,x",
     "--local-ranks-filter some",
-    "--duplicate-stdout-filters a",
-    "--duplicate_stderr_filters a",
-    "--log-line-prefix-template x",
-    "--print-completion bash",
-    "--master-addr node7",
     "--master-port 99999",
-    "--local-addr 10.0.0.1",
-    "--logs-specs mine",
-    "--signals-to-handle SIGUSR1",
-    "--virtual-local-rank",
+    "--signals-to-handle SIGNONE",
+    "--signals-to-handle SIGKILL",
 ]
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_is_refused_by_its_name(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_is_refused(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchrun, "local_inventory", lambda environ: Inventory("here", 2, 0))
     with pytest.raises(OptionError) as raised:
         translate(line.split()).on(Options())
     assert raised.value.message.startswith(f"{line}: ") and raised.value.hint
 
 
-def test_every_option_that_is_always_refused_is_tried() -> None:
-    tried = {torchrun.canonical(line.split()[0]) for line in REFUSED}
-    assert {flag for flag, one in TORCHRUN.items() if not one.help} <= tried
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--nnodes 2",
+        "--nnodes 1:4",
+        "--node-rank 1",
+        "--nproc-per-node xpu",
+        "--rdzv-endpoint node7:29400",
+        "--master-addr node7",
+        "--local-addr 10.0.0.1",
+        "--logs-specs mine",
+        "--event-log-handler mine",
+        "--print-completion bash",
+    ],
+)
+def test_what_torchrun_itself_runs(line: str) -> None:
+    assert translate(line.split()).handed == line
+    assert not translate(["--standalone"]).handed
+
+
+def test_an_address_elsewhere_is_ignored_with_standalone() -> None:
+    assert translate(["--master-addr", "node7", "--standalone"]).handed == ""
+
+
+def test_where_output_goes() -> None:
+    output = translate(["-r", "0:1,1:3", "--tee", "1:2", "--local-ranks-filter", "0,1", "--log-dir", "d"]).output
+    assert [output.prints(0, "out"), output.prints(0, "err"), output.prints(1, "out"), output.prints(1, "err")] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert not output.prints(2, "out")
+    assert output.copies(0, "out") and not output.copies(0, "err") and output.copies(1, "err")
+    assert translate(["--log-line-prefix-template", "${role_name}/${rank}>"]).output.label("r", 3, "a\nb\n") == (
+        "r/3>a\nr/3>b\n"
+    )
+
+
+def test_variables_of_torchrun_are_defaults() -> None:
+    environ = {"PET_NPROC_PER_NODE": "3", "PET_STANDALONE": "1", "PET_MAX_RESTARTS": "2", "PET_NO_PYTHON": "0"}
+    words = torchrun.from_environment(["--nproc_per_node", "2"], environ)
+    assert sorted(words) == sorted(["--standalone", "--max-restarts=2", "--nproc_per_node", "2"])
 
 
 def test_a_port_that_is_taken_is_refused() -> None:

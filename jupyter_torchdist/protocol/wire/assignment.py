@@ -23,6 +23,8 @@ class Assignment(Record):
     world: World
     attempt: int = 1
     fresh: bool = False
+    restarts: int = 0
+    """How often the ranks were started again after a failure."""
     rendezvous: tuple[str, int] | None = None
     """(address, port) of the first node's store; None on the first node, which opens it."""
 

@@ -1,0 +1,1 @@
+"""Python functions that run on ranks: ``@distributed``, ``launch``, ``TorchDistributor``, ``ray_launch``."""

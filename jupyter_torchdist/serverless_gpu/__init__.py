@@ -1,0 +1,5 @@
+"""The names of Databricks' ``serverless_gpu``: ``from jupyter_torchdist.serverless_gpu import distributed``."""
+
+from ..functions.decorated import distributed
+
+__all__ = ["distributed"]

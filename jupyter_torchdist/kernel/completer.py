@@ -29,6 +29,7 @@ EXAMPLES = {
     "timeout": ("30s", "10m", "2h", "1d"),
     "grace": ("5s", "30s", "2m"),
     "grad_accumulation": ("2", "4", "8"),
+    "verify": ("5", "20"),
 }
 """Example values for options without a complete list."""
 STREAMS = ("out", "err")

@@ -24,6 +24,7 @@ _OF_A_STRATEGY = (
     "compile",
     "activation_checkpointing",
     "grad_accumulation",
+    "verify",
     "checkpoint",
     "resume",
     "remarks",

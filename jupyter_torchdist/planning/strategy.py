@@ -61,6 +61,8 @@ def plan_strategy(
         name = choice.name
         notes.append(f"auto chose {name}: {choice.why}")
         values = convert(options.option, name)
+    if options.verify:
+        strategy_checks.check_verified(options, name, values)
     if name == "deepspeed":
         return _deepspeed(options, values, world_size, notes)
     _check_size(name, world_size)
@@ -84,6 +86,7 @@ def _plan(
         compile=options.compile,
         activation_checkpointing=options.activation_checkpointing,
         grad_accumulation=options.grad_accumulation,
+        verify=options.verify,
         checkpoint=options.checkpoint,
         resume=options.resume,
         notes=tuple(notes),
@@ -107,6 +110,7 @@ def _none(options: Options) -> StrategyPlan:
         "--compile": options.compile,
         "--activation-checkpointing": options.activation_checkpointing,
         "--grad-accumulation": options.grad_accumulation != 1,
+        "--verify": options.verify > 0,
         "--checkpoint": options.checkpoint is not None,
         "--resume": options.resume,
     }

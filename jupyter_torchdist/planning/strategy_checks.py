@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..protocol.errors import OptionError
+from ..protocol.spec import Options
 
 Values = Mapping[str, Any]
 """Converted options by name, without defaults."""
@@ -28,6 +29,21 @@ def check(name: str, values: Values, degrees: Mapping[str, int], *, checkpoint: 
     periodic = [option for option in values if option.startswith("checkpoint_")]
     if periodic and not checkpoint:
         raise OptionError(f"-O {periodic[0]} needs a directory for checkpoints", "add --checkpoint DIR")
+
+
+def check_verified(options: Options, name: str, values: Values) -> None:
+    """Raises ``OptionError`` for what one device cannot run or does not compute: ``--verify`` would compare with it."""
+    parts, hook = name.split("+"), values.get("comm_hook", "none")
+    asked = {
+        "--strategy pp": "pp" in parts and "no rank has the whole model's gradients",
+        "--strategy deepspeed": name == "deepspeed" and "DeepSpeed changes the steps of the optimizer itself",
+        f"--precision {options.precision}": options.precision != "fp32" and "one device would compute in fp32",
+        f"-O comm_hook={hook}": hook != "none" and "gradients are rounded on their way",
+        "--resume": options.resume and "one device would begin at the first step",
+    }
+    for what, why in asked.items():
+        if why:
+            raise OptionError(f"--verify and {what}: {why}", "leave one of the two out")
 
 
 def _check_sharding(name: str, values: Values, degrees: Mapping[str, int]) -> None:

@@ -45,6 +45,7 @@ class Options(Record):
     compile: bool = False
     activation_checkpointing: bool = False
     grad_accumulation: int = 1
+    verify: int = 0
     checkpoint: str | None = None
     resume: bool = False
     remarks: tuple[str, ...] = ()
@@ -252,6 +253,7 @@ OPTIONS: tuple[Option, ...] = (
         "take each batch in N parts, for memory; one step for all (default: 1)",
         _count,
     ),
+    Option("--verify", "how", "K", "compare the first K optimizer steps with one device (rank 0 runs both)", _count),
     Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),

@@ -33,6 +33,8 @@ class StrategyPlan(Record):
     compile: bool = False
     activation_checkpointing: bool = False
     grad_accumulation: int = 1
+    verify: int = 0
+    """How many optimizer steps are compared with one device."""
     checkpoint: str | None = None
     """Directory of the automatic checkpoints."""
     resume: bool = False

@@ -32,7 +32,7 @@ from ..protocol.spec import PROGRAMS, JobSpec
 from ..states import Place
 from ..strategies.core import rank_context
 from ..usercode.source import remember_cell
-from . import api, bootstrap, children, execution, failures, group, shell
+from . import api, bootstrap, children, execution, failures, group, reference, shell
 from .alone import Alone
 from .autolog import Autolog
 from .batches import Batches
@@ -154,6 +154,7 @@ class Rank:
         bootstrap.forget_the_parent()
         bootstrap.plain_drawing()
         bootstrap.use_threads()
+        alone = reference.begin(self, plan, spec, manifest)
         device = group.choose_device(plan.node_of(self.number))
         self.may_connect()
         self.meeting = group.join(plan, device)
@@ -164,7 +165,7 @@ class Rank:
         shell.install(self.display, vars(self.main), program=self.program)
         children.install(self.main)
         remember_cell(spec.source, spec.label, spec.first_line)
-        self.part = mine = self.take_part(plan, device)
+        self.part = mine = self.take_part(plan, device, alone)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
         attributes = ModuleAttributes(vars(self.main), manifest.bound, self.note)
         place = Place((spec.source,), self.number, str(device))
@@ -177,13 +178,13 @@ class Rank:
             self.will = LastWill(self.leave_what_exists, lambda: self.interrupts.heard)
         return spec
 
-    def take_part(self, plan: Plan, device: torch.device) -> rank_context.RankContext:
+    def take_part(self, plan: Plan, device: torch.device, alone: Any) -> rank_context.RankContext:
         """Create the context for ``td.prepare`` and similar functions. With a strategy, install automatic training."""
         mine = rank_context.RankContext(plan.strategy, device, self.note, plan.grace / 2)
         if plan.strategy.name != "none":
             from ..strategies import auto  # only jobs with a strategy pay for these imports
 
-            automatic = auto.AutomaticTraining(mine.context, vars(self.main), mine.patience)
+            automatic = auto.AutomaticTraining(mine.context, vars(self.main), mine.patience, alone)
             automatic.install()
             mine.automatic = automatic
         rank_context.take(mine)

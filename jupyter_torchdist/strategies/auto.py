@@ -43,6 +43,7 @@ from .sharded.trained_parameters import Optimized
 from .step import deferred, lazy, submodules
 from .step.equivalence import Equivalence
 from .step.origin import Rows
+from .step.verifying import Connection
 from .training import Training
 
 _NOTHING = contextlib.nullcontext()
@@ -54,7 +55,11 @@ class AutomaticTraining(Training):
     SAVING = "--checkpoint DIR saves while a cell trains, --resume goes on from there"
 
     def __init__(
-        self, context: ParallelContext, namespace: dict[str, Any] | None = None, patience: float = 2.5
+        self,
+        context: ParallelContext,
+        namespace: dict[str, Any] | None = None,
+        patience: float = 2.5,
+        reference: Connection | None = None,
     ) -> None:
         """``namespace``: the names of the cell; ``patience``: how many seconds an interrupt waits for a step's end."""
         optimized, options = Optimized(context.device), context.plan.options
@@ -62,15 +67,10 @@ class AutomaticTraining(Training):
         made = TrainingObjects(namespace, optimized, optimized.copies)
         saves = context.plan.checkpoint is not None
         steps = Resuming(context, made, namespace, patience) if saves else Steps(context.say, patience)
-        super().__init__(context, optimized, steps)
-        self._loops = Loops(
-            self._group,
-            context.say,
-            context.device,
-            steps,
-            batch=str(options.get("batch", "auto")),
-            loss="mean" if options.get("trust_loss") else str(options.get("loss", "auto")),
-        )
+        super().__init__(context, optimized, steps, reference)
+        batch, loss = str(options.get("batch", "auto")), str(options.get("loss", "auto"))
+        loss = "mean" if options.get("trust_loss") else loss
+        self._loops = Loops(self._group, context.say, context.device, steps, batch=batch, loss=loss)
         engined = engine.of(context, optimized, self._loops)
         self._work = Distributor(context, optimized, self._models, engined, self._guard)
         self._backwards = Backwards(self._work, self._loops, lambda: self._is_within)
@@ -81,7 +81,7 @@ class AutomaticTraining(Training):
 
     def install(self) -> None:
         """From here on optimizers are recorded, and the modules that they train become distributed when called."""
-        self._steps.began_with(begin_alike(self._steps.seed))
+        self._steps.began_with(seed := begin_alike(self._steps.seed))
         whole = chosen(self._context.plan, "state_dict_type") == "FULL_STATE_DICT"
         self._wrap(self._call, self._backwards.backward, self._loops.iterate, whole_states=whole)
         around = self._patches.around
@@ -100,6 +100,7 @@ class AutomaticTraining(Training):
             self._work.engine.install(self._patches)  # DeepSpeed looks for overflows itself
         else:
             self._guard.install(self._patches)
+            self._verifier.begin(seed, self._patches)
 
     def stand_aside(self, why: str) -> None:
         """Do nothing in the rest of the job. Raises ``StrategyError`` when something was distributed before."""
@@ -108,6 +109,7 @@ class AutomaticTraining(Training):
                 f"{why}; but the strategy has distributed {type(root).__name__} before",
                 "call td.prepare before the first training step",
             )
+        self._verifier.refuse(why)
         self.abandon()
         self._context.say(why)
 

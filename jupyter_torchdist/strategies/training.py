@@ -21,16 +21,21 @@ from .sharded.dtensor_dispatch import ByHand
 from .sharded.trained_parameters import Optimized
 from .step import batchnorm
 from .step.finite import Guard
+from .step.verifying import Connection, Verifier
 
 
 class Training:
     """One job's training on this rank, until its end."""
 
-    def __init__(self, context: ParallelContext, optimized: Optimized, steps: Steps) -> None:
+    def __init__(
+        self, context: ParallelContext, optimized: Optimized, steps: Steps, reference: Connection | None = None
+    ) -> None:
+        """``reference``: the process that runs the cell on one device (``--verify``), on rank 0."""
         self._context, self._group = context, context.data_group
         self._sharded = context.plan.degree("dp_shard") > 1 or context.plan.degree("tp") > 1
         self._optimized, self._steps, self._patches = optimized, steps, Patches()
         self._guard = Guard(context, optimized, lambda: steps.step + 1)
+        self._verifier = Verifier(context, reference, self._guard.name)
         self._calls, self._lent, self._by_hand = Calls(), statedicts.Lent(context.say), ByHand(context.plan)
         self._models: list[nn.Module] = []
         """The models whose parameters or submodules were changed."""
@@ -79,6 +84,7 @@ class Training:
         """
         self._steps.finish()
         self._guard.finish()
+        self._verifier.finish()
         self._come_back(names or {})
 
     def stop(self, error: BaseException, names: dict[str, Any]) -> None:
@@ -90,6 +96,7 @@ class Training:
         """Remove the patches of torch. Sharded parameters stay sharded, because other ranks may have ended."""
         self._steps.abandon()
         self._guard.end()
+        self._verifier.end()
         self._patches.undo()
         for model in self._changed():
             precision.revert(model)

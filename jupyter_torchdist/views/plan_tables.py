@@ -67,6 +67,7 @@ def strategy_lines(strategy: StrategyPlan) -> list[str]:
         "each repeated block compiled" if strategy.compile else "",
         "activations computed again in backward()" if strategy.activation_checkpointing else "",
         _accumulation(strategy),
+        f"the first {strategy.verify} optimizer steps are compared with one device" if strategy.verify else "",
         f"checkpoints in {strategy.checkpoint}" if strategy.checkpoint else "",
         "begins at the last of them" if strategy.resume else "",
     ]

@@ -167,6 +167,7 @@ export interface Options {
   compile: boolean;
   activation_checkpointing: boolean;
   grad_accumulation: number;
+  verify: number;
   checkpoint: string | null;
   resume: boolean;
   /** Remarks on settings of a configuration file. */
@@ -259,6 +260,8 @@ export interface StrategyPlan {
   compile: boolean;
   activation_checkpointing: boolean;
   grad_accumulation: number;
+  /** How many optimizer steps are compared with one device. */
+  verify: number;
   /** Directory of the automatic checkpoints. */
   checkpoint: string | null;
   resume: boolean;

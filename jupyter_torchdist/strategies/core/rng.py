@@ -37,8 +37,10 @@ class OwnStream:
     """Draw from the rank's own stream. Afterwards the common stream continues, one number further if any was drawn.
 
     The seed of the own stream comes from the state of the common one. So a forward that activation checkpointing
-    repeats draws the same numbers, and runs with the same seed are equal.
+    repeats draws the same numbers, and runs with the same seed are equal. ``drew``: whether any rank's stream was used.
     """
+
+    drew = False
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -55,6 +57,7 @@ class OwnStream:
         drew = any(not torch.equal(now, then) for now, then in zip(present(), self._begun, strict=False))
         _restore(self._common)
         if drew:
+            OwnStream.drew = True
             torch.rand(())
 
 

@@ -159,7 +159,7 @@ class Guard:
         if first:
             mine = [one for one, is_odd in zip(looked.parameters, odd.tolist(), strict=True) if is_odd]
             names = list(dict.fromkeys(self._names.values()))
-            found = of_every_rank(([self._name(one) for one in mine], looked.origin()))
+            found = of_every_rank(([self.name(one) for one in mine], looked.origin()))
             sentence = in_words(looked.step, looked.line, names, found, staged=self._context.plan.degree("pp") > 1)
             if self._mode == STOP:
                 raise TrainingError(
@@ -169,7 +169,7 @@ class Guard:
             self._context.say(f"{sentence}. {_DONE[self._mode]}")
         return True
 
-    def _name(self, parameter: nn.Parameter) -> str:
+    def name(self, parameter: nn.Parameter) -> str:
         """The name in the cell's model, for a parameter that may have replaced another one."""
         earlier = {
             new: old for places in (self._optimized.replaced, self._optimized.unseen) for old, new in places.items()
@@ -180,7 +180,7 @@ class Guard:
 
     def _in_order(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         order = {name: place for place, name in enumerate(dict.fromkeys(self._names.values()))}
-        return sorted(dict.fromkeys(parameters), key=lambda one: order.get(self._name(one), len(order)))
+        return sorted(dict.fromkeys(parameters), key=lambda one: order.get(self.name(one), len(order)))
 
 
 _DONE = {

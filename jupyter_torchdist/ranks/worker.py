@@ -1,8 +1,7 @@
 """One rank: from the environment of torchrun to the results or the exception.
 
 The rank reports only by files. It never raises into torch elastic (which ignores ``KeyboardInterrupt`` and pickles
-exceptions). It returns after success or an interrupt, and exits with code 1 after a failure. A script exits with the
-code of its ``sys.exit``.
+exceptions). It returns after success or an interrupt, and exits with code 1, a script with its own, after a failure.
 """
 
 from __future__ import annotations

@@ -129,6 +129,7 @@ export const PLAN: Plan = {
     compile: false,
     activation_checkpointing: false,
     grad_accumulation: 1,
+    verify: 0,
     checkpoint: null,
     resume: false,
     notes: []

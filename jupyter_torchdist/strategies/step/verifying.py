@@ -30,6 +30,8 @@ from ..core.rng import OwnStream
 from .equivalence import NOISE, ROUNDING
 
 LEAVE_OUT = "leave --verify out"
+_LOSSES = 1e-3
+"""Relative tolerance between two losses."""
 
 
 class Connection(Protocol):
@@ -221,7 +223,7 @@ def compared(mine: Taken, other: Taken) -> tuple[float, str | None]:
     pairs = zip(mine.losses, other.losses, strict=True)
     said = next((_of_loss(ours, theirs) for ours, theirs in pairs if not _close(ours.value, theirs.value)), None)
     if said is None and parameter is not None and mine.losses:
-        said = f"the loss at {mine.losses[-1].line} is equal"
+        said = f"the loss at {mine.losses[-1].line} is the same"
     return worst, "; ".join(filter(None, [said, parameter])) or None
 
 
@@ -256,7 +258,7 @@ def _listed(lines: Sequence[str]) -> str:
 def _close(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
-    return math.isclose(one, other, rel_tol=ROUNDING[torch.float32], abs_tol=NOISE[torch.float32]) or (
+    return math.isclose(one, other, rel_tol=_LOSSES, abs_tol=NOISE[torch.float32]) or (
         not math.isfinite(one) and not math.isfinite(other)
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -105,7 +106,7 @@ def _free_address() -> str:
 
 
 def _wait_for_nodes(ray: Any, address: str, nodes: int) -> None:
-    """Until every node is part of the cluster. The user's code then connects by itself."""
+    """Until every node is part of the cluster. This process then stays connected to it."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -113,9 +114,10 @@ def _wait_for_nodes(ray: Any, address: str, nodes: int) -> None:
             alive = sum(bool(node["Alive"]) for node in ray.nodes())
         except ConnectionError:
             alive = 0
-        ray.shutdown()
         if alive >= nodes:
+            ray.init = functools.partial(ray.init, ignore_reinit_error=True)  # the user's own call joins, too
             return
+        ray.shutdown()
         if time.monotonic() > deadline:
             raise UserError(
                 f"{alive} of {nodes} nodes have joined Ray at {address} within {START_SECONDS:g} s",

@@ -112,11 +112,13 @@ def prepare(request: Request, home: Home | None = None) -> PreparedJob:
         argv=request.argv,
         notebook=request.notebook,
     )
+    began = time.monotonic()
     inventories = _inventories(options)
+    asked = time.monotonic() - began if options.hosts else 0.0
     capture = _capture(request, cwd, portable=not all(is_ours(one.python) for one in inventories if one.python))
     capture = _compared(replace(capture, notes=(*options.ignored, *capture.notes)), inventories)
     plan = _plan(spec, home, inventories, lambda first: copy_fits(spec, capture, first, cwd, home, inventories[0]))
-    return PreparedJob(spec, capture, plan, cwd, home)
+    return PreparedJob(spec, capture, replace(plan, asked=asked), cwd, home)
 
 
 def submit(

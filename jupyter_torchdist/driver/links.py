@@ -88,6 +88,8 @@ class Link:
         self._digests: tuple[str, ...] | None = None
         """Blobs that the node's part needs; None for a driver that takes up the job."""
         self._blobs_wanted: set[str] = set()
+        self.to_send: int | None = 0 if self.shared or started else None
+        """Bytes of blobs that the node lacks; None before it has said so."""
         self._complete = False
         """Whether the node has all files and blobs."""
         self._going: deque[Iterator[tuple[dict[str, Any], bytes]]] = deque()
@@ -139,13 +141,16 @@ class Link:
     def _offsets(self) -> dict[str, int]:
         """Size of each of the node's files in the driver's job directory."""
         folders = [self._paths.node(self.node.name).root, self._paths.results]
-        return {
+        sizes = {
             str(file.relative_to(self._paths.root)): file.stat().st_size
             for folder in folders
             if folder.is_dir()
             for file in folder.iterdir()
             if not file.name.startswith(".")
         }
+        work = self._paths.work / self.node.called
+        written = (file for file in work.rglob("*") if file.is_file())
+        return sizes | {f"{work.parent.name}/{file.relative_to(work)}": file.stat().st_size for file in written}
 
     def keep(self, now: float) -> None:
         """Ping the agent, drop a silent channel, reopen a dropped one."""
@@ -270,6 +275,7 @@ class Link:
 
     def on_missing(self, digests: Sequence[str]) -> None:
         self._blobs_wanted = set(digests)
+        self.to_send = sum((self._blob_directory / safe_name(digest)).stat().st_size for digest in digests)
         for digest in digests:
             self._send_blob(digest)
         self._look_whether_complete()
@@ -305,15 +311,12 @@ class Link:
 
     def _look_whether_complete(self) -> None:
         if not self._blobs_wanted and not self._complete:
-            self._complete = True
+            self._complete, self.to_send = True, 0
             self._start_if_complete()
 
     def on_bytes(self, name: str, offset: int, data: bytes) -> None:
         """Append new bytes of a node's file to the driver's copy. Raises ``OSError`` when the disk is full."""
-        folder, _, file_name = name.rpartition("/")
-        if folder not in (f"nodes/{self.node.name}", "results"):
-            raise ChannelError(f"{self.node.name} sent a file outside its directory")
-        path = self._paths.root / folder / safe_name(file_name)
+        path = self._paths.root / self._place(name)
         if not self._paths.root.is_dir():  # deleted while the job runs: it is not made anew
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -325,6 +328,25 @@ class Link:
                 view, offset = view[written:], offset + written
         finally:
             os.close(fd)
+
+    def _place(self, name: str) -> Path:
+        """Where a file of the node is here, below the job's directory. Raises ``ChannelError``."""
+        folder, _, file_name = name.rpartition("/")
+        if folder in (f"nodes/{self.node.name}", "results"):
+            return Path(folder, safe_name(file_name))
+        top, *parts = name.split("/")
+        if top != self._paths.work.name or not parts or {"", ".", ".."} & set(parts) or "\0" in name:
+            raise ChannelError(f"{self.node.name} sent a file outside its directory")
+        return Path(top, self.node.called, *parts)
+
+    def came(self) -> str:
+        """A sentence on files that the cell wrote on the node and that are here now; empty if there are none."""
+        place = self._paths.work / self.node.called
+        files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
+        if self.shared or not files:
+            return ""
+        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        return f"files that the cell wrote on {self.node.called} are in {place}: {', '.join(files[:3])}{more}"
 
     def on_whole(self, name: str, data: bytes) -> None:
         """Replace the node's gauges. Nothing depends on them: when the disk is full, the old gauges remain."""

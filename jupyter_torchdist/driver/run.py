@@ -28,6 +28,7 @@ from . import findings, policy
 from .engine import Engine
 from .links import Link
 from .linkselector import LinkSelector
+from .stages import Stages
 
 QUIET_TICK = 0.02
 """Seconds between two checks for requests of clients."""
@@ -64,6 +65,7 @@ class Driver:
         """What launchers and agents said of their own failures, by node and kind."""
         self._stalled: set[str] = set()
         self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
+        self._stages = Stages(self._plan, self._say)
         self._links: list[Link] = []
         self._ears = LinkSelector()
         self._beat = float("-inf")
@@ -193,6 +195,7 @@ class Driver:
             self._standing = replace(self._standing, timed_out=True)
         if self._state.state == "starting" and policy.all_ready(self._plan, self._state):
             self._say("job.running")
+        self._stages.look(self._links, self._state)
         self._standing = policy.noted(self._standing, self._state, now)
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
@@ -249,8 +252,9 @@ class Driver:
             words = "" if started else findings.of_launchers(self._paths, self._plan)
             reason = "\n".join([reason, *dict.fromkeys(self._errors.values()), words])
         causes = findings.of(self._paths, self._state) if end.state == "failed" else []
-        first = end.first_failure
-        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=first, findings=causes)
+        for came in filter(None, [link.came() for link in self._links]):
+            self._say("job.note", text=came)
+        self._say("job.ended", state=end.state, reason=reason.strip(), first_failure=end.first_failure, findings=causes)
         with contextlib.suppress(StoreError):
             journal.publish_summary(self._paths, self._state)
         for link in self._links:
@@ -279,10 +283,7 @@ class Driver:
         try:
             for message, body in link.receive(time.monotonic()):
                 self._on_message(link, message, body)
-        except (
-            OSError,
-            ChannelError,
-        ):  # a full disk, nonsense: over a new channel the node sends again what is missing
+        except (OSError, ChannelError):  # a full disk, nonsense: over a new channel the node sends what is missing
             link.drop(time.monotonic())
         self._ears.watch(link)  # at once: a new channel may soon reuse the closed descriptor's number
 
@@ -292,7 +293,7 @@ class Driver:
             self._read_events(link, said.file)
         elif isinstance(said, messages.FileBytes):
             link.on_bytes(said.file, said.offset, body)
-            if said.file.endswith(".events"):
+            if said.file.startswith("nodes/") and said.file.endswith(".events"):
                 self._read_events(link, said.file)
         elif isinstance(said, messages.Whole):
             link.on_whole(said.file, body)

@@ -412,7 +412,7 @@ class Agent:
         """The driver has received all data of a job that has ended."""
         job = self._jobs.get(said.job)
         if job is not None and job.state == "ended":
-            self._remove(said.job)
+            self._remove(said.job, shipped=said.job not in peer.shipments)
         self._ended_early.pop(said.job, None)
         peer.shipments.pop(said.job, None)
         peer.job = None
@@ -426,7 +426,7 @@ class Agent:
                 continue
             try:
                 complete = shipment.pump()
-                if complete and job.state == "ended":
+                if complete and job.state == "ended" and shipment.send_work(job.written.going):
                     peer.channel.send({"type": "ended", "job": name, "attempt": job.attempt})
                     del peer.shipments[name]
                 elif not peer.stalled_told and (ranks := job.stalled(now)):
@@ -449,9 +449,10 @@ class Agent:
             elif not job.shared and job.state != "ended" and self._orphans.hopeless(job.paths, job.lease, now):
                 job.end(job.grace, now, f"no driver came for {job.lease:g} s (--lease)\n")
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str, *, shipped: bool = False) -> None:
+        """``shipped``: the driver has what the cell wrote."""
         job = self._jobs.pop(name)
-        job.close(remove=not job.shared)
+        job.close(remove=not job.shared, shipped=shipped)
         self._orphans.claimed(name)
         self._starts.forget(name)
         self._changes.forget(name)

@@ -14,13 +14,14 @@ from pathlib import Path
 from ..protocol import codec
 from ..protocol.eventreader import EventReader, reader_of
 from ..protocol.events import Event
+from ..protocol.hosts import BRING, bytes_of
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
 from ..ranks.eventfile import EventFile
 from .endings import Endings
 from .out_of_memory import OutOfMemory
-from .replica import discard
+from .replica import Written, discard, written
 from .stacks import Stacks, place
 
 STALL_SECONDS = 10.0
@@ -116,6 +117,19 @@ class NodeJob:
     @property
     def grace(self) -> float:
         return self._plan.grace
+
+    @property
+    def _limit(self) -> int:
+        """Bytes of files that go to the notebook; none from a node that shares the driver's disk."""
+        if self.shared:
+            return -1
+        own = next(node for node in self._plan.nodes if node.name == self.node)
+        return bytes_of(own.reach.bring or BRING)
+
+    @cached_property
+    def written(self) -> Written:
+        """What the cell wrote in the job's own work directory. Looked at once, after the job's end."""
+        return written(self.paths.work, self._limit)
 
     def event_files(self) -> list[Path]:
         """The files in which launcher and ranks write events for the agent."""
@@ -314,7 +328,8 @@ class NodeJob:
         while self._read_launcher() | self._read_ranks():
             continue
         self._tell_the_rest()
-        self._tell_of_files()
+        if stays := self.written.told(socket.gethostname(), self._limit):
+            self.events.write("job.note", text=stays)
         self.events.write("node.ended", attempt=self.attempt, error=self._error)
         self.state = "ended"
 
@@ -325,16 +340,10 @@ class NodeJob:
                 # The launcher is gone, so the exit code is unknown. An outcome that the rank reported has priority.
                 self.events.write("rank.exited", rank=rank, code=-signal.SIGKILL, why="was stopped", state="stopped")
 
-    def _tell_of_files(self) -> None:
-        """What the cell wrote where the notebook's directory does not exist stays there."""
-        files = [file.relative_to(self.paths.work) for file in sorted(self.paths.work.rglob("*")) if file.is_file()]
-        if files:
-            shown = ", ".join(map(str, files[:3])) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-            text = f"files that the cell wrote stay on {socket.gethostname()} in {self.paths.work}: {shown}"
-            self.events.write("job.note", text=text)
-
-    def close(self, *, remove: bool = False) -> None:
-        """``remove``: delete the replica of the job, but no file that the cell wrote."""
+    def close(self, *, remove: bool = False, shipped: bool = False) -> None:
+        """``remove``: delete the replica of the job, but no file that the cell wrote, unless it was ``shipped``."""
         self.events.close()
+        if remove and shipped:
+            self.written.discard()
         if remove:
             discard(self.paths)

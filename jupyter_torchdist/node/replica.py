@@ -9,7 +9,8 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,59 @@ def publish_private(path: Path, data: bytes) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+MOST = 10_000
+"""The largest number of files of a cell that go to the notebook."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Paths below ``work``. Sizes in bytes."""
+
+    work: Path
+    going: dict[str, int] = field(default_factory=dict)
+    staying: dict[str, int] = field(default_factory=dict)
+
+    def discard(self) -> None:
+        """Delete what has come to the notebook, if it is still what was sent; then directories that are empty."""
+        for name, size in self.going.items():
+            with contextlib.suppress(OSError):
+                if (self.work / name).lstat().st_size == size:
+                    (self.work / name).unlink()
+        for folder, _, _ in os.walk(self.work, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+    def told(self, host: str, limit: int) -> str:
+        """A sentence on what stays; empty if nothing does."""
+        if not self.staying:
+            return ""
+        names = [f"{name} ({size / 1e6:,.1f} MB)" for name, size in list(self.staying.items())[:3]]
+        more = f" and {len(self.staying) - 3} more" if len(self.staying) > 3 else ""
+        return (
+            f"files that the cell wrote stay on {host} in {self.work}: {', '.join(names)}{more}; "
+            f"--host-option bring=SIZE says how much comes back ({limit / 1e6:,.0f} MB)"
+        )
+
+
+def written(work: Path, limit: int) -> Written:
+    """The files below ``work``. The small ones go, while all of them have at most ``limit`` bytes."""
+    found = Written(work)
+    total = 0
+    for size, name, plain in sorted(_files(work)):
+        total += size
+        goes = plain and total <= limit and len(found.going) < MOST
+        (found.going if goes else found.staying)[name] = size
+    return found
+
+
+def _files(work: Path) -> Iterator[tuple[int, str, bool]]:
+    """Size and path, and whether it is a file and no link, pipe or device."""
+    for folder, folders, files in os.walk(work):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in (*files, *links):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                status = os.lstat(path)
+                yield status.st_size, os.path.relpath(path, work), stat.S_ISREG(status.st_mode)

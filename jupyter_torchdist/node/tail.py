@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class Shipment:
     """By directory: its mtime, and the file names in it."""
     _gauges: tuple[int, int] = (0, 0)
     """The version of the gauges file that the driver has: mtime and inode."""
+    _work: deque[tuple[str, int]] | None = None
+    """What is left to send of the files that the cell wrote; None before the job's end."""
 
     def pump(self) -> bool:
         """Report or send what is new. Returns whether the driver now has everything."""
@@ -56,6 +59,20 @@ class Shipment:
                 continue
             if not self._send(name, known, size):
                 return False
+        return self.channel.pending == 0
+
+    def send_work(self, files: Mapping[str, int]) -> bool:
+        """Send what the cell wrote: sizes by path below the work directory. Returns whether the driver has it all."""
+        if self._work is None:
+            self._work = deque((f"{self.paths.work.name}/{name}", size) for name, size in files.items())
+        while self._work:
+            name, size = self._work[0]
+            with contextlib.suppress(OSError):  # removed since, by a process that has left the job
+                if size == 0 and name not in self.offsets:
+                    self.channel.send({"type": "bytes", "job": self.paths.job, "file": name, "offset": 0})
+                elif not self._send(name, self.offsets.get(name, 0), size):
+                    return False
+            self._work.popleft()
         return self.channel.pending == 0
 
     def _send_gauges(self) -> None:

@@ -12,6 +12,7 @@ job.driver           process (ProcessId): a driver took the job; another driver 
 job.starting         attempt, fresh, restarts: how often the ranks were started again after a failure
 job.launched         token, attempt: the launcher's name for its submission, if it has one
 job.engine           state (queued, running, ended), position, reason: the launcher's report on its submission
+job.stage            text: what the start of a job on hosts waits for; seconds, if it is over
 job.running          every rank runs user code
 job.stopping         reason (cancelled, failed, timed_out, lost), by
 job.note             text: something the user should read
@@ -135,6 +136,7 @@ KINDS: dict[str, Kind] = {
     "job.starting": Kind((DRIVER,), may={"attempt": int, "restarts": int}),
     "job.launched": Kind((DRIVER,), may={"token": dict[str, Any], "attempt": int}),
     "job.engine": Kind((DRIVER,), {"state": str}, {"position": int | None, "reason": str}),
+    "job.stage": Kind((DRIVER,), {"text": str}, {"seconds": float}),
     "job.running": Kind((DRIVER,)),
     "job.stopping": Kind((DRIVER,), may={"reason": str}),
     "job.note": Kind((DRIVER, AGENT, RANK), may={"text": str}),

@@ -10,8 +10,11 @@ from .errors import OptionError
 from .plan import Reach
 from .typed import Record
 
-KEYS = ("python", "scratch", "setup")
+KEYS = ("python", "scratch", "setup", "bring")
 """Settings of a host: fields of ``Reach``."""
+
+BRING = "100M"
+"""How much of the files that a cell writes on a host comes back at most."""
 
 _NAME = re.compile(r"(?:[^\s@:,\[\]/=-][^\s@:,\[\]/=]*@)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 _GROUP = re.compile(r"@[A-Za-z0-9_][\w.-]*")
@@ -46,8 +49,18 @@ def parse_setting(text: str) -> str:
         if _GROUP.fullmatch(left.strip()):
             return f"{left.strip()}={','.join(parse_hosts(value))}"
         if key in KEYS and (not name or _NAME.fullmatch(name)):
+            if key == "bring":
+                bytes_of(value)
             return f"{left.strip()}={value.strip()}"
     raise ValueError(f"HOST.KEY=VALUE or KEY=VALUE with one of {', '.join(KEYS)}, or @GROUP=HOST,HOST")
+
+
+def bytes_of(text: str) -> int:
+    """``500M``, ``10GB``, ``2Gi`` in bytes. Raises ``ValueError``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text.strip())
+    if not match:
+        raise ValueError(f"a size such as 500M or 10G; {text!r} is none")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
 
 
 def _host(entry: str) -> Host:

@@ -40,6 +40,8 @@ class Reach(Record):
     """A directory of the host for code and data."""
     setup: str = ""
     """Commands of the shell before Python."""
+    bring: str = ""
+    """How much of the files that a cell writes there comes back at most, such as ``1G``."""
     forward: str = ""
     """A socket of this machine that ``ssh`` forwards to the agent's."""
     login: str = ""
@@ -128,6 +130,8 @@ class Plan(Record):
     virtual_local_rank: bool = False
     lease: float = 0.0
     """Seconds that ranks on hosts go on without the driver."""
+    asked: float = 0.0
+    """Seconds that the question to the hosts took."""
 
     def node_of(self, rank: int) -> NodePlan:
         """The node of ``rank``. Raises ``KeyError`` for a rank outside the plan."""

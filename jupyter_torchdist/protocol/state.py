@@ -71,6 +71,15 @@ class RankState:
 
 
 @dataclass(frozen=True)
+class Stage(Record):
+    """A part of a job's start on hosts: what it waits for, since when, and how long it took; 0 while it goes on."""
+
+    text: str
+    began: float
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class JobState(Record):
     """A job after one event of its journal; ``seq`` is the number of this event."""
 
@@ -94,7 +103,13 @@ class JobState(Record):
     """How often the ranks were started again after a failure."""
     queued: str = ""
     """While the job waits for the launcher's nodes: ``position 3: waiting for GPUs``, as the launcher reports it."""
+    stages: tuple[Stage, ...] = ()
     seq: int = 0
+
+    @property
+    def stage(self) -> str:
+        """What the start waits for now; empty if it is over, or not known."""
+        return self.stages[-1].text if self.state == "starting" and self.stages and not self.stages[-1].seconds else ""
 
     @property
     def final(self) -> bool:
@@ -181,8 +196,13 @@ def _apply_job(state: JobState, event: Event) -> JobState:
         )
     if event.kind == "job.engine":
         return replace(state, queued=_in_queue(data) if data["state"] == "queued" else "")
+    if event.kind == "job.stage":
+        stage = Stage(data["text"], event.t, float(data.get("seconds", 0)))
+        return replace(state, stages=(*_over(state.stages, event.t), stage))
     if event.kind == "job.running":
-        return replace(state, state="running") if state.state == "starting" else state
+        return (
+            replace(state, state="running", stages=_over(state.stages, event.t)) if state.state == "starting" else state
+        )
     if event.kind == "job.stopping":
         return replace(state, state="stopping", reason=data.get("reason", ""))
     if event.kind == "job.note":
@@ -198,6 +218,13 @@ def _apply_job(state: JobState, event: Event) -> JobState:
             findings=tuple(map(Finding.from_json, data.get("findings", ()))),
         )
     return state
+
+
+def _over(stages: tuple[Stage, ...], t: float) -> tuple[Stage, ...]:
+    """The stages, of which none goes on any more."""
+    if not stages or stages[-1].seconds:
+        return stages
+    return (*stages[:-1], replace(stages[-1], seconds=max(t - stages[-1].began, 0.001)))
 
 
 def _in_queue(data: dict[str, Any]) -> str:

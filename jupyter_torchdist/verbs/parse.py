@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ..protocol.errors import OptionError
+from ..protocol.hosts import bytes_of
 
 VERBS = {
     "jobs": "what runs and what ran",
@@ -141,7 +142,7 @@ def _age(text: str) -> float:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 500M or 10G")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
+    try:
+        return bytes_of(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 500M or 10G") from None

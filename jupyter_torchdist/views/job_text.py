@@ -75,7 +75,7 @@ def elapsed(state: Row, now: float) -> float:
 def headline(state: JobState, now: float) -> str:
     """One line: state, ranks, time, and the reason of a failure."""
     waits = state.queued and state.state == "starting"
-    word = f"queued, {state.queued}" if waits else state_word(state)
+    word = f"queued, {state.queued}" if waits else ": ".join(filter(None, [state_word(state), state.stage]))
     parts = [word, where(state), duration(elapsed(state, now))]
     if state.reason and state.state != "succeeded":
         parts.append(state.reason)
@@ -226,6 +226,8 @@ def job_page(
 ) -> str:
     """Everything about one job: state, ranks, notes, error, receipt and plan, as far as they are known."""
     parts = ["\n".join([title(state), headline(state, now), *waiting_lines(state, now)])]
+    if over := [f"{stage.text} {duration(stage.seconds)}" for stage in state.stages if stage.seconds]:
+        parts.append(f"start: {' · '.join(over)}")
     if state.ranks:
         parts.append(ranks_table(state, gauges))
     if state.notes:

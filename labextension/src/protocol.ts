@@ -61,6 +61,13 @@ export interface Finding {
   evidence: Evidence[];
 }
 
+/** A part of a job's start on hosts: what it waits for, since when, and how long it took; 0 while it goes on. */
+export interface Stage {
+  text: string;
+  began: number;
+  seconds: number;
+}
+
 /** The collective in which a rank waits: the `number`-th of its `group`. */
 export interface Waiting {
   /** For example `all_reduce`. */
@@ -127,6 +134,7 @@ export interface JobState {
   restarts: number;
   /** While the job waits for the launcher's nodes: `position 3: waiting for GPUs`, as the launcher reports it. */
   queued: string;
+  stages: Stage[];
   seq: number;
 }
 
@@ -226,6 +234,8 @@ export interface Reach {
   scratch: string;
   /** Commands of the shell before Python. */
   setup: string;
+  /** How much of the files that a cell writes there comes back at most, such as `1G`. */
+  bring: string;
   /** A socket of this machine that `ssh` forwards to the agent's. */
   forward: string;
   /** Of the connection that found the agent, as the agent calls it. */
@@ -293,6 +303,8 @@ export interface Plan {
   virtual_local_rank: boolean;
   /** Seconds that ranks on hosts go on without the driver. */
   lease: number;
+  /** Seconds that the question to the hosts took. */
+  asked: number;
 }
 
 /** One line of the receipt: a name, its kind and description, its size (bytes), and the line that needs it. */

@@ -8,6 +8,7 @@ import {
   type Finding,
   type JobState,
   type RankState,
+  type Stage,
   type Waiting
 } from './protocol';
 
@@ -37,6 +38,7 @@ export function newJobState(): JobState {
     attempt: 0,
     restarts: 0,
     queued: '',
+    stages: [],
     seq: 0
   };
 }
@@ -179,8 +181,12 @@ function applyJob(state: JobState, event: Event): JobState {
       };
     case 'job.engine':
       return { ...state, queued: need(event, 'state') === 'queued' ? inQueue(event) : '' };
+    case 'job.stage': {
+      const stage = { text: String(need(event, 'text')), began: event.t, seconds: get(event, 'seconds', 0) };
+      return { ...state, stages: [...over(state.stages, event.t), stage] };
+    }
     case 'job.running':
-      return state.state === 'starting' ? { ...state, state: 'running' } : state;
+      return state.state === 'starting' ? { ...state, state: 'running', stages: over(state.stages, event.t) } : state;
     case 'job.stopping':
       return { ...state, state: 'stopping', reason: get(event, 'reason', '') };
     case 'job.note':
@@ -198,6 +204,14 @@ function applyJob(state: JobState, event: Event): JobState {
     default:
       return state;
   }
+}
+
+/** The stages, of which none goes on any more. */
+function over(stages: Stage[], t: number): Stage[] {
+  const last = stages.at(-1);
+  return !last || last.seconds
+    ? stages
+    : [...stages.slice(0, -1), { ...last, seconds: Math.max(t - last.began, 0.001) }];
 }
 
 /**

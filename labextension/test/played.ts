@@ -111,7 +111,7 @@ export const PLAN: Plan = {
       interface: 'lo',
       host: '',
       threads: 1,
-      reach: { python: '', scratch: '', setup: '', forward: '', login: '' }
+      reach: { python: '', scratch: '', setup: '', forward: '', login: '', bring: '' }
     }
   ],
   fresh: false,

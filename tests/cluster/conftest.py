@@ -31,7 +31,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bed(python: Path, tmp_path_factory: pytest.TempPathFactory, lasting: set[int]) -> Iterator[Cluster]:
     """The hosts of all tests."""
-    cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python)
+    other = node_python.other()
+    read_only = node_python.folders_of(other) if other else []
+    cluster = Cluster.up(tmp_path_factory.mktemp("cluster"), python=python, read_only=read_only)
     lasting.add(cluster.keeper)
     yield cluster
     cluster.down()

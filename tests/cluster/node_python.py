@@ -72,3 +72,14 @@ def mounts(place: Path) -> dict[Path, Path]:
     for entry in sorted((place / SITE).iterdir()):
         found[PLACE / SITE / entry.name] = Path(sysconfig.get_path("purelib"), entry.name)
     return found
+
+
+def other() -> Path | None:
+    """The Python of an environment of another release, as ``make test-torch`` makes it; None if there is none."""
+    environments = Path(__file__).parents[2].glob(".venv-py*-torch*/bin/python")
+    return next((python for python in sorted(environments) if f"-py{SITE.parts[1][6:]}-" not in str(python)), None)
+
+
+def folders_of(python: Path) -> list[Path]:
+    """What a host must see for an environment of another release."""
+    return [python.parents[1], python.resolve().parents[1]]

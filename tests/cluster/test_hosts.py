@@ -6,6 +6,7 @@ import os
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,51 @@ def test_ranks_of_two_hosts_meet_and_their_values_come_back(pool: DriverPool, no
     job.bring(notebook)
     assert notebook["weights"].tolist() == [6.0, 6.0, 6.0]
     assert job.value == 18.0
+
+
+WRITE = """
+import os, socket
+os.makedirs("deep/er")
+open("deep/er/a.txt", "w").write(socket.gethostname())
+open("empty", "w").close()
+open("rank-00000.events", "w").write("no event")
+open("big.bin", "wb").write(bytes(BIG))
+os.symlink("/etc/hostname", "link")
+print(os.getcwd())
+"""
+
+
+def test_files_that_the_cell_writes_come_back(pool: DriverPool, cluster: Cluster) -> None:
+    source = WRITE.replace("BIG", "3_000_000")
+    job = start(pool, source, "--hosts node1,node2 --ranks 2 --host-option bring=1M --host-option node2.bring=10M")
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    came = {str(file.relative_to(job.paths.work)) for file in job.paths.work.rglob("*") if file.is_file()}
+    small = {"deep/er/a.txt", "empty", "rank-00000.events"}
+    assert came == {f"{node}/{name}" for node in ("node1", "node2") for name in small} | {"node2/big.bin"}
+    assert (job.paths.work / "node2" / "deep" / "er" / "a.txt").read_text() == "node2"
+    assert (job.paths.work / "node2" / "big.bin").read_bytes() == bytes(3_000_000)
+    for node, left in (("node1", {"big.bin", "link"}), ("node2", {"link"})):
+        where = job.logs(0 if node == "node1" else 1, stream="out").strip()
+        assert wait_until(partial(holds, cluster, node, where, left), PATIENCE)
+        cluster.run(node, "rm", "-r", where)
+        assert any(f"on {node} are in {job.paths.work / node}: " in note for note in job.state.notes)
+        assert any(f"stay on {node} in {where}: " in note for note in job.state.notes)
+
+
+def holds(cluster: Cluster, node: str, folder: str, names: set[str]) -> bool:
+    found = cluster.run(node, "find", folder, "!", "-type", "d").stdout.split()
+    return {Path(path).name for path in found} == names
+
+
+@pytest.mark.soak
+def test_files_of_the_cell_are_whole_after_the_connection_broke(pool: DriverPool, cluster: Cluster) -> None:
+    cluster.limit("node1", 8)
+    job = start(pool, WRITE.replace("BIG", "5_000_000"), "--hosts node1 --ranks 1")
+    assert wait_until(lambda: (job.paths.work / "node1" / "big.bin").exists(), PATIENCE)
+    cluster.drop_ssh("node1")
+    assert job.wait(PATIENCE).state == "succeeded", job.state.reason
+    assert (job.paths.work / "node1" / "big.bin").read_bytes() == bytes(5_000_000)
+    cluster.run("node1", "rm", "-r", job.logs(0, stream="out").strip())
 
 
 def test_an_exception_of_another_host_is_the_notebooks(pool: DriverPool) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import subprocess
+import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -231,3 +234,70 @@ def test_what_differs_on_a_host_is_noted(pool: DriverPool, write: Change) -> Non
     assert [note.splitlines()[0] for note in job.manifest.notes if "differs" in note] == [
         "what hosts have differs from this notebook: numpy"
     ]
+
+
+EARLIER = """
+import dataclasses, torch
+from torch import nn
+
+@dataclasses.dataclass
+class Sizes:
+    width: int = 3
+
+class Net(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.layer = nn.Linear(sizes.width, 1)
+        self.scale = lambda x: x * factor
+    def forward(self, x):
+        return self.scale(self.layer(x))
+
+factor = 2
+net = Net(Sizes())
+"""
+TRAINS = """
+import sys, torch, torch.distributed as dist
+class Wider(Net):
+    def forward(self, x):
+        return super().forward(x) + 1
+wider = Wider(Sizes(4))
+with torch.no_grad():
+    for parameter in (*net.parameters(), *wider.parameters()):
+        parameter.fill_(dist.get_rank() + 1)
+        dist.all_reduce(parameter)
+answer = net(torch.ones(3)).item(), wider(torch.ones(4)).item(), Sizes(5)
+print(sys.version_info[:2])
+"""
+
+
+@pytest.mark.soak
+def test_a_host_with_another_release_of_python(
+    pool: DriverPool, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = node_python.other() or lacking("one release of Python: make test-torch V=2.13.0 PYTHON=python3.10")
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setitem(linecache.cache, "earlier", (1, None, EARLIER.splitlines(keepends=True), "earlier"))
+    exec(compile(EARLIER, "earlier", "exec"), vars(main))
+    options = f"--hosts node2,node1 --ranks 2 --host-option node2.python={python}"
+    job = start(pool, TRAINS, options, vars(main))
+    assert job.wait(PATIENCE).state == "succeeded", (job.state.reason, job.logs())
+    here, there = job.logs(1, stream="out").strip(), job.logs(0, stream="out").strip()
+    assert (here, there != here) == (str(sys.version_info[:2]), True)
+    assert any("Python" in note.splitlines()[0] for note in job.manifest.notes if "differs" in note)
+    job.bring(vars(main))
+    names = vars(main)
+    assert names["answer"] == (24.0, 31.0, names["Sizes"](5))
+    assert isinstance(names["wider"], names["Net"])
+    assert names["wider"](names["torch"].ones(4)).item() == 31.0
+    assert names["net"].layer.bias.item() == 3.0
+
+
+@pytest.mark.soak
+def test_an_exception_of_another_release_of_python(pool: DriverPool) -> None:
+    python = node_python.other() or lacking("one release of Python: make test-torch V=2.13.0 PYTHON=python3.10")
+    source = "class Own(Exception): pass\ndef fails(x):\n    raise Own(x)\nfails(7)"
+    job = start(pool, source, f"--hosts node2 --ranks 1 --host-option node2.python={python}")
+    assert job.wait(PATIENCE).state == "failed"
+    error = job.exception()
+    assert (type(error).__name__, getattr(error, "args", ())) == ("Own", (7,))

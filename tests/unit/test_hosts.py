@@ -42,7 +42,7 @@ def test_a_bad_host_is_told(text: str, words: str) -> None:
 
 @pytest.mark.parametrize("text", ["gpu1", "gpu1.pythn=/x", "python=", "=x", "@big=", "gpu1:2.python=/x"])
 def test_a_bad_setting_is_told(text: str) -> None:
-    with pytest.raises(OptionError, match="python, scratch, setup, or @GROUP"):
+    with pytest.raises(OptionError, match="python, scratch, setup, bring, or @GROUP"):
         parse_options(["--host-option", text])
 
 

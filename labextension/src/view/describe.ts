@@ -84,6 +84,12 @@ export function brokenLine(curve: string): string {
   return trans('The last value is not a number: %1', curve);
 }
 
+/** What the start of a job waits for now; empty if it is over, or not known. */
+export function stageOf(state: JobState): string {
+  const last = state.stages.at(-1);
+  return state.state === 'starting' && last && !last.seconds ? last.text : '';
+}
+
 /** What the reader should know beside the state: notes of capture and driver, lines that a full disk did not take. */
 export function notesOf(state: JobState, captured: readonly string[]): string[] {
   const lost = ranksOf(state)

@@ -4,7 +4,7 @@ import type { JobSession } from '../session';
 import type { Progress } from '../source';
 import { failures, isFinal } from '../state';
 import { CancelControl } from './cancel';
-import { brokenLine, effectiveState, notesOf, titleOf, waitingLines } from './describe';
+import { brokenLine, effectiveState, notesOf, stageOf, titleOf, waitingLines } from './describe';
 import { make, setAttribute, setText } from './dom';
 import { duration, elapsed, firstLine, grouped, hosts, startedAt, stateWord, ticking, where } from './format';
 import { stateIcon, tone } from './icons';
@@ -67,7 +67,8 @@ export class Header {
     const { state, status, hello } = this.session;
     const effective = hello ? effectiveState(state, status) : '';
     const queued = effective === 'starting' && state.queued;
-    const words = queued ? trans('queued, %1', queued) : stateWord(effective);
+    const stage = effective === 'starting' && stageOf(state);
+    const words = queued ? trans('queued, %1', queued) : stage || stateWord(effective);
     if (effective + words !== this.shownState) {
       this.shownState = effective + words;
       setAttribute(this.state, 'data-tone', tone(effective));

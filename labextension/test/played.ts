@@ -139,7 +139,8 @@ export const PLAN: Plan = {
   port: 0,
   restarts: 0,
   virtual_local_rank: false,
-  lease: 43200
+  lease: 43200,
+  asked: 0
 };
 
 export function hello(state: JobState, more: Record<string, unknown> = {}): Record<string, unknown> {

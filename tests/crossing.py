@@ -39,6 +39,7 @@ from jupyter_torchdist.protocol import codec
 from jupyter_torchdist.protocol.bundle import Manifest
 from jupyter_torchdist.protocol.paths import JobPaths
 from jupyter_torchdist.ranks.module_attributes import ModuleAttributes
+from jupyter_torchdist.usercode.source import remember_cell
 
 def rank(job, source, label, line, number, path):
     sys.path[:0] = path
@@ -56,7 +57,7 @@ def rank(job, source, label, line, number, path):
             bound = ["value"]
         else:
             padded = "\\n" * (line - 1) + source
-            linecache.cache[label] = (len(padded), None, padded.splitlines(keepends=True), label)
+            remember_cell(source, label, line)
             exec(compile(padded, label, "exec", manifest.flags, True), vars(main))
             bound = list(manifest.bound)
     except BaseException as error:

@@ -13,6 +13,7 @@ import inspect
 import linecache
 import pickle
 import platform
+import symtable
 import sys
 from collections.abc import Iterator
 from types import CodeType
@@ -41,6 +42,8 @@ class Piece(NamedTuple):
     free: tuple[str, ...] = ()
     """Variables of functions around it, as the code object orders them."""
     flags: int = 0
+    imported: tuple[str, ...] = ()
+    """Names that the file imports beside it: a call of a module's function is compiled in another way."""
 
 
 def minor(version: str) -> str:
@@ -94,12 +97,15 @@ def _digest(code: CodeType) -> str:
 def _find(code: CodeType) -> Piece | None:
     """The piece that compiles to this code. A file that is not the one that was run is read again."""
     for _ in range(2):
-        text = "".join(linecache.getlines(code.co_filename))
+        lines = linecache.getlines(code.co_filename)
+        text = "".join("\n" if line.startswith("%%") else line for line in lines)  # the magic of a cell
         for piece in _pieces(text):
             if (piece.name, piece.first) == (code.co_name, code.co_firstlineno):
                 whole = piece._replace(free=code.co_freevars, flags=code.co_flags & _FUTURE)
-                if _digest(_compile(whole, code.co_filename)) == _digest(code):
-                    return whole
+                # IPython compiles each statement of a cell by itself.
+                for one in (whole, whole._replace(imported=_imported(text))):
+                    if _digest(_compile(one, code.co_filename)) == _digest(code):
+                        return one
         linecache.checkcache(code.co_filename)
     return None
 
@@ -112,6 +118,13 @@ def _pieces(text: str) -> tuple[Piece, ...]:
     except (SyntaxError, ValueError, RecursionError):
         return ()
     return tuple(_within(tree, "", text, [f"{line}\n" for line in text.split("\n")]))
+
+
+@functools.lru_cache(maxsize=64)
+def _imported(text: str) -> tuple[str, ...]:
+    """The names that a file's imports bind outside of functions and classes."""
+    symbols = symtable.symtable(text, "file", "exec").get_symbols()
+    return tuple(sorted(symbol.get_name() for symbol in symbols if symbol.is_imported()))
 
 
 def _within(node: ast.AST, inside: str, text: str, lines: list[str]) -> Iterator[Piece]:
@@ -136,6 +149,7 @@ def _compile(piece: Piece, file: str) -> CodeType:
     for _ in around:
         place = place.body[0]
     place.body[:] = [_parse(piece)]
+    tree.body += ast.parse("".join(f"import {name}\n" for name in piece.imported)).body
     code: CodeType = compile(tree, file, "exec", piece.flags, dont_inherit=True)
     for _ in (*around, piece):
         code = next(constant for constant in code.co_consts if isinstance(constant, CodeType))

@@ -95,6 +95,9 @@ async def source():
     for i in range(2):
         yield i
 
+def calls(x):
+    return math.floor(x), pathlib.Path("c").name, [math.ceil(y) for y in (x,)]
+
 def failing(x):
     # a comment
     if x:
@@ -113,7 +116,7 @@ def test_functions_of_cells_run(notebook: Notebook) -> None:
         notebook,
         "import asyncio, sys\n"
         "got = [plain(1), plain(1, 2, 3, z=4), closed(1), closed(1), [f(1) for f in pair], [f() for f in many],\n"
-        "       list(gen(3)), cached(20), twice(1), asyncio.run(later()), tabbed(), str(path)]\n"
+        "       list(gen(3)), cached(20), twice(1), asyncio.run(later()), tabbed(), str(path), calls(1.5)]\n"
         "release = sys.version_info[:2]\n"
         "first = twice.__wrapped__.__wrapped__.__code__.co_firstlineno, plain.__code__.co_firstlineno\n",
     )
@@ -125,7 +128,7 @@ def test_functions_of_cells_run(notebook: Notebook) -> None:
     assert found["release"] != sys.version_info[:2]
     assert found["got"] == [
         15, 19, (19, [0, 5]), (20, [0, 5]), [2, 0, 0], [(0, 2), (1, 2), (2, 2)],
-        [0, 10, 20], 6765, ("wrapped", ("wrapped", (1, "a\n    b"))), [0, 1], "tab", "a/b",
+        [0, 10, 20], 6765, ("wrapped", ("wrapped", (1, "a\n    b"))), [0, 1], "tab", "a/b", (1, "c", [2]),
     ]  # fmt: skip
 
 

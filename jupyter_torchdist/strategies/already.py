@@ -25,7 +25,7 @@ TRAINERS = frozenset({"Trainer", "Seq2SeqTrainer"})
 """Trainer classes of transformers; transformers itself is not a distributed library."""
 NAMES = frozenset(
     {
-        *("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
+        *("DistributedDataParallel", "FullyShardedDataParallel", "fully_shard", "DistributedSampler"),
         *("init_process_group", "init_device_mesh", "ZeroRedundancyOptimizer", "Accelerator", "all_reduce"),
     }
 )
@@ -40,6 +40,7 @@ COLLECTIVES = frozenset(
 )
 
 US = "jupyter_torchdist"
+_WRAPPER = "torch.nn.parallel.data_parallel"
 
 
 def reason_to_leave(code: CodeType, names: Mapping[str, Any]) -> str | None:
@@ -110,7 +111,7 @@ def distributed_by(code: CodeType, names: Mapping[str, Any]) -> str | None:
         spoken = (NAMES | TRAINERS if "transformers" in block.co_names else NAMES) - own
         imported = {one.argval for one in dis.get_instructions(block) if one.opname == "IMPORT_NAME"}
         for name in block.co_names:
-            if name in spoken or (name in imported and _is_of_a_package(name)):
+            if name in spoken or (name in imported and _is_of_a_package(name) and not _imports_wrapper(name, block)):
                 return name
     for name, value in names.items():
         if any(_is_of_a_package(home) for home in _homes(value)):
@@ -128,7 +129,16 @@ def _homes(value: object) -> Iterator[object]:
 
 def _is_of_a_package(module: object) -> bool:
     """``transformers.trainer_utils``, which defines ``set_seed``, is not part of ``transformers.trainer``."""
-    return isinstance(module, str) and any(module == one or module.startswith(f"{one}.") for one in PACKAGES)
+    return (
+        isinstance(module, str)
+        and module != _WRAPPER
+        and any(module == one or module.startswith(f"{one}.") for one in PACKAGES)
+    )
+
+
+def _imports_wrapper(module: str, block: CodeType) -> bool:
+    """Whether ``torch.nn.parallel`` is imported for ``DataParallel``, in whose place the strategy works."""
+    return module == "torch.nn.parallel" and "DataParallel" in block.co_names
 
 
 def _codes(code: CodeType, names: Mapping[str, Any]) -> Iterator[CodeType]:

@@ -23,15 +23,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..protocol.errors import StrategyError
 from ..protocol.options.strategy import chosen
 from ..torch_private.autograd import in_backward, in_functorch
-from .analysis.leftovers import within_checkpoint
 from .backwards import Backwards
-from .core import agreement, dtensors, hooks, loading, meta
+from .core import agreement, data_parallel, hooks, loading, meta, opened_files
 from .core.context import ParallelContext
 from .core.ownership import own_class
 from .core.rng import begin_alike
-from .core.scatter import map_tensors, tensors_in, to_device
+from .core.scatter import tensors_in, to_device
 from .deepspeed import engine
-from .distributing import Distributor
+from .distributing import Distributor, nothing_was_distributed
 from .loop.loops import Loops
 from .loop.resuming import Resuming
 from .loop.steps import Steps
@@ -40,8 +39,10 @@ from .parallel import compiling, precision, restore, zero1
 from .pipeline import remote_parameters, stages
 from .sharded import statedicts
 from .sharded.trained_parameters import Optimized
-from .step import deferred, lazy, submodules
+from .sharded.unsharded import in_full
+from .step import deferred, lazy, rewriting, submodules
 from .step.equivalence import Equivalence
+from .step.no_trace import within_checkpoint
 from .step.origin import Rows
 from .step.verifying import Connection
 from .training import Training
@@ -68,8 +69,8 @@ class AutomaticTraining(Training):
         saves = context.plan.checkpoint is not None
         steps = Resuming(context, made, namespace, patience) if saves else Steps(context.say, patience)
         super().__init__(context, optimized, steps, reference)
-        batch, loss = str(options.get("batch", "auto")), str(options.get("loss", "auto"))
-        loss = "mean" if options.get("trust_loss") else loss
+        batch = "whole" if options.get("model") == "whole" else str(options.get("batch", "auto"))
+        loss = "mean" if options.get("trust_loss") else str(options.get("loss", "auto"))
         self._loops = Loops(self._group, context.say, context.device, steps, batch=batch, loss=loss)
         engined = engine.of(context, optimized, self._loops)
         self._work = Distributor(context, optimized, self._models, engined, self._guard)
@@ -91,6 +92,8 @@ class AutomaticTraining(Training):
         around(torch.Tensor, "register_hook", self._register_hook)
         around(torch.func, "functional_call", self._functional_call)
         self._patches.give(nn.Module, "__deepcopy__", self._optimized.deepcopy)
+        data_parallel.install(self._patches, self._context)
+        opened_files.install(self._patches, self._context)
         around(torch.optim.Optimizer, "state_dict", self._optimizer_state)
         around(torch.optim.Optimizer, "load_state_dict", self._take_optimizer_state)
         if self._sharded:
@@ -167,12 +170,11 @@ class AutomaticTraining(Training):
                     restore.restore(copied)
             self._restore_optimizers(originals)
         self._whole = True
-        if self._optimized.pending and not work.roots:
-            self._context.say("nothing was distributed: no module with optimized parameters was called to be trained")
-        elif self._backwards.seen and not work.roots:
-            self._context.say(
-                "nothing was distributed: no optimizer of torch.optim trains a module; every rank did all the work"
-            )
+        if work.roots:
+            return
+        self._context.say(
+            nothing_was_distributed(untrained=bool(self._optimized.pending), backward=self._backwards.seen)
+        )
 
     def _explain(self, error: BaseException) -> BaseException | None:
         return super()._explain(error) or (remote_parameters.explain(error) if self._work.pipelines else None)
@@ -196,7 +198,7 @@ class AutomaticTraining(Training):
             return self._outermost(original, module, *args, **kwargs)
         with self._loops.aside():
             self._work.gathered.begin_forward()
-            args, kwargs = _in_full(module, (args, kwargs))
+            args, kwargs = in_full(module, (args, kwargs))
         try:
             return self._outermost(original, module, *args, **kwargs)
         finally:
@@ -255,32 +257,7 @@ class AutomaticTraining(Training):
         args, kwargs = to_device(deferred.settled((args, kwargs), "the model"), self._context.device)
         with self._loops.aside():
             if new:
-                agreement.check_not_scripted([module])
-                agreement.check_not_reused(module, self._models)
-                if any(staged.root is module for staged in self._work.pipelines):
-                    raise StrategyError(
-                        f"{type(module).__name__} is already cut into stages, and an optimizer or a parameter group "
-                        "was added after that",
-                        "build optimizers with all groups before the first training step, or use --strategy ddp or "
-                        "fsdp",
-                    )
-                lazy.materialise(forward, module, args, kwargs)
-                if not self._sharded:
-                    meta.fill(module)
-                self._steps.trains()
-                loading.move(module, self._context.device)
-                lacking = meta.lacks_values(module)  # then it is tried after sharding
-                ways = None if lacking else self._work.divider.ready(forward, module, args, kwargs)
-                part, samples = self._work.divider.part(args, kwargs), self._work.divider.samples_of_part(args, kwargs)
-                hold = functools.partial(Equivalence, forward, module, part, samples, self._context)
-                try:
-                    cut = functools.partial(self._work.cut, module, (args, kwargs), ways, self._within)
-                    self._work.distribute(module, cut, hold)
-                except StrategyError as error:
-                    if not self._work.is_divided_inside:
-                        raise
-                    said = submodules.explain(error, module, self._context.plan.name, self._optimized.pending)
-                    raise said or error from None
+                self._distribute(forward, module, args, kwargs)
             if self._work.engine is not None:
                 forward = self._work.engine.forward(module, forward)
             if self._loops.sliced is None:
@@ -296,10 +273,44 @@ class AutomaticTraining(Training):
         if watch is not None:
             if not divider.in_front:
                 watch.object("a model is given samples in another dimension than the first")
+            if divider.keeps:
+                watch.object(f"the model keeps values of its samples in {divider.keeps}")
             watch.forwarded(tensors_in(outputs), divider.ways)
         if not self._work.pipelines and self._work.engine is None:
             rows = Rows.of(divider.share, joined=True) if sliced is None else Rows.of(sliced, joined=False)
             self._guard.origins.watch(outputs, rows)
+
+    def _distribute(
+        self, forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The first training call of a root module."""
+        agreement.check_not_scripted([module])
+        agreement.check_not_reused(module, self._models)
+        if any(staged.root is module for staged in self._work.pipelines):
+            raise StrategyError(
+                f"{type(module).__name__} is already cut into stages, and an optimizer or a parameter group "
+                "was added after that",
+                "build optimizers with all groups before the first training step, or use --strategy ddp or fsdp",
+            )
+        lazy.materialise(forward, module, args, kwargs)
+        if not self._sharded:
+            meta.fill(module)
+        self._steps.trains()
+        loading.move(module, self._context.device)
+        lacking = meta.lacks_values(module)  # then it is tried after sharding
+        ways = None if lacking else self._work.divider.ready(forward, module, args, kwargs)
+        part, samples = self._work.divider.part(args, kwargs), self._work.divider.samples_of_part(args, kwargs)
+        hold = functools.partial(Equivalence, forward, module, part, samples, self._context)
+        seen = None if lacking else self._loops.samples
+        rewrites = functools.partial(rewriting.rewritten, forward, module, (args, kwargs), seen)
+        try:
+            cut = functools.partial(self._work.cut, module, (args, kwargs), ways, self._within)
+            self._work.distribute(module, cut, hold, rewrites)
+        except StrategyError as error:
+            if not self._work.is_divided_inside:
+                raise
+            said = submodules.explain(error, module, self._context.plan.name, self._optimized.pending)
+            raise said or error from None
 
     @contextlib.contextmanager
     def _within(self) -> Iterator[None]:
@@ -387,14 +398,3 @@ class AutomaticTraining(Training):
             return original(module, parameter_and_buffer_dicts, *args, **kwargs)
         finally:
             self._functional -= 1
-
-
-def _in_full(module: nn.Module, given: Any) -> Any:
-    """Gather inputs that a cell made from shards, such as ``weight.new_zeros(layers, batch, width)``.
-
-    A module without parameters, such as a loss, takes DTensors as they are; so does a block recomputed in a backward.
-    """
-    sharded = any(isinstance(tensor, DTensor) for tensor in tensors_in(given))
-    if not sharded or next(module.parameters(), None) is None or in_backward():
-        return given
-    return map_tensors(given, lambda one: one if isinstance(one, nn.Parameter) else dtensors.whole(one))

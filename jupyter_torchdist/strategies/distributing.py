@@ -15,9 +15,10 @@ from .core.context import ParallelContext
 from .deepspeed.engine import Engine
 from .parallel import activations, compiling, fsdp, precision, replicate, transforms, zero1
 from .pipeline import checks, stages
+from .sharded.forward_writes import keep_after_forwards
 from .sharded.trained_parameters import Optimized
 from .sharded.unsharded import Unsharded
-from .step import accumulating, averaging, batchnorm
+from .step import accumulating, averaging, batchnorm, rewriting
 from .step.averaging import Averaging, How
 from .step.divided import Divider
 from .step.equivalence import Equivalence
@@ -56,13 +57,24 @@ class Distributor:
         """Groups whose ranks compute different layers or tokens of one forward."""
         self.pipelines: list[stages.Pipeline] = []
 
-    def distribute(self, root: nn.Module, cut: Callable[[], None], hold: Callable[[], Equivalence]) -> None:
-        """``cut`` makes stages of ``root``, if the plan has ``pp``; ``hold`` measures ``root`` before it changes."""
+    def distribute(
+        self,
+        root: nn.Module,
+        cut: Callable[[], None],
+        hold: Callable[[], Equivalence],
+        rewrites: Callable[[], rewriting.Rewritten],
+    ) -> None:
+        """``cut`` makes stages of ``root``, if the plan has ``pp``; ``hold`` measures ``root`` before it changes.
+
+        ``rewrites`` finds which parameters its forward writes.
+        """
         context = self.context
         agreement.same_on_all_ranks(root, context)
         before, name = optimizers.by_name(root), type(root).__name__
         count = sum(parameter.numel() for parameter in root.parameters())
         self._check(root)
+        found = rewrites() if self._may_lose_writes else rewriting.Rewritten()
+        rewriting.check(root, found, context)
         if self.sharded:
             self.averaging.end()  # its parameters are about to be replaced by shards
         names = [(model, optimizers.by_name(model)) for model in (root, *self.optimized.copies_of(root))]
@@ -75,6 +87,7 @@ class Distributor:
         if self.sharded:
             for model, known in names:
                 self._shard(model, known)
+            keep_after_forwards(root, found.written)
         elif self.engine is not None:
             loading.broadcast_states(root, self.group, context.device)
             self.engine.make(root)
@@ -97,6 +110,13 @@ class Distributor:
             f"{name} ({_much(count)} parameters) is trained by {context.plan.name} on "
             f"{dist.get_world_size()} ranks{part}"
         )
+
+    @property
+    def _may_lose_writes(self) -> bool:
+        """Whether a forward's writes to parameters could be lost or repeated: not with a whole copy on each rank."""
+        plan = self.context.plan
+        repeats = self.accumulation is not None or plan.activation_checkpointing
+        return self.sharded or self.engine is not None or plan.degree("pp") > 1 or bool(repeats)
 
     def _computed(self) -> str:
         """Which part of a batch a rank computes, for a message."""
@@ -166,3 +186,11 @@ def _much(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return str(count)
+
+
+def nothing_was_distributed(*, untrained: bool, backward: bool) -> str:
+    """What is said at the end of a cell. ``untrained``: an optimizer has parameters of no model that was called."""
+    if untrained:
+        return "nothing was distributed: no module with optimized parameters was called to be trained"
+    why = "no optimizer of torch.optim trains a module" if backward else "the cell calls no backward()"
+    return f"nothing was distributed: {why}; every rank did all the work"

@@ -138,3 +138,30 @@ def _recover_group(group: Any) -> None:
     group._post_forward_indices.clear()
     group._training_state = type(group._training_state).IDLE
     group._to_sharded()
+
+
+def fsdp_gathered(parameter: FSDPParam) -> Any:
+    """The gathered parameter. It exists after the first forward of its unit has begun."""
+    return parameter._unsharded_param
+
+
+def fsdp_place(parameter: FSDPParam) -> set[tuple[nn.Module, str]]:
+    """The modules that have the parameter, each with its name there."""
+    info = parameter._module_info
+    return {(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)}
+
+
+def fsdp_around_forward(group: FSDPParamGroup, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Call ``begin`` when ``group`` is gathered for a forward, and ``end`` when that is over, before it is freed."""
+    gather, free, own = group.pre_forward, group.post_forward, vars(group)
+
+    def pre_forward(*args: Any) -> Any:
+        found = gather(*args)
+        begin()
+        return found
+
+    def post_forward(*args: Any) -> Any:
+        end()
+        return free(*args)
+
+    own.update(pre_forward=pre_forward, post_forward=post_forward)

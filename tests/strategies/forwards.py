@@ -129,7 +129,7 @@ BETWEEN: dict[str, Function] = {
     "branch_on_any": lambda net, h: 2 * h if (h > 2).any() else h,
     "clipped_on_its_way": _clipped_on_its_way,
     "cut_to_the_longest": lambda net, h: net.table[0] + h[:, : int((h > 0.3).sum(1).max()) + 2].mean(1, keepdim=True),
-    "kept_in_a_list": _kept,
+    "fine_kept_in_a_list": _kept,
     "number_read": lambda net, h: h * h.abs().mean().item(),
     "numpy": lambda net, h: h * float(h.detach().numpy().std()),
     "list_of_numbers": lambda net, h: h * max(h[:, 0].tolist()),

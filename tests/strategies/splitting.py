@@ -183,7 +183,10 @@ def check_what_cannot_be_split_is_refused_with_what_to_do() -> None:
 
     assert "layers.*.mlp.w9 matches no module of Language" in of(Language(), tp_plan={"layers.*.mlp.w9": "colwise"})
     assert "near it: layers.*.mlp.w" in of(Language(), tp_plan={"layers.*.mlp.w9": "colwise"})
-    assert "Plain" in of(Plain()) and "tp_plan=" in of(Plain())
+    assert "Plain" in of(Plain()) and "use --strategy ddp or fsdp" in of(Plain())
+    three = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    assert "-O tp_plan=0:colwise,2:rowwise" in of(three)
+    tensor.check(three, tp(tp_plan={"0": "colwise", "2": "rowwise"}))  # what it says can be done
     assert "heads=3, which 2 ranks of tp do not divide" in of(Language(lambda: Apart(heads=3)))  # type: ignore[arg-type]
     assert "n_head=1" in of(Language(lambda: Fused(heads=1)))  # type: ignore[arg-type]
     assert "15 out_features" in of(nn.Sequential(nn.Linear(4, 15)), tp_plan={"0": "colwise"})

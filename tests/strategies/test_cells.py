@@ -25,7 +25,10 @@ pytestmark = pytest.mark.strategies
 STRATEGIES = ("ddp", "fsdp")
 MORE = frozenset(
     {
-        "activation_penalty", "batch_centering", "batch_sampler", "best_weights", "branch_in_forward", "byol",
+        "activation_penalty", "augmenting_workers", "batch_centering", "bayes_early_stop", "data_parallel_left_in",
+        "ema_in_forward_assign", "embedding_max_norm", "gcn_adjacency", "masking_collate", "qat",
+        "seed_in_earlier_cell", "shrink_perturb", "vq_vae", "vq_vae_ema",
+        "batch_sampler", "best_weights", "branch_in_forward", "byol",
         "compiled", "custom_autograd", "detection_lists", "diffusion", "distillation", "distributions",
         "double_precision", "dqn", "early_stopping", "embedding_bag", "encode_decode", "force_field", "forward_hooks",
         "gpt_untied", "grad_norm_logging", "hidden_gradients", "hugging_face", "hugging_face_families",

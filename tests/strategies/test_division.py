@@ -52,7 +52,7 @@ for epoch in range(2):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_each_rank_computes_its_part_of_every_batch(strategy: str) -> None:
     refused = run_cell(WATCHED, Options(ranks=2, strategy=strategy))
-    assert "it stores something about its samples in training" in str(refused.error)
+    assert "it stores something about its samples" in str(refused.error) and "in training" in str(refused.error)
     trusted = Options(ranks=2, strategy=strategy, option=("trust_model=1",), collect="all")
     outcome = run_cell(WATCHED, trusted)  # which is not one device's: each rank notes its own rows
     assert outcome.error is None, outcome.error
@@ -116,13 +116,11 @@ for epoch in range(3):
 
 def test_every_sample_is_loaded_once_though_ranks_draw_other_numbers_for_theirs() -> None:
     """A batch of 5 is one of 3 and one of 2: one rank draws more noise, and both must shuffle alike."""
-    outcome = run_cell(NOISY, Options(ranks=2, strategy="ddp", collect="all"))
+    outcome = run_cell(NOISY, Options(ranks=2, strategy="ddp", option=("batch=slices",), collect="all"))
     assert outcome.error is None, outcome.error
     one, other = outcome.names["taken"]
-    assert one[:20] == other[:20], "two batches are watched, whole on both ranks"
-    assert sorted([*one[:23], *other[20:22]]) == list(range(25))
-    for epoch in range(2):
-        parts = one[23 + 13 * epoch :][:13], other[22 + 12 * epoch :][:12]
+    for epoch in range(3):
+        parts = one[13 * epoch :][:13], other[12 * epoch :][:12]
         assert sorted([*parts[0], *parts[1]]) == list(range(25))
 
 

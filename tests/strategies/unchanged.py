@@ -591,7 +591,8 @@ def check_a_model_that_mixes_samples_is_divided_on_the_users_word_alone() -> Non
         return model, optimizer, []
 
     how = {"dp_replicate": WORLD()}
-    assert "-O trust_model=1" in refusal(lambda: under(context(how), cell))
+    words = refusal(lambda: under(context(how), cell))
+    assert "-O model=whole" in words and "trust_model" not in words
     under(context(how, model="whole"), cell)
     assert rows[-1] == 8
     under(context(how, trust_model=True), cell)

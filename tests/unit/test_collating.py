@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 
 from jupyter_torchdist.checkpoint import randomness
 from jupyter_torchdist.strategies.loop.collating import Collate, loads_batches
+from jupyter_torchdist.strategies.loop.sampler_rng import Drawn
 
 PADDED = "its batches are padded to the longest of their samples"
 LOADED = "its dataset loads whole batches (__getitems__), and may pad them"
@@ -88,7 +89,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], list[Any], str | None]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_objections(name: str, rank: int) -> None:
     own, samples, objection = CASES[name]
-    collate = pickle.loads(pickle.dumps(Collate(own, rank, 2)))  # as it goes to workers
+    collate = pickle.loads(pickle.dumps(Collate(own, rank, 2, Drawn(None))))  # as it goes to workers
     made, why = collate(samples)
     assert why == objection
     assert {type(made)} == {type(own(samples))}
@@ -101,7 +102,7 @@ def test_only_the_first_batch_is_compared_and_no_random_number_more_is_drawn() -
         asked.append(len(samples))
         return noisy(samples)
 
-    collate = Collate(counting, 0, 2)
+    collate = Collate(counting, 0, 2, Drawn(None))
     samples = rows(4)
     state = randomness.capture()
     first, second = collate(samples)[0], collate(samples)[0]
@@ -113,7 +114,7 @@ def test_only_the_first_batch_is_compared_and_no_random_number_more_is_drawn() -
 
 def test_what_was_found_is_said_of_every_batch() -> None:
     """Another loop over the same loader asks later."""
-    collate = Collate(padded, 0, 2)
+    collate = Collate(padded, 0, 2, Drawn(None))
     assert [collate(series(*lengths))[1] for lengths in ((3, 5), (2, 2))] == [PADDED, PADDED]
 
 

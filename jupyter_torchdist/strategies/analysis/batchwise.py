@@ -388,7 +388,7 @@ class BatchwiseTracker(TorchDispatchMode):
         rule = RULES.get(call.name) or RULES.get(call.name.removesuffix("_"))
         if rule is None:
             if not _is_pointwise(call.func):
-                raise NoRuleError("has no rule")
+                raise NoRuleError
             return [elementwise(call, call.tensors, results[0].dim())] * len(results)
         ruled = rule(call)
         return list(ruled) if isinstance(ruled, Sequence) else [ruled] * len(results)

@@ -196,6 +196,9 @@ class MixesError(Exception):
 class NoRuleError(Exception):
     """Raised by a rule: what the operation does to samples is not known."""
 
+    def __init__(self, why: str = "is an operation of which it is not known whether it treats samples apart") -> None:
+        super().__init__(why)
+
 
 def uniform(tensor: torch.Tensor, dim: int, owners: Owners) -> bool:
     """Whether a tensor that does not depend on the batch has the same values for all samples along ``dim``."""

@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 import torch
 
-from ...usercode.frames import OURS
+from ...usercode.frames import NOWHERE, OURS
 from .bindings import running, sources, value_of
 from .lattice import Place, Rows
 
@@ -30,13 +30,13 @@ class Origin(Enum):
 
 def user_place() -> Place | None:
     """The innermost frame outside torch and this package."""
-    frame = _frame(skip=(_TORCH, OURS))
+    frame = _frame(skip=(_TORCH, OURS, NOWHERE))
     return None if frame is None else Place(frame.f_code.co_filename, frame.f_lineno)
 
 
 def asking() -> FrameType | None:
     """The frame that reads a number; a frame of torch if torch itself reads it."""
-    return _frame(skip=(OURS, _OPERATORS, _OVERRIDES))
+    return _frame(skip=(OURS, NOWHERE, _OPERATORS, _OVERRIDES))
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def origin(value: float, rows: Callable[[torch.Tensor], Rows | None]) -> Origin:
     frame = _frame(
         skip=(
             OURS,
+            NOWHERE,
             _OPERATORS,
             os.path.join(_TORCH, "_dynamo"),
             _OVERRIDES,

@@ -189,7 +189,7 @@ def _along_dim(call: Call) -> Kind:
 def _nonzero(call: Call) -> Kind:
     found = call.rows()
     if found is None:
-        raise NoRuleError("has no rule")
+        raise NoRuleError
     mask, kind = found
     owners = _chosen(call, kind.owners, kind.dim, mask != 0, mask)
     return Positions(0, owners) if kind.dim == 0 else Unknown(call.name, "has its samples in another dimension", None)
@@ -205,7 +205,7 @@ def _index_put(call: Call) -> Kind:
     mask = given[0]
     chooses = call.kind(mask)
     if len(given) > 1 or call["indices"][0] is None or mask.dtype != torch.bool or not isinstance(chooses, Rows):
-        raise NoRuleError("has no rule")
+        raise NoRuleError
     if isinstance(kind, Rows) and kind.dim != chooses.dim:
         raise MixesError("writes at a mask of other samples")
     owners = merged(call, [one.owners for one in (kind, chooses) if isinstance(one, Rows)])
@@ -229,5 +229,5 @@ def _flattened(call: Call) -> Kind:
 def _search(call: Call) -> Kind:
     found = call.rows("self")
     if found is None or any(isinstance(call.kind(tensor), Rows) for tensor in call.tensors if tensor is not found[0]):
-        raise NoRuleError("has no rule")
+        raise NoRuleError
     return Rows(found[1].dim, found[1].owners)

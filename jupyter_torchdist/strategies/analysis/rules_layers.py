@@ -133,7 +133,7 @@ def _batch_norm(call: Call) -> Sequence[Kind]:
         return [kind, *[Rows(0, kind.owners)] * (len(results) - 1)]
     training = bool(call.get("training")) or call.name == "_batch_norm_with_update"
     if kind.dim != 0:
-        raise MixesError("takes its statistics along the batch") if training else NoRuleError("has no rule")
+        raise MixesError("takes its statistics along the batch") if training else NoRuleError
     if training:
         call.notes.add(SYNCHRONISE)
     return [kind, *[SAME] * (len(results) - 1)]

@@ -304,4 +304,4 @@ def _read(call: Call) -> list[Kind]:
 
 @rule("_fused_dropout", "rrelu_with_noise")
 def _no_rule(call: Call) -> Kind:
-    raise NoRuleError("has no rule")
+    raise NoRuleError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .lattice import Den, Kind, MixesError, Positions, Rows, Total, Unknown
+from .lattice import Den, Kind, MixesError, NoRuleError, Positions, Rows, Total, Unknown
 from .orders import sorting, undoing
 from .rules import Call, dims_of, plain, refuse_totals, rule, without, wrapped
 
@@ -107,7 +107,7 @@ def _reduce(call: Call) -> Kind | list[Kind]:
     results = list(call.out) if isinstance(call.out, (tuple, list)) else [call.out]
     found = call.rows()
     if call.get("other") is not None or found is None:
-        raise MixesError("has no rule")
+        raise NoRuleError
     tensor, kind = found
     dims = dims_of(call.get("dim"), tensor.dim())
     if kind.dim in dims:
@@ -126,7 +126,7 @@ def _scan(call: Call) -> Kind | list[Kind]:
         return [Unknown(call.name, "sorts positions in the batch", None), inverse]
     found = call.rows()
     if found is None:
-        raise MixesError("has no rule")
+        raise NoRuleError
     tensor, kind = found
     given = call.get("dim")
     if wrapped(-1 if given is None else given, tensor.dim()) == kind.dim:

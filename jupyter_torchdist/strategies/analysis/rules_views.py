@@ -232,7 +232,7 @@ def _totals(kinds: Sequence[Kind]) -> Kind:
 def _repeat_interleave(call: Call) -> Kind:
     kind = call.kind(call.get("self"))
     if not isinstance(kind, Rows) or call.get("dim") is None or not isinstance(call["repeats"], int):
-        raise NoRuleError("has no rule")
+        raise NoRuleError
     dim = wrapped(call["dim"], call["self"].dim())
     if dim != kind.dim:
         return kind

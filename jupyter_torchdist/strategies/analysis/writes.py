@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..core.parameter_writes import address
 from .lattice import Fact, Kind, Noise, Rows, Same, Total, Unknown, uniform
 
 _LOST = Unknown("in-place", "writes the batch into part of a tensor in a way that could not be followed", None)
@@ -36,7 +37,7 @@ class Writes:
 
     def seen_through(self, tensor: torch.Tensor, fact: Fact) -> Fact:
         """``fact`` of ``tensor``, or the fact of a later write to its storage."""
-        if not self._entries or (entry := self._entries.get(_address(tensor))) is None or entry.fact.time <= fact.time:
+        if not self._entries or (entry := self._entries.get(address(tensor))) is None or entry.fact.time <= fact.time:
             return fact
         return entry.fact.of_kind(_mapped(entry, tensor, fact.kind))
 
@@ -53,13 +54,6 @@ class Writes:
         if not isinstance(fact.kind, Same) or storage._cdata in self._entries:
             self._entries[storage._cdata] = _Entry(StorageWeakRef(storage), tensor.size(), tensor.stride(), fact)
         return fact
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:  # sparse
-        return -1
 
 
 def _joins(tensor: torch.Tensor, before: Kind, after: Kind, base: torch.Tensor | None) -> bool:

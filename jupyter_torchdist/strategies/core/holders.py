@@ -23,6 +23,14 @@ def all_of(kind: type[T]) -> list[T]:
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
+def carry_attributes(replaced: Mapping[Any, Any]) -> None:
+    """Give the attributes that the cell has put on parameters (``p.no_decay = True``) to those that replace them."""
+    for old, new in replaced.items():
+        for name, value in vars(old).items():
+            if not name.startswith(("_", "torchdist_")):
+                setattr(new, name, value)
+
+
 def hand_over(
     replaced: Mapping[nn.Parameter, nn.Parameter], known: Collection[Any], *, all_or_nothing: bool = True
 ) -> None:

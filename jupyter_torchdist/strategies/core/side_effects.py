@@ -11,7 +11,8 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from ...usercode.frames import is_users
 from . import dtensors
+from .parameter_writes import ParameterWrites
 
 _MANY = 10_000
 """How many elements of a container are searched for further containers."""
@@ -29,19 +31,34 @@ _CLOSE = 5e-3
 """Relative tolerance for equal numbers: kernels for other sizes add in another order."""
 
 
-class Belongings:
-    """A snapshot of the state of the cell and of ``module``."""
+@dataclass(frozen=True)
+class Left:
+    """A value that a forward has left in an attribute, a container or a name; ``put`` replaces it."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._parts = [(name, part, dict(part.__dict__)) for name, part in module.named_modules()]
-        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in module.named_buffers()]
+    where: str
+    value: Any
+    put: Callable[[Any], None]
+
+
+class Belongings:
+    """A snapshot of the state of the cell and of ``module``. ``weights``, while active, sees writes to parameters.
+
+    ``only``: look at these attributes and containers alone (as ``Left.where`` names them), and do not restore.
+    """
+
+    def __init__(self, module: nn.Module, only: Collection[str] | None = None) -> None:
+        self.weights = ParameterWrites(module if only is None else nn.Module())
+        self._parts = [(name, part, dict(part.__dict__), dict(part._buffers)) for name, part in module.named_modules()]
+        buffers = module.named_buffers() if only is None else ()
+        self._buffers = [(name, buffer, buffer.detach().clone()) for name, buffer in buffers]
         self._main = vars(sys.modules["__main__"])
         self._names = dict(self._main)
         self._found: list[tuple[str, Any, Any]] = []
         self._room = _ROOM
         self._registries: set[int] = set()
+        self._only = only
         seen: set[int] = {id(self._main)}
-        for path, part, attributes in self._parts:
+        for path, part, attributes, _ in self._parts:
             for name, value in attributes.items():
                 if name.endswith("_hooks"):
                     self._registries.add(id(value))
@@ -53,7 +70,7 @@ class Belongings:
                 self._walk(name, value, seen)
 
     def _walk(self, where: str, value: Any, seen: set[int]) -> None:
-        waiting = [value]
+        waiting = [value] if self._only is None or where in self._only else []
         while waiting and self._room > 0:
             one = waiting.pop()
             if id(one) in seen:
@@ -94,18 +111,52 @@ class Belongings:
 
     def changed(self) -> dict[str, Any]:
         """Attributes and buffers of the model that have changed, by name."""
-        new: dict[str, Any] = {}
-        for path, part, before in self._parts:
-            for name, value in part.__dict__.items():
-                if before.get(name, self) is not value and name != "training":
-                    new[_joined(path, name)] = value
+        new = {where: value for where, _, _, value in self._attributes()}
         for name, buffer, was in self._buffers:
             if not torch.equal(buffer, was):
                 new[name] = buffer.detach().clone()
         return new
 
+    def _attributes(self) -> Iterator[tuple[str, nn.Module, str, Any]]:
+        """The attributes of the model that have changed."""
+        for path, part, before, _ in self._parts:
+            for name, value in list(part.__dict__.items()):
+                where = _joined(path, name)
+                if (
+                    before.get(name, self) is not value
+                    and name != "training"
+                    and (self._only is None or where in self._only)
+                ):
+                    yield where, part, name, value
+
+    def left(self) -> list[Left]:
+        """What has changed, one by one: attributes of the model, entries of containers (but sets), and names."""
+        found = [
+            Left(where, value, functools.partial(part.__dict__.__setitem__, name))
+            for where, part, name, value in self._attributes()
+        ]
+        for where, container, before in self._found:
+            if id(container) in self._registries or isinstance(container, set):
+                continue
+            if isinstance(container, dict):
+                changed = [(key, one) for key, one in container.items() if before.get(key, self) is not one]
+            else:
+                known = set(map(id, before))
+                changed = [(place, one) for place, one in enumerate(container) if id(one) not in known]
+            found += [Left(where, one, functools.partial(container.__setitem__, key)) for key, one in changed]
+        for name, one in self._main.items():
+            asked = self._only is None or name in self._only
+            if asked and not name.startswith("_") and self._names.get(name, self) is not one:
+                found.append(Left(name, one, functools.partial(self._main.__setitem__, name)))
+        return found
+
     def restore(self) -> None:
-        """Restore containers and names of the cell; ``leavings.no_trace`` restores the model."""
+        """Restore attributes of the model, containers and names of the cell; ``no_trace`` restores values."""
+        for _, part, attributes, table in self._parts:
+            part.__dict__.clear()
+            part.__dict__.update(attributes)
+            part._buffers.clear()
+            part._buffers.update(table)
         for _, container, before in self._found:
             if isinstance(container, dict):
                 if len(container) != len(before) or any(
@@ -161,6 +212,11 @@ def is_users_own(value: Any) -> bool:
 
 def _differ(some: list[Any], others: list[Any]) -> bool:
     return len(some) != len(others) or any(one is not other for one, other in zip(some, others, strict=True))
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a float or a NumPy number or array."""
+    return isinstance(value, float) or hasattr(type(value), "__array_interface__")
 
 
 def other_notes(some: dict[str, Any], others: dict[str, Any]) -> str | None:

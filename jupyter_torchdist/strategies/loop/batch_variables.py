@@ -20,6 +20,8 @@ _STORES = frozenset({
     "record", "send", "set", "setdefault", "store", "update", "write", "__setitem__",
 })  # fmt: skip
 """Methods that store their arguments in the object that they are called on."""
+Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _COUNTS = frozenset({"range", "trange", "count"})
 
 
@@ -178,6 +180,9 @@ class Holding:
             one = below.pop()
             if isinstance(one, Block) or one in losses:
                 continue
+            if isinstance(one, _COMPREHENSIONS) and value is False:
+                yield from self._uses_within(one, among)
+                continue
             if isinstance(one, ast.Call) and called_name(one) == "backward":
                 losses |= {loss for loss, key in self._losses(one) if self._is_shown_beside(key, one)}
             key = self._key(one)
@@ -198,6 +203,23 @@ class Holding:
                 if called and self._watched.issuperset(called) and (of_self or isinstance(one.func, ast.Name)):
                     continue
             below += ast.iter_child_nodes(one)
+
+    def _uses_within(self, one: Comprehension, among: Collection[Key] | None) -> Iterator[tuple[int, str]]:
+        """As ``_uses``: the names that a comprehension binds are its own. A loader in it gives other batches."""
+        own = {
+            self._scopes.key(name.id, self._scopes.around[name])
+            for part in one.generators
+            for name in ast.walk(part.target)
+            if isinstance(name, ast.Name)
+        }
+        first = one.generators[0].iter
+        yield from self._uses(first, among)
+        bound = any(True for _ in self._uses(first, among, value=True))
+        live = set(self._held | self._parts if among is None else among) - (set() if bound else own)
+        for part in ast.iter_child_nodes(one):
+            for below in ast.iter_child_nodes(part) if part is one.generators[0] else [part]:
+                if below is not first:
+                    yield from self._uses(below, live)
 
     def _judged_later(self, node: ast.AST) -> list[ast.AST]:
         """In ``loss = loss / steps`` and ``loss += penalty()`` the loss itself is judged at ``backward``."""

@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, StackDataset, Subset
+from torch.utils.data import Dataset, StackDataset, Subset, default_collate
 
 from ...checkpoint import randomness
 from ..core.scatter import rows_of, tensors_in
-from .sampler_rng import drew
+from .sampler_rng import Drawn, drew
 
 _PADS = "its batches are padded to the longest of their samples"
 _OTHER = "its collate_fn makes other values of samples beside others"
 _LOADED = "its dataset loads whole batches (__getitems__), and may pad them"
+_DRAWS = "its samples are loaded with random numbers, and a rank that loads fewer samples draws others"
 _MOST = 64
 """The maximum number of samples that are collated one by one."""
+_LOOKS = 4
+"""In how many batches of a process it is seen whether random numbers are drawn."""
 
 
 def loads_batches(dataset: Dataset[Any]) -> str | None:
@@ -41,13 +44,23 @@ def loads_batches(dataset: Dataset[Any]) -> str | None:
 class Collate:
     """In place of a loader's ``collate_fn``: gives its batch, and why parts would differ (None if they do not)."""
 
-    def __init__(self, own: Callable[[list[Any]], Any], rank: int, ranks: int) -> None:
-        self.own, self._rank, self._ranks = own, rank, ranks
-        self._tested = False
+    def __init__(self, own: Callable[[list[Any]], Any], rank: int, ranks: int, drawing: Drawn) -> None:
+        """``drawing``: whether random numbers are drawn from the loading of the samples to the end of ``own``."""
+        self.own, self._rank, self._ranks, self.drawing = own, rank, ranks, drawing
+        self._tested = own is default_collate  # it stacks, so all samples have the same shape
+        self._looks = _LOOKS
         self._objection: str | None = None
         """What was found for the first batch in this process."""
 
     def __call__(self, samples: list[Any]) -> tuple[Any, str | None]:
+        batch, objection = self._collated(samples)
+        if self._looks:
+            self._looks -= 1
+            if self.drawing.drew():
+                self._objection = objection = objection or _DRAWS
+        return batch, objection
+
+    def _collated(self, samples: list[Any]) -> tuple[Any, str | None]:
         if self._tested:
             return self.own(samples), self._objection
         self._tested = True

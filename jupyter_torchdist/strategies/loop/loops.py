@@ -11,15 +11,14 @@ import copy
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from ...protocol.errors import StrategyError
 from ...usercode.frames import is_users
@@ -31,62 +30,13 @@ from ..step.batch_consistency import check_alike, fingerprint
 from ..step.ways import AddedParts
 from .collating import Collate, loads_batches
 from .line_tracer import LinesRun
+from .loop_part import Drawing, LoopPart
 from .loss_scaling import values_of
 from .places import ByLoop, LoopSite
-from .sampler_rng import OwnNumbers, WorkerSeeds, draws, loads
+from .sampler_rng import Drawn, OwnNumbers, WatchedWorkers, WorkerSeeds, draws, loads
 from .steps import Steps
 from .unexecuted import unseen_use
 from .watching import LoopWatch
-
-
-@dataclass
-class Drawing:
-    """The batches of one iteration. ``sliced``: whether the next one is divided over the ranks.
-
-    ``batches``: for each batch that was drawn, in order, its total number of samples and whether it is divided.
-    """
-
-    sliced: bool = False
-    batches: deque[tuple[int, bool]] = field(default_factory=deque)
-
-    def forget(self, count: int) -> None:
-        """Drop the first ``count`` batches that were drawn: no loop gets them."""
-        for _ in range(count):
-            self.batches.popleft()
-
-
-class LoopPart:
-    """In place of a loader's batch sampler: the indices of each batch, or this rank's share of them.
-
-    Each iteration uses the ``Drawing`` that ``drawing`` held when it began. The samples of a share are loaded with
-    random numbers of the rank's own, until ``loaded``. With common ones a rank with one row more would draw more
-    numbers, and the ranks would shuffle the next epoch differently.
-    """
-
-    def __init__(self, sampler: Any, group: dist.ProcessGroup, own: OwnNumbers | None) -> None:
-        self._sampler, self._group, self._own = sampler, group, own
-        self.drawing = Drawing()
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return self._draw(self.drawing)
-
-    def _draw(self, drawing: Drawing) -> Iterator[list[Any]]:
-        for batch in self._sampler:
-            indices = list(batch)
-            sliced = drawing.sliced and len(indices) >= self._group.size()
-            drawing.batches.append((len(indices), sliced))
-            if sliced and self._own is not None:
-                self._own.begin()
-            yield indices[Share(len(indices), self._group).mine] if sliced else indices
-            self.loaded()
-
-    def loaded(self) -> None:
-        """The samples are loaded: use the common random numbers again."""
-        if self._own is not None:
-            self._own.end()
-
-    def __len__(self) -> int:
-        return len(self._sampler)
 
 
 @dataclass(frozen=True)
@@ -243,10 +193,12 @@ class Loops:
         elif self._batch == "slices":
             self._decided[site] = self._asserted
         drawing = parts.drawing = Drawing(sliced=self._decided.get(site) is not None)
+        watch = None if site in self._decided else self._watch(loader)
+        collate = shadow.collate_fn
         if drawing.sliced:
             shadow.__dict__["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, self._group.rank())
-        watch = None if site in self._decided else self._watch(loader)
-        compares = isinstance(shadow.collate_fn, Collate)
+        elif watch is not None and isinstance(collate, Collate):
+            shadow.__dict__["worker_init_fn"] = WatchedWorkers(loader.worker_init_fn, collate.drawing)
         run = LinesRun(frame)
         flight: Flight | None = None
         try:
@@ -257,7 +209,7 @@ class Loops:
                 yield
                 for loaded in loads(inner, parts.loaded):
                     self._steps.begins_step()
-                    values, objection = loaded if compares else (loaded, None)
+                    values, objection = loaded if isinstance(collate, Collate) else (loaded, None)
                     batch = to_device(values, self._device)
                     total, sliced = drawing.batches.popleft()
                     flight = Flight(total, Share(total, self._group) if sliced else None, self._decided.get(site))
@@ -342,16 +294,19 @@ class Loops:
             shadow.__dict__.update(loader.__dict__)
             shadow.__dict__["_iterator"] = kept
         shadow.__dict__["batch_sampler"] = parts
-        shadow.__dict__["collate_fn"] = self._collate(loader.collate_fn, collate)
+        shadow.__dict__["collate_fn"] = collate = self._collate(loader, collate)
+        if isinstance(collate, Collate) and not loader.num_workers:
+            parts.loads = collate.drawing.begin
         return shadow
 
-    def _collate(self, own: Callable[[list[Any]], Any], before: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-        """The replacement for the user's ``own`` collate function; ``before``: the one of the last iteration."""
-        if own is default_collate:  # it stacks, so all samples have the same shape
+    def _collate(self, loader: DataLoader[Any], before: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+        """The replacement for the user's collate function; ``before``: the one of the last iteration."""
+        own = loader.collate_fn
+        if not draws(loader):
             return own
         if isinstance(before, Collate) and before.own is own:
             return before
-        return Collate(own, self._group.rank(), self._group.size())
+        return Collate(own, self._group.rank(), self._group.size(), Drawn(loader.dataset))
 
     def _watch(self, loader: DataLoader[Any]) -> LoopWatch:
         watch = LoopWatch(self._constants(loader), self._asserted.losses if self._claimed else None)

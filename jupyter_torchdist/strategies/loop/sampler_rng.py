@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -86,6 +87,53 @@ class OwnNumbers:
         before, self._before = self._before, None
         if before is not None:
             randomness.restore(before)
+
+
+class Drawn:
+    """Whether random numbers are drawn while samples are loaded: in the process, or by generators of the dataset."""
+
+    def __init__(self, dataset: Any) -> None:
+        while type(dataset) is Subset:
+            dataset = dataset.dataset
+        self._own = [one for one in getattr(dataset, "__dict__", {}).values() if _state_of(one) is not None]
+        self._then: list[int] | None = None
+
+    def begin(self) -> None:
+        """Samples are about to be loaded in this process."""
+        self._then = self._now()
+
+    def drew(self) -> bool:
+        """Whether numbers were drawn since ``begin``, or since this was asked last."""
+        then, self._then = self._then, self._now()
+        return then is not None and then != self._then
+
+    def _now(self) -> list[int]:
+        states = [*randomness.capture(randomness.ON_CPU).values(), *map(_state_of, self._own)]
+        return [_digest(state) for state in states]
+
+
+def _state_of(value: Any) -> Any:
+    """The state of a generator of torch, NumPy or Python; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if kind == "numpy.random._generator.Generator":
+        return (repr(value.bit_generator.state),)
+    return value.get_state() if kind == "numpy.random.mtrand.RandomState" else None
+
+
+class WatchedWorkers:
+    """A ``worker_init_fn``: samples are loaded from here on."""
+
+    def __init__(self, own: Callable[[int], None] | None, drawing: Drawn) -> None:
+        self._own, self._drawing = own, drawing
+
+    def __call__(self, worker: int) -> None:
+        if self._own is not None:
+            self._own(worker)
+        self._drawing.begin()
 
 
 def draws(loader: DataLoader[Any]) -> bool:

@@ -208,7 +208,8 @@ class LoopWatch:
             verdict = self._tracker.verdict(loss)
             found = way_of(loss, verdict, counted=self._counted)
             if found is None:
-                self.object(verdict.reason + (f" ({verdict.place})" if verdict.place else ""))
+                reason = _OF_SOME if verdict.judgement is Judgement.MEAN else verdict.reason
+                self.object(reason + (f" ({verdict.place})" if verdict.place else ""))
                 return
             self._heed(verdict.notes)
             if self.losses is not None and self.losses != found:
@@ -261,6 +262,7 @@ def way_of(loss: torch.Tensor, verdict: Verdict, *, counted: bool) -> AddedParts
     return None
 
 
+_OF_SOME = "the loss is a mean over the samples or targets that a mask or ignore_index leaves"
 _TORCH = torch.__file__.rpartition("/")[0] + "/"
 _OVERRIDES = (torch.overrides.__file__, TENSOR_FILE)
 

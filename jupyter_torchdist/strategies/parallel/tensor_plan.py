@@ -53,7 +53,7 @@ def styles_of(model: nn.Module, context: ParallelContext) -> Styles:
         raise StrategyError(
             f"tp finds nothing to split in {type(model).__name__}: it has no plan of its own, and no attention or MLP "
             f"of linear layers is recognised in {_classes(model)}",
-            "name the layers: -O tp_plan=layers.*.up:colwise,layers.*.down:rowwise",
+            _example(model, context.plan.degree("tp")),
         )
     _check_layers(model, found, context.plan.degree("tp"))
     return found
@@ -211,6 +211,15 @@ def _check_heads(model: nn.Module, name: str, ranks: int) -> None:
                     "of tp do not divide: a head is computed on one rank",
                     f"choose -O tp=N that divides {heads}, or leave the attention whole with -O tp_plan=…",
                 )
+
+
+def _example(model: nn.Module, ranks: int) -> str:
+    """What to do in place of a plan that was not found, with the names of the model's own layers."""
+    linears = [(name, one) for name, one in model.named_modules() if name and type(one) is nn.Linear]
+    for (first, up), (second, down) in itertools.pairwise(linears):
+        if up.out_features == down.in_features and up.out_features % ranks == 0:
+            return f"name the layers: -O tp_plan={first}:colwise,{second}:rowwise; or use --strategy ddp or fsdp"
+    return "use --strategy ddp or fsdp"
 
 
 def _classes(model: nn.Module) -> str:

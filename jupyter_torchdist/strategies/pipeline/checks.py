@@ -16,6 +16,7 @@ from ...torch_private.places import BatchNorm
 from ..core.agreement import check_not_scripted, check_untouched
 from ..core.context import ParallelContext
 from ..core.patches import Patches
+from . import reads
 from .schedules import WHOLE_FORWARD
 
 _WHOLE_MODEL_OPTIMIZERS = (torch.optim.LBFGS,)
@@ -48,6 +49,7 @@ def check(model: nn.Module, context: ParallelContext, optimizers: Sequence[torch
             f"use -O schedule={' or '.join(WHOLE_FORWARD)}, or no ddp beside pp",
         )
     check_not_scripted(model.modules())
+    reads.check(model)
     normalising = next((name for name, part in model.named_modules() if isinstance(part, BatchNorm)), None)
     if normalising is not None and microbatches(context) > 1:
         raise StrategyError(

@@ -86,4 +86,7 @@ def _put(root: nn.Module, name: str, value: Any) -> None:
         setattr(module, own, value)
     else:
         with torch.no_grad():
-            buffer.copy_(value)
+            if buffer.shape == value.shape:
+                buffer.copy_(value)
+            else:
+                buffer.data = value

@@ -14,10 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from ...protocol.errors import StrategyError
 from ..analysis.divisors import Parted
-from ..analysis.leftovers import no_trace
 from ..core.outputs import closed
 from ..core.rng import OwnStream
 from ..core.scatter import map_tensors, tensors_in, weighed
+from ..step.no_trace import no_trace
 from ..step.ways import AddedParts, JoinedRows, Way
 from .contract import StagedModel
 from .flow import OTHER_PATH

@@ -31,7 +31,6 @@ from ...torch_private.places import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
-from ..analysis.leftovers import no_trace
 from ..core import loading
 from ..core.context import ParallelContext
 from ..core.ownership import own_class
@@ -42,6 +41,7 @@ from ..parallel.fsdp import DTYPES
 from ..sharded import norms
 from ..step import deferred
 from ..step.divided import _kind
+from ..step.no_trace import no_trace
 from ..step.ways import Way
 from . import remote_parameters
 from .checks import microbatches, no_reentrant_checkpoints

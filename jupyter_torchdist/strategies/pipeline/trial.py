@@ -14,7 +14,7 @@ from ..core.scatter import tensors_in
 from ..step.divided import Divider, agreed
 from ..step.placing import in_front
 from ..step.trial import Refused
-from ..step.ways import Way
+from ..step.ways import Found, Way
 from .checks import microbatches
 
 
@@ -38,7 +38,7 @@ class _Trial(Divider):
         super().__init__(_Parts(parts, group), whole=False, trusted=trusted)  # type: ignore[arg-type]
         self._ranks = group
 
-    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
+    def _agreed(self, mine: Found | Refused) -> Found | Refused:
         return agreed(mine, self._ranks, "parts of the batch")
 
     def found(
@@ -49,7 +49,8 @@ class _Trial(Divider):
         if share is None:
             return None
         dims = in_front(tensors_in((args, kwargs)), share.total)
-        return self._agreed(self._tried(forward, root, (args, kwargs), share, dims))
+        found = self._agreed(self._tried(forward, root, (args, kwargs), share, dims))
+        return found if isinstance(found, Refused) else found.ways
 
 
 def ways_of_microbatches(
@@ -84,6 +85,6 @@ def in_one_piece(root: nn.Module, context: ParallelContext, reason: str) -> None
     if "microbatches" in context.plan.options and microbatches(context) > 1:
         raise StrategyError(
             f"{type(root).__name__} cannot be given a batch in microbatches: {reason}",
-            "use -O microbatches=1, which makes the stages wait for each other; -O trust_model=1 cuts it unchecked",
+            "use -O microbatches=1, which makes the stages wait for each other",
         )
     context.say(f"batches go through the stages in one piece, so the stages wait for each other: {reason}")

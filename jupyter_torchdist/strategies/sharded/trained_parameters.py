@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..core import hooks, loading, optimizers
-from ..core.holders import all_of, hand_over
+from ..core.holders import all_of, carry_attributes, hand_over
 from .unsharded import shards_by_whole, shards_of
 
 
@@ -85,6 +85,7 @@ class Optimized:
             known += [_kernels(group) for group in optimizer.param_groups[len(known) :]]
             optimizers.remap(optimizer, replaced)
         hooks.follow(replaced)
+        carry_attributes(replaced)
         if shown:
             hand_over(replaced, (*ours, self.replaced))
         optimizers.release(replaced)
@@ -103,7 +104,9 @@ class Optimized:
         for optimizer in self._kernels:
             self.show_kernels(optimizer, optimizer.param_groups)
         for places in (self.replaced, self.unseen):
-            hooks.follow({new: old for old, new in places.items()})
+            back = {new: old for old, new in places.items()}
+            hooks.follow(back)
+            carry_attributes(back)
         hand_over(originals, (self.replaced,), all_or_nothing=False)
 
     def show_kernels(self, optimizer: torch.optim.Optimizer, groups: Iterable[dict[str, Any]]) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from ...torch_private.autograd import in_backward
 from ...torch_private.fully_shard import fsdp_groups, fsdp_is_root, fsdp_recover, fsdp_shown, fsdp_state
 from ...torch_private.places import DisableTorchFunctionSubclass, FSDPParam, FSDPParamGroup, chunk_with_empty
-from ..core.scatter import map_tensors
+from ..core.dtensors import whole
+from ..core.scatter import map_tensors, tensors_in
 
 
 class Shown(nn.Parameter):
@@ -185,7 +187,7 @@ class Unsharded:
         if not self._needed:
             for group in self._whole():
                 for one in group.fsdp_params:
-                    _keep(one)
+                    keep(one)
 
     def _whole(self) -> Iterator[FSDPParamGroup]:
         """The groups that are gathered now. A group whose shards were written after it was gathered is resharded."""
@@ -220,14 +222,14 @@ def _version(one: FSDPParam) -> int:
     return one.sharded_param._version
 
 
-def _keep(one: FSDPParam) -> None:
-    """Copy changed values into the shard, which is empty on a rank without rows."""
+def keep(one: FSDPParam) -> None:
+    """Copy values that differ from the shard into it. It is empty on a rank without rows, and may be more precise."""
     whole, shard = one.unsharded_param, one.sharded_param.to_local()  # type: ignore[attr-defined]
     values = whole.to_local() if isinstance(whole, DTensor) else whole
     ranks, rank = one.mesh_info.shard_mesh_size, one.mesh_info.shard_mesh_rank
     mine = chunk_with_empty(values, ranks, dim=one.fsdp_placement.dim)[rank]
-    if mine.numel() and not torch.equal(mine, shard.to(mine)):
-        shard.copy_(mine)
+    if mine.numel() and not torch.equal(mine, as_gathered := shard.to(mine)):
+        shard.copy_(torch.where(mine == as_gathered, shard.to(mine.device), mine.to(shard.dtype)))
 
 
 def recover(model: nn.Module) -> None:
@@ -235,3 +237,14 @@ def recover(model: nn.Module) -> None:
     for unit in units_in([model]):
         if fsdp_is_root(unit):
             fsdp_recover(unit)
+
+
+def in_full(module: nn.Module, given: Any) -> Any:
+    """Gather inputs that a cell made from shards, such as ``weight.new_zeros(layers, batch, width)``.
+
+    A module without parameters, such as a loss, takes DTensors as they are; so does a block recomputed in a backward.
+    """
+    sharded = any(isinstance(tensor, DTensor) for tensor in tensors_in(given))
+    if not sharded or next(module.parameters(), None) is None or in_backward():
+        return given
+    return map_tensors(given, lambda one: one if isinstance(one, nn.Parameter) else whole(one))

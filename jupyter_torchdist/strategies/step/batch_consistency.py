@@ -28,7 +28,11 @@ _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-3, torc
 def fingerprint(values: Any) -> Print:
     """A small fingerprint of all tensors in ``values``; for equal tensors it is equal up to rounding."""
     tensors = tensors_within(values)
-    return [_of(tensor) for tensor in tensors if not tensor.is_sparse and not tensor.is_meta and not tensor.is_nested]
+    return [
+        _of(tensor)
+        for tensor in tensors
+        if tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested
+    ]
 
 
 def _of(tensor: torch.Tensor) -> tuple[str, float, float]:

@@ -23,19 +23,18 @@ from ..core.outputs import closed, opening
 from ..core.ownership import own_class
 from ..core.rng import OwnStream
 from ..core.scatter import BatchShard, join_rows, map_tensors, tensors_in, weighted
+from ..core.side_effects import Belongings
 from . import batchnorm
 from .batch_consistency import check_alike, fingerprint
 from .placing import Dims, cut, elsewhere, in_front, samples_in
-from .trial import Refused, Trial
-from .ways import AddedParts, JoinedRows, Way
+from .trial import Refused, Trial, new_tensors
+from .ways import AddedParts, Found, JoinedRows, Way
 
 if TYPE_CHECKING:
     from .accumulating import Accumulation
 
-WHOLE = (
-    "-O model=whole computes the whole batch on every rank: the same training, but no faster; "
-    "-O trust_model=1 divides it unchecked"
-)
+WHOLE = "-O model=whole computes the whole batch on every rank: the same training, but no faster"
+_TRUST = f"{WHOLE}; -O trust_model=1 divides it unchecked, if you know that no sample of a batch influences another"
 
 
 Call = Callable[..., Any]
@@ -45,11 +44,16 @@ Call = Callable[..., Any]
 class Learned:
     """The result of a trial. ``dims``: the dimensions of the samples in the inputs, if not the first."""
 
-    ways: tuple[Way, ...]
+    found: Found
     dims: Dims | None = None
 
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How the outputs are joined."""
+        return self.found.ways
 
-def agreed(mine: tuple[Way, ...] | Refused, group: dist.ProcessGroup, parts: str) -> tuple[Way, ...] | Refused:
+
+def agreed(mine: Found | Refused, group: dist.ProcessGroup, parts: str) -> Found | Refused:
     """The result that all ranks found; if one rank refuses, all refuse."""
     found = of_every_rank(mine, group)
     refusal = next((one for one in found if isinstance(one, Refused)), None)
@@ -73,7 +77,13 @@ class Divider:
         """``anywhere``: samples may be in another dimension of the inputs than the first."""
         self._group, self._rank, self._accumulation = group, group.rank(), accumulation
         self._whole, self._trusted, self._anywhere = whole, trusted, anywhere and accumulation is None
-        self._tried = Trial(self._rank, self.whole_batch, trusted=trusted, anywhere=self._anywhere)
+        self._tried = Trial(
+            self._rank,
+            self.whole_batch,
+            trusted=trusted,
+            anywhere=self._anywhere,
+            keeps=anywhere and accumulation is None,
+        )
         self._tried.follows_packing = accumulation is None
         self._known: dict[Hashable, Learned] = {}
         self._padded = packing.Padded(packing.over_ranks(group))
@@ -90,12 +100,14 @@ class Divider:
         """The samples of the last forward, with its outputs in their order; None if every rank computed all."""
         self.in_front = True
         """Whether the last forward had its samples in the first dimension (true if it was not divided)."""
+        self.keeps = ""
+        """An attribute or container in which the last forward has kept values of its samples; empty if none."""
         self.exact = True
         """Whether incoming gradients are equal on all ranks, as they are outside functional calls."""
 
     def __call__(self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``forward(*args, **kwargs)`` of a root module, divided. Raises ``StrategyError`` if that is not possible."""
-        self.ways, self.in_front, self.share = (), True, None
+        self.ways, self.in_front, self.share, self.keeps = (), True, None, ""
         share, learned, tensors = self._share(args, kwargs), None, tensors_in((args, kwargs))
         if not self._whole and share is not None:
             learned = self._known.get(_kind(module, tensors, share.total))
@@ -108,10 +120,22 @@ class Divider:
         dims = learned.dims or in_front(tensors, share.total)
         part_args, part_kwargs = cut((args, kwargs), share, dims)
         self.divided, self.in_front = True, learned.dims is None
+        places = learned.found.places
+        before = Belongings(module, places) if places else None
         with OwnStream(self._rank):
             outputs = self._in_parts(forward, module, part_args, part_kwargs, learned.ways, dims, share)
         self.ways, self.share = learned.ways, share if self.in_front else None
-        return closed(self._join(outputs, learned.ways, share))
+        self.keeps = min(places, default="")
+        kept = before.left() if before is not None else []
+        made = tensors_in(outputs)
+        known = [*made]
+        for one in kept:
+            known += new_tensors(one.value, known)
+        whole = self._joined(known, (*learned.ways, *learned.found.kept), share)
+        for one in kept:
+            one.put(map_tensors(one.value, lambda tensor: whole[id(tensor)]))
+        joined = iter([whole[id(tensor)] for tensor in made])
+        return closed(map_tensors(outputs, lambda _tensor: next(joined)))
 
     @property
     def dividing(self) -> bool:
@@ -181,14 +205,17 @@ class Divider:
             other = self._found_elsewhere(forward, module, args, kwargs, share.total)
             if other is None:
                 among = "among the ranks" if self._group.size() > 1 else "in parts"
-                raise StrategyError(f"{own_class(module).__name__} cannot be divided {among}: {found.reason}", WHOLE)
+                raise StrategyError(
+                    f"{own_class(module).__name__} cannot be divided {among}: {found.reason}",
+                    _TRUST if found.doubted else WHOLE,
+                )
             found, dims = other
         learned = self._known[_kind(module, tensors, share.total)] = Learned(found, dims)
         return learned
 
     def _found_elsewhere(
         self, forward: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], total: int
-    ) -> tuple[tuple[Way, ...], Dims] | None:
+    ) -> tuple[Found, Dims] | None:
         """The result of a trial with the samples in another dimension; None if that is refused, too."""
         tensors = tensors_in((args, kwargs))
         for dims in elsewhere(tensors, total) if self._anywhere and not self._trusted else ():
@@ -248,7 +275,7 @@ class Divider:
         sizes = [tensor.size(0) for tensor in tensors_in((args, kwargs)) if tensor.dim()]
         return self.samples if self.samples in sizes else sizes[0] if sizes else None
 
-    def _agreed(self, mine: tuple[Way, ...] | Refused) -> tuple[Way, ...] | Refused:
+    def _agreed(self, mine: Found | Refused) -> Found | Refused:
         return agreed(mine, self._group, "the ranks' parts")
 
     def _check_data(self, module: nn.Module, given: Any) -> None:
@@ -257,11 +284,11 @@ class Divider:
             of_every_rank(fingerprint(given), self._group), f"data in the first batch for {own_class(module).__name__}"
         )
 
-    def _join(self, outputs: Any, ways: tuple[Way, ...], share: BatchShard) -> Any:
-        if len(ways) != len(tensors_in(outputs)):
+    def _joined(self, parts: Sequence[torch.Tensor], ways: Sequence[Way], share: BatchShard) -> dict[int, torch.Tensor]:
+        """The whole tensors by the identities of their parts."""
+        if len(ways) != len(parts):
             raise _other_outputs()
-        way = iter(ways)
-        return map_tensors(outputs, lambda tensor: self._whole_of(tensor, next(way), share))
+        return {id(part): self._whole_of(part, way, share) for part, way in zip(parts, ways, strict=True)}
 
     def _whole_of(self, part: torch.Tensor, way: Way, share: BatchShard) -> torch.Tensor:
         if isinstance(way, JoinedRows):
@@ -279,7 +306,7 @@ class Divider:
 
 
 def _other_outputs() -> StrategyError:
-    return StrategyError("the model returns different outputs than in its trial", WHOLE)
+    return StrategyError("the model returns, or keeps in attributes, other tensors than in its trial", WHOLE)
 
 
 def weight_of(part: torch.Tensor, way: AddedParts, share: BatchShard) -> float | torch.Tensor:

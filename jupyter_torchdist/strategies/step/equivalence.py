@@ -21,13 +21,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from ...protocol.errors import StrategyError
-from ..analysis.leftovers import no_trace
 from ..core.context import ParallelContext
 from ..core.dtensors import fill, local, whole
 from ..core.rng import undone
 from ..core.scatter import map_tensors, tensors_in
 from ..core.side_effects import other_notes
 from .halves import without_chance
+from .no_trace import no_trace
 
 
 @dataclass(frozen=True)

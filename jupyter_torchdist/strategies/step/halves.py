@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...torch_private.places import DropoutNd, NormBase
-from ..core.rng import undone
+from ..core.rng import OwnStream, undone
 from ..core.scatter import BatchShard as Share
 from ..core.scatter import tensors_in
 
@@ -60,14 +60,17 @@ def at_least_two(share: Share) -> tuple[int, int]:
 
 
 def halves_differ(forward: Forward, tried: Window, join: Join) -> bool:
-    """Whether the joined outputs of the parts differ from the undivided outputs. False if random numbers are drawn."""
+    """Whether the joined outputs of the parts differ from the undivided outputs. False if random numbers are drawn.
+
+    Each part draws its own numbers, as ranks do. So notes that depend on them differ, too.
+    """
     drew = False
 
     def outputs(low: int, high: int) -> list[torch.Tensor]:
         nonlocal drew
-        with undone():
+        with undone(), OwnStream(low):
             state = torch.get_rng_state()
-            found = [tensor.detach() for tensor in tensors_in(_run(forward, low, high))]
+            found = [tensor.detach() for tensor in tensors_in(without_grad(lambda: forward(low, high)))]
             drew = drew or not torch.equal(state, torch.get_rng_state())
             return found
 
@@ -80,16 +83,16 @@ def halves_differ(forward: Forward, tried: Window, join: Join) -> bool:
     return len(joined) != len(whole) or not all(map(_close, joined, whole))
 
 
-def _run(forward: Forward, low: int, high: int) -> object:
+def without_grad(forward: Callable[[], object]) -> object:
     """Run without a graph, unless the forward computes gradients itself (forces from an energy)."""
     try:
         with torch.no_grad():
-            return forward(low, high)
+            return forward()
     except RuntimeError as error:
         if "does not require grad" not in str(error):
             raise
         with torch.enable_grad():
-            return forward(low, high)
+            return forward()
 
 
 def _close(one: torch.Tensor | None, other: torch.Tensor) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,42 +15,118 @@ from ...protocol.errors import StrategyError
 from ..analysis import packing
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import divisor_of
-from ..analysis.lattice import Fact, Mixed, Rows, Same, Total, Unknown
-from ..analysis.leftovers import changed_buffer, kept_beside, no_trace
+from ..analysis.lattice import Fact, Mixed, Noise, Rows, Same, Total, Unknown
+from ..analysis.leftovers import changed_buffer, kept_beside
 from ..core.outputs import numbers_in, opening
 from ..core.rng import OwnStream, undone
-from ..core.scatter import BatchShard, tensors_in
-from ..core.side_effects import other_notes
+from ..core.scatter import BatchShard, map_parts, tensors_in
+from ..core.side_effects import Belongings, Left, is_number, other_notes
 from ..sharded.unsharded import recover
 from .halves import Window, at_least_two, halves_differ, window, without_chance
+from .no_trace import no_trace
 from .placing import Dims, narrowed
-from .ways import AddedParts, JoinedRows, SameEverywhere, Way
+from .ways import AddedParts, Found, JoinedRows, SameEverywhere, Way
 
 _NUMBERS = "numbers that it returns"
+_OBSERVING = ("torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize")
+_WEIGHT, _FIXED = "weight ", "tensor "
 Call = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Why a forward cannot be divided."""
+    """Why a forward cannot be divided. ``doubted``: nothing was found that mixes samples, but it is not proved."""
 
     reason: str
+    doubted: bool = False
+
+
+@dataclass
+class _Seen:
+    """What a trial has seen beside the outputs."""
+
+    buffer: str | None = None
+    weight: str | None = None
+    kept: str | None = None
+    differ: bool = False
+    notes: list[dict[str, Any]] = field(default_factory=list)
+
+    def refusal(self, branch: object) -> str:
+        """Why a forward cannot be divided although its outputs can be joined; empty if it can."""
+        elsewhere = next(filter(None, (_other(self.notes[0], one) for one in self.notes[1:])), None)
+        weight = self.weight
+        if elsewhere is not None and elsewhere.startswith(_WEIGHT):
+            weight = elsewhere.removeprefix(_WEIGHT)
+        if weight is not None:
+            return f"its forward writes its parameter {weight}, from the samples of the batch or from random numbers"
+        if self.differ:
+            return "its result for a sample changes when the batch has fewer samples"
+        if self.buffer:
+            return f"its buffer {self.buffer} changes with the samples of the batch"
+        if self.kept is not None:
+            return (
+                f"it keeps {self.kept} of the batch outside its outputs (in an attribute or a hook): return it from "
+                "forward"
+            )
+        if elsewhere == _NUMBERS:
+            return (
+                "it returns a number or an array (not a tensor) that changes with fewer samples: compute it from the "
+                "model's outputs, or return a tensor with a value for each sample"
+            )
+        if elsewhere is not None:
+            return (
+                f"it stores something about its samples, or computed from random numbers, in {elsewhere}, and each "
+                "rank would store only its own"
+            )
+        if branch is not None:
+            return (
+                f"{branch} branches on a value of its samples, so ranks may branch differently: compute that before "
+                "the model is called, where every rank has the whole batch, and pass it as an argument"
+            )
+        return ""
+
+
+@dataclass(frozen=True)
+class _Joins:
+    """How the tensors of two parts of a batch are joined: the outputs, then what is kept in ``places``."""
+
+    ways: Sequence[Way | Refused]
+    places: frozenset[str]
+    tried: Window
+
+    def join(self, halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
+        """The joined tensors; empty if the parts have not as many as expected."""
+        if not len(self.ways) == len(halves[0]) == len(halves[1]):
+            return []
+        sizes = (first, self.tried.stop - self.tried.start - first)
+        return [_joined(way, (one, other), sizes) for way, one, other in zip(self.ways, *halves, strict=True)]
 
 
 class Trial:
     """Finds how the outputs of the global batch are combined from parts. Errors of the forward are not raised."""
 
     def __init__(
-        self, rank: int, whole_batch: Callable[[], AbstractContextManager[None]], *, trusted: bool, anywhere: bool
+        self,
+        rank: int,
+        whole_batch: Callable[[], AbstractContextManager[None]],
+        *,
+        trusted: bool,
+        anywhere: bool,
+        keeps: bool,
     ) -> None:
-        """``anywhere``: samples may be in another dimension of the inputs than the first."""
+        """``anywhere``: samples may be in another dimension of the inputs than the first. ``keeps``: what the forward
+        keeps beside its outputs can be joined, too.
+        """
         self._rank, self._whole_batch, self._trusted, self._anywhere = rank, whole_batch, trusted, anywhere
+        self._keeps = keeps and not trusted
         self.follows_packing = True
 
-    def __call__(
-        self, forward: Call, module: nn.Module, inputs: Any, share: BatchShard, dims: Dims
-    ) -> tuple[Way, ...] | Refused:
+    def __call__(self, forward: Call, module: nn.Module, inputs: Any, share: BatchShard, dims: Dims) -> Found | Refused:
         """``inputs``: positional and keyword arguments; ``dims``: the dimensions of their samples."""
+        if any(tensor.layout not in (torch.strided, torch.jagged) for tensor in tensors_in(inputs)):
+            return Refused("it is given a sparse tensor (edges of a graph?), whose rows are not samples of a batch")
+        if (observer := _observer(module)) is not None:
+            return Refused(f"{observer} observes the range of values in whole batches, for quantisation")
         forward = opening(forward)
         low, high = at_least_two(share)
         size = high - low
@@ -58,23 +134,31 @@ class Trial:
         entered = {
             part: dim for part, dim in zip(tensors_in((part_args, part_kwargs)), dims, strict=True) if dim is not None
         }
-        tracker = BatchwiseTracker()
+        tracker, seen = BatchwiseTracker(), _Seen()
         try:
-            with no_trace(module), undone(), OwnStream(self._rank), torch.enable_grad():
+            with no_trace(module) as belongings, undone(), OwnStream(self._rank), torch.enable_grad():
                 before = {name: buffer.clone() for name, buffer in module.named_buffers()}
                 follows = packing.followed(tracker) if self.follows_packing else contextlib.nullcontext()
                 with tracker, follows, self._whole_batch():
                     for part, dim in entered.items():
                         tracker.enters(part, size, dim)
                     outputs = forward(*part_args, **part_kwargs)
-                    changed = changed_buffer(module, before, tracker)
+                    seen.buffer = changed_buffer(module, before, tracker)
+                weights = belongings.weights.current().items()
+                seen.weight = next((name for name, one in weights if not isinstance(tracker.kind(one), Same)), None)
                 made = tensors_in(outputs)
                 ways = [self._way(tracker.fact(tensor), tensor, size) for tensor in made]
                 held = sum(tensor.nbytes for tensor in (*entered, *made)) / size
+                places, kept = self._kept(belongings.left() if self._keeps else [], tracker, made, size)
                 del outputs, made
-                kept = kept_beside(tracker, [*entered, *module.buffers()])
-            notes: list[dict[str, Any]] = []
-            differ = self._halves_differ(forward, module, inputs, window(share, held), dims, ways, notes)
+                belongings.restore()
+                seen.kept = kept_beside(tracker, [*entered, *module.buffers()])
+            refusal = next((way for way in kept if isinstance(way, Refused)), None)
+            if refusal is not None:
+                places, kept = frozenset(), []
+            tried = window(share, held)
+            joins = _Joins([*ways, *kept], places, tried)
+            seen.differ = self._halves_differ(forward, module, inputs, dims, joins, seen.notes)
         except StrategyError as error:
             return Refused(error.message)
         except Exception as error:  # noqa: BLE001  # the user's forward may raise anything on fewer samples
@@ -83,28 +167,45 @@ class Trial:
             return Refused(
                 f"with {size} of the {share.total} samples it raises {type(error).__name__}: {error} ({why}?)"
             )
-        said = "" if self._trusted else _beside_its_outputs(differ, changed, kept, notes, tracker.branch)
+        if refusal is not None:
+            return refusal
+        said = "" if self._trusted else seen.refusal(tracker.branch)
         if said:
             return Refused(said)
         refusal = next((way for way in ways if isinstance(way, Refused)), None)
-        return refusal or tuple(way for way in ways if not isinstance(way, Refused))
+        return refusal or Found(_only_ways(ways), places, _only_ways(kept))
+
+    def _kept(
+        self, left: Sequence[Left], tracker: BatchwiseTracker, made: Sequence[torch.Tensor], size: int
+    ) -> tuple[frozenset[str], list[Way | Refused]]:
+        """Where the forward keeps tensors of its samples, and how those that are no outputs are joined."""
+        places = {
+            one.where
+            for one in left
+            if not all(isinstance(tracker.kind(tensor), Same | Noise) for tensor in tensors_in(one.value))
+        }
+        ways: list[Way | Refused] = []
+        for one in left:
+            if one.where in places:
+                for tensor in new_tensors(one.value, made := [*made]):
+                    made.append(tensor)
+                    way = self._way(tracker.fact(tensor), tensor, size)
+                    if isinstance(way, Refused):
+                        way = Refused(f"it keeps {_shape(tensor)} of the batch in {one.where}: {way.reason}")
+                    elif isinstance(tracker.kind(tensor), Noise):
+                        way = Refused(f"it keeps random numbers in {one.where}, which differ between the ranks")
+                    ways.append(way)
+        return frozenset(places), ways
 
     def _halves_differ(
-        self,
-        forward: Call,
-        module: nn.Module,
-        inputs: Any,
-        tried: Window,
-        dims: Dims,
-        ways: Sequence[Way | Refused],
-        notes: list[dict[str, Any]],
+        self, forward: Call, module: nn.Module, inputs: Any, dims: Dims, joins: _Joins, notes: list[dict[str, Any]]
     ) -> bool:
         """Whether a run in halves disproves the result; adds the notes of the undivided run and of the parts.
 
         Every rank runs it, whatever it has found: the forward of a sharded model communicates.
         """
-
         lengths: list[int] = []
+        tried = joins.tried
 
         def outputs(low: int, high: int) -> Any:
             part_args, part_kwargs = narrowed(inputs, dims, low, high)
@@ -112,17 +213,14 @@ class Trial:
             padded = packing.Padded(packing.noting(lengths) if is_whole else packing.as_noted(lengths))
             with no_trace(module) as belongings, without_chance(module), self._whole_batch(), padded:
                 made = forward(*part_args, **part_kwargs)
-                own = {name: one for name, one in belongings.changed().items() if isinstance(one, float)}
-                notes.append(belongings.noted() | own | {_NUMBERS: numbers_in(made)})
-                return made
+                notes.append(_notes(belongings, made, joins.places))
+                kept = [one.value for one in belongings.left() if one.where in joins.places]
+                known = tensors_in(made)
+                for value in kept:
+                    known += new_tensors(value, known)
+                return known
 
-        def join(halves: Sequence[list[torch.Tensor]], first: int) -> list[torch.Tensor | None]:
-            if not len(ways) == len(halves[0]) == len(halves[1]):
-                return []
-            first_and_other = (first, tried.stop - tried.start - first)
-            return [_joined(way, (one, other), first_and_other) for way, one, other in zip(ways, *halves, strict=True)]
-
-        return halves_differ(outputs, tried, join)
+        return halves_differ(outputs, tried, joins.join)
 
     def _way(self, fact: Fact, output: torch.Tensor, size: int) -> Way | Refused:
         kind = fact.kind
@@ -148,34 +246,55 @@ class Trial:
             return JoinedRows(0) if output.dim() and output.size(0) % size == 0 else SameEverywhere()
         if isinstance(kind, Mixed | Unknown):
             where = f" ({kind.place})" if kind.place else ""
-            return Refused(f"{kind.operation} {kind.why}{where}")
+            return Refused(f"{kind.operation} {kind.why}{where}", doubted=isinstance(kind, Unknown))
+        if isinstance(kind, Noise):
+            return Refused("an output is computed from random numbers alone, and each rank draws its own")
         return Refused("an output is a weighted mean, or not in the order of the samples")
 
 
-def _beside_its_outputs(
-    differ: bool, changed: str | None, kept: str | None, notes: Sequence[dict[str, Any]], branch: object
-) -> str:
-    """Why a forward cannot be divided although its outputs can be joined; empty if it can."""
-    if differ:
-        return "its result for a sample changes when the batch has fewer samples"
-    if changed:
-        return f"its buffer {changed} changes with the samples of the batch"
-    if kept is not None:
-        return f"it keeps {kept} of the batch outside its outputs (in an attribute or a hook): return it from forward"
-    elsewhere = next(filter(None, (other_notes(notes[0], one) for one in notes[1:])), None)
-    if elsewhere == _NUMBERS:
-        return (
-            "it returns a number or an array (not a tensor) that changes with fewer samples: compute it from the "
-            "model's outputs, or return a tensor with a value for each sample"
-        )
-    if elsewhere is not None:
-        return f"it stores something about its samples in {elsewhere}, and each rank would store only its own"
-    if branch is not None:
-        return (
-            f"{branch} branches on a value of its samples, so ranks may branch differently: compute that before the "
-            "model is called, where every rank has the whole batch, and pass it as an argument"
-        )
-    return ""
+def _notes(belongings: Belongings, made: Any, places: Collection[str]) -> dict[str, Any]:
+    """What a forward leaves, to be compared; without the tensors in ``places``, which are joined."""
+    own = {name: one for name, one in belongings.changed().items() if is_number(one)}
+    noted = belongings.noted()
+    noted |= {name: map_parts(one, torch.Tensor, lambda _tensor: None) for name, one in noted.items() if name in places}
+    same = [one for one in belongings.left() if one.where not in places and isinstance(one.value, torch.Tensor)]
+    fixed = {f"{_FIXED}{one.where}|{list(one.value.shape)}": one.value for one in same if one.where not in noted}
+    weights = {_WEIGHT + name: one for name, one in belongings.weights.changes().items()}
+    return noted | own | fixed | weights | {_NUMBERS: numbers_in(made)}
+
+
+def _other(some: dict[str, Any], others: dict[str, Any]) -> str | None:
+    """The first place where notes differ. Tensors are compared where they have one shape for all numbers of samples."""
+    one, other = (
+        {name: value for name, value in mine.items() if name in its or not name.startswith(_FIXED)}
+        for mine, its in ((some, others), (others, some))
+    )
+    found = other_notes(one, other)
+    return None if found is None else found.removeprefix(_FIXED).partition("|")[0]
+
+
+def new_tensors(value: Any, known: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in ``value`` that are not ``known``, each once."""
+    ours = set(map(id, known))
+    return list({id(tensor): tensor for tensor in tensors_in(value) if id(tensor) not in ours}.values())
+
+
+def _observer(module: nn.Module) -> str | None:
+    """The first part of a model that observes values for quantisation; None if there is none, or none observes now."""
+    for name, part in module.named_modules():
+        if any(kind.__module__.startswith(_OBSERVING) for kind in type(part).__mro__):
+            enabled = getattr(part, "observer_enabled", None)
+            if enabled is None or bool(enabled.any()):
+                return str(name)
+    return None
+
+
+def _only_ways(ways: Sequence[Way | Refused]) -> tuple[Way, ...]:
+    return tuple(way for way in ways if not isinstance(way, Refused))
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"a tensor of shape {list(tensor.shape)}"
 
 
 def _joined(

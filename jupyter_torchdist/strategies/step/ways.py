@@ -35,3 +35,15 @@ class SameEverywhere:
 
 
 Way = JoinedRows | AddedParts | SameEverywhere
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a trial has found. ``ways``: of the outputs; ``kept``: of the tensors that the forward keeps in ``places``.
+
+    ``places``: attributes of the model and containers of the cell.
+    """
+
+    ways: tuple[Way, ...]
+    places: frozenset[str] = frozenset()
+    kept: tuple[Way, ...] = ()

@@ -78,7 +78,7 @@ def _main(words: list[str]) -> int:
         job = attach(arguments.job)
         again = arguments.verb == "rerun"
         return _follow(rerun(job) if again else job, detach=not again, keep=None if again else ATTACHED)
-    ours = arguments.verb not in ("logs", "show", "diagnose")  # these print the user's own text
+    ours = arguments.verb not in ("logs", "show", "stacks", "diagnose")  # these print the user's own text
     for piece in perform(arguments):
         sys.stdout.write(in_shell(piece) if ours else piece)
     sys.stdout.flush()

@@ -25,7 +25,7 @@ from jupyter_torchdist.protocol.events import ErrorRecord, Event, Evidence, Find
 from jupyter_torchdist.protocol.gauges import Gauges
 from jupyter_torchdist.protocol.plan import NodePlan, Plan, Reach
 from jupyter_torchdist.protocol.spec import JobSpec, Options
-from jupyter_torchdist.protocol.state import JobState, RankState, Stage, Waiting
+from jupyter_torchdist.protocol.state import JobState, RankState, Stage, Stall, Waiting
 from jupyter_torchdist.protocol.strategy import StrategyPlan
 from jupyter_torchdist.server.listing import Row
 
@@ -37,6 +37,7 @@ RECORDS = (
     Finding,
     Stage,
     Waiting,
+    Stall,
     RankState,
     JobState,
     Gauges,

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from .. import marshal
-from ..protocol.errors import JobCancelled, JobLost, JobTimedOut, LaunchError, RankFailed
+from ..protocol.errors import JobCancelled, JobLost, JobStalled, JobTimedOut, LaunchError, RankFailed
 from ..protocol.paths import JobPaths
 from ..protocol.state import JobState, RankState
 from ..store import logs
@@ -30,6 +30,8 @@ def exception(
         return JobCancelled(state.reason or f"job {state.job} was cancelled")
     if state.state == "timed_out":
         return JobTimedOut(state.reason or f"job {state.job} ran longer than its --timeout")
+    if state.stall is not None and state.stall.ends and state.first_failure is None:
+        return JobStalled(state.reason, state.stall.finding.remedy)
     first = _first(state)
     if first is not None and (first.error or state.state != "lost"):
         error = _of_rank(paths, state, first, memo, main_dict)

@@ -201,6 +201,10 @@ class Job:
 
     cancel = interrupt
 
+    def ask_stacks(self) -> None:
+        """Have every rank write its stacks (``client/stacks.py`` waits for them)."""
+        self._request("stacks")
+
     def _request(self, kind: str) -> None:
         if not self.state.final:
             files.private(self.paths.requests)

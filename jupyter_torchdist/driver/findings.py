@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ..protocol.errors import OptionError
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
+from ..protocol.spec import JobSpec
 from ..protocol.state import JobState
 from ..store import logs
 
@@ -17,15 +19,24 @@ MOST = 3
 
 
 def of(paths: JobPaths, state: JobState) -> list[dict[str, Any]]:
-    """At most ``MOST``, as JSON. None when a log cannot be read."""
+    """At most ``MOST``, as JSON. None when a log cannot be read. Of a job that stalled: who held up the others."""
     from ..diagnosis import ours  # most jobs end well, and need no catalogue
 
+    if state.stall is not None:
+        return [state.stall.finding.to_json()]
     try:
         found = ours.diagnose(logs.evidence(paths), state)
     except OptionError:
         return []
     untold = [finding for finding in found if finding.severity == "fault" and finding.code not in TOLD]
     return [finding.to_json() for finding in untold[:MOST]]
+
+
+def of_stall(plan: Plan, spec: JobSpec, state: JobState, at_work: Collection[int]) -> dict[str, Any]:
+    """Who holds up the others, as JSON. ``at_work``: ranks that work."""
+    from .stalled import StalledJob
+
+    return StalledJob(plan, spec, state, at_work).finding().to_json()
 
 
 def of_launchers(paths: JobPaths, plan: Plan) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..protocol.plan import Plan
 from ..protocol.state import RANK_ENDS, JobState, RankState
+from ..views.wording import duration
 
 STOP_GRACE = 1.0
 """Grace in seconds for ranks of other nodes after a rank failed: they only wait for that rank in a collective."""
@@ -23,6 +24,9 @@ _CONSEQUENCES = re.compile(
 )
 
 
+JUDGING = 2.0
+"""Seconds for the ranks to say where they are, before it is said who holds up the others."""
+
 LONG_WAIT = 5.0
 """Seconds of one wait in a collective after which the ranks are asked where they are; then after twice as many, again
 and again."""
@@ -37,7 +41,10 @@ class AttemptStatus:
     terminate: bool = False
     """Whether the ranks are to get SIGTERM, with the plan's grace."""
     timed_out: bool = False
-    stalled: bool = False
+    stalled: float | None = None
+    """Since when no rank makes progress."""
+    judge_at: float = 0.0
+    """When the ranks have said where they are, so that it can be said who holds up the others."""
     ended: frozenset[str] = frozenset()
     """Nodes on which no process of the job is alive."""
     lost: frozenset[str] = frozenset()
@@ -52,6 +59,8 @@ class AttemptStatus:
     ask_at: float = float("inf")
     """When the ranks are to be asked where they are."""
     patience: float = LONG_WAIT
+    places_wanted: bool = False
+    """Whether a client asked where the ranks are."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,22 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class AskPlaces:
-    """Ranks wait for long: ask all where they are."""
+    """Ranks wait for long, or a client wants to know: ask all where they are."""
+
+
+@dataclass(frozen=True)
+class SayStalled:
+    """Write in the journal that no rank makes progress, and who holds up the others."""
+
+    since: float
+    """When a rank made progress at last, on the driver's monotonic clock."""
+    begun: bool
+    """Whether any rank runs user code."""
+
+
+@dataclass(frozen=True)
+class SayResumed:
+    """Write in the journal that a rank makes progress again."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +121,7 @@ class Again:
     instead: Finish
 
 
-Action = Interrupt | AskPlaces | End | Stopping | Finish | Again
+Action = Interrupt | AskPlaces | SayStalled | SayResumed | End | Stopping | Finish | Again
 
 
 def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> list[Action]:
@@ -105,7 +129,8 @@ def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
     nodes = {node.name for node in plan.nodes}
     if nodes <= standing.ended | standing.lost:
         return [_again(plan, state, standing) or finish(plan, state, standing)]
-    actions: list[Action] = [AskPlaces()] if now >= standing.ask_at else []
+    actions: list[Action] = [AskPlaces()] if standing.places_wanted or now >= standing.ask_at else []
+    actions += _on_stall(state, standing, now)
     reason = _reason(plan, state, standing)
     if reason and state.state in ("submitted", "starting", "running"):
         actions.append(Stopping(reason))
@@ -121,15 +146,33 @@ def decide(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
 def _again(plan: Plan, state: JobState, standing: AttemptStatus) -> Again | None:
     """Another start: in new interpreters if no user code has run, or after a failure if the plan allows it."""
     end = finish(plan, state, standing)
-    if standing.stalled and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
+    hung = _ends_stalled(state) and not _begun(state)
+    if hung and not plan.fresh and state.attempt == 1 and not _stopped_on_request(standing):
         note = "the forked ranks hung before their first user line; started again with --fresh"
-        return Again(note, True, state.restarts, replace(end, reason="the ranks hung before their first user line"))
+        return Again(note, True, state.restarts, end)
     wanted = not _stopped_on_request(standing) and not standing.timed_out
     if wanted and end.state == "failed" and state.failures() and state.restarts < plan.restarts:
         number = state.restarts + 1
         note = f"{end.reason}; all ranks are started again ({number} of {plan.restarts})"
         return Again(note, plan.fresh, number, end)
     return None
+
+
+def _on_stall(state: JobState, standing: AttemptStatus, now: float) -> list[Action]:
+    if state.state not in ("starting", "running"):
+        return []
+    if standing.stalled is None:
+        return [SayResumed()] if state.stall is not None else []
+    return [SayStalled(standing.stalled, _begun(state))] if state.stall is None and now >= standing.judge_at else []
+
+
+def _begun(state: JobState) -> bool:
+    """Whether user code has begun on any rank."""
+    return any(rank.ready for rank in state.ranks.values())
+
+
+def _ends_stalled(state: JobState) -> bool:
+    return state.stall is not None and state.stall.ends
 
 
 def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
@@ -139,7 +182,7 @@ def _reason(plan: Plan, state: JobState, standing: AttemptStatus) -> str:
         return "timed_out"
     if failures(state) or _interrupted_unasked(state, standing):
         return "failed"
-    if standing.lost or standing.stalled or _fell_short(plan, state, standing):
+    if standing.lost or _ends_stalled(state) or _fell_short(plan, state, standing):
         return "failed"
     return ""
 
@@ -150,8 +193,10 @@ def _grace(plan: Plan, state: JobState, standing: AttemptStatus, now: float) -> 
         return 0.0
     if standing.terminate:
         return plan.grace
-    if standing.stalled or standing.lost:
+    if standing.lost or (_ends_stalled(state) and not _begun(state)):
         return STOP_GRACE
+    if _ends_stalled(state):
+        return plan.grace
     if _fell_short(plan, state, standing):  # the other nodes cannot go on without it
         return STOP_GRACE
     if standing.interrupts or standing.timed_out:
@@ -222,8 +267,9 @@ def finish(plan: Plan, state: JobState, standing: AttemptStatus) -> Finish:
         return Finish("lost", f"host {gone} is gone", failed[0].rank if failed else None)
     if failed:
         return Finish("failed", failure_in_words(failed[0]), failed[0].rank)
-    if standing.stalled:
-        return Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)
+    if state.stall is not None and state.stall.ends:
+        words = f"stalled {duration(state.stall.told - state.stall.since)}: {state.stall.finding.sentence}"
+        return Finish("failed", words, None)
     if state.ranks and (absent := [node.called for node in plan.nodes if not state.ranks.keys() & set(node.ranks)]):
         return Finish("failed", f"no rank of {', '.join(absent)} could be started, so the other ranks were ended", None)
     if state.ranks and (missing := sorted(set(range(plan.world_size)) - state.ranks.keys())):
@@ -266,16 +312,24 @@ def resumed(state: JobState) -> AttemptStatus:
 
 
 def asked(standing: AttemptStatus, request: str) -> AttemptStatus:
-    """``standing`` with a request of a client: ``interrupt``, ``terminate`` or ``kill``."""
+    """``standing`` with a request of a client: ``interrupt``, ``terminate``, ``kill`` or ``stacks``."""
     if request == "interrupt":
         return replace(standing, interrupts=standing.interrupts + 1)
+    if request == "stacks":
+        return replace(standing, places_wanted=True)
     return replace(
         standing, terminate=standing.terminate or request == "terminate", kill=standing.kill or request == "kill"
     )
 
 
-def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus:
-    """``standing`` with the time of the first failure, of the interrupt and of the next question to ranks that wait."""
+def noted(standing: AttemptStatus, state: JobState, now: float, stalled: float | None = None) -> AttemptStatus:
+    """``standing`` with the time of the first failure, of the interrupt and of the next question to ranks that wait.
+
+    ``stalled``: since when no rank makes progress. Then the ranks are asked where they are, too.
+    """
+    if stalled is not None and standing.stalled is None and state.stall is None:
+        standing = replace(standing, judge_at=now + JUDGING, places_wanted=True)
+    standing = replace(standing, stalled=stalled)
     if standing.failed_at is None and (state.failures() or _interrupted_unasked(state, standing)):
         standing = replace(standing, failed_at=now)
     if standing.interrupted_at is None and (standing.interrupts or standing.timed_out):
@@ -290,4 +344,7 @@ def noted(standing: AttemptStatus, state: JobState, now: float) -> AttemptStatus
 
 def after_asking(standing: AttemptStatus, now: float) -> AttemptStatus:
     """``standing`` after ``AskPlaces``."""
+    standing = replace(standing, places_wanted=False)
+    if now < standing.ask_at:
+        return standing
     return replace(standing, ask_at=now + standing.patience, patience=2 * standing.patience)

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from .engine import Engine
 from .links import Link
 from .linkselector import LinkSelector
 from .stages import Stages
+from .stall import StallWatch
 
 QUIET_TICK = 0.02
 """Seconds between two checks for requests of clients."""
@@ -63,7 +64,9 @@ class Driver:
         """Of event files, by their names."""
         self._errors: dict[str, str] = {}
         """What launchers and agents said of their own failures, by node and kind."""
-        self._stalled: set[str] = set()
+        stall = self._state.stall
+        known = None if stall is None else time.monotonic() - (time.time() - stall.since)
+        self._stalls = StallWatch(self._spec.options.stall, known)
         self._engine = Engine(lambda: find(self._spec.options.launcher), self._plan, self._say)
         self._stages = Stages(self._plan, self._say)
         self._links: list[Link] = []
@@ -196,7 +199,7 @@ class Driver:
         if self._state.state == "starting" and policy.all_ready(self._plan, self._state):
             self._say("job.running")
         self._stages.look(self._links, self._state)
-        self._standing = policy.noted(self._standing, self._state, now)
+        self._standing = policy.noted(self._standing, self._state, now, self._stalls.since(self._state, now))
         for action in policy.decide(self._plan, self._state, self._standing, now):
             self._perform(action)
 
@@ -214,6 +217,10 @@ class Driver:
             self._standing = policy.after_asking(self._standing, time.monotonic())
             for link in self._links:
                 link.ask_places()
+        elif isinstance(action, policy.SayStalled):
+            self._say_stalled(action)
+        elif isinstance(action, policy.SayResumed):
+            self._say("job.resumed")
         elif isinstance(action, policy.End):
             self._standing = replace(self._standing, end_sent=action.grace)
             if self._engine.queued:
@@ -229,6 +236,12 @@ class Driver:
         elif isinstance(action, policy.Finish):
             self._finish(action)
 
+    def _say_stalled(self, action: policy.SayStalled) -> None:
+        now = time.monotonic()
+        finding = findings.of_stall(self._plan, self._spec, self._state, self._stalls.at_work(now))
+        ends = self._spec.options.stall_kill or not action.begun
+        self._say("job.stalled", since=time.time() - (now - action.since), finding=finding, ends=ends)
+
     def _again(self, action: policy.Again) -> None:
         if self._world is None:  # the environment of the ranks went with the first driver
             self._finish(action.instead)
@@ -236,7 +249,7 @@ class Driver:
         self._say("job.note", text=action.note)
         self._attempt += 1
         self._standing = policy.AttemptStatus()
-        self._stalled.clear()
+        self._stalls.forget()
         self._errors.clear()
         self._endpoint = None
         self._begin(action.fresh, action.restarts)
@@ -304,27 +317,13 @@ class Driver:
         elif isinstance(said, messages.Ended) and said.attempt == self._attempt:
             link.ended = True
             self._standing = replace(self._standing, ended=self._standing.ended | {link.node.name})
-        elif isinstance(said, messages.Stalled) and said.attempt == self._attempt:
-            self._on_stalled(link, said.ranks)
+        elif isinstance(said, messages.Quiet) and said.attempt == self._attempt:
+            self._stalls.told(said.ranks, time.monotonic())
         elif isinstance(said, messages.RefusedJob):
             raise LaunchError(
                 f"{link.node.called} cannot run the job: {said.reason}",
                 "free the resource and run the cell again",
             )
-
-    def _on_stalled(self, link: Link, ranks: Sequence[int]) -> None:
-        """The attempt counts as stalled only when all nodes are: ranks may wait for a node that is still starting.
-
-        When user code has begun on any rank, nothing is ended: the other ranks may still be loading data.
-        """
-        link.ask_places()
-        who, stacks = ", ".join(map(str, ranks)), self._paths.node(link.node.name).root / "rank-*.stacks"
-        words = f"rank {who} ({link.node.called}) hangs before the first line of the cell; see {stacks}"
-        self._say("job.note", text=words)
-        self._stalled.add(link.node.name)
-        begun = any(rank.ready for rank in self._state.ranks.values())
-        if not begun and self._stalled >= {node.name for node in self._plan.nodes}:
-            self._standing = replace(self._standing, stalled=True)
 
     def _read_all(self) -> None:
         """Read the events of all files in the job directory, for a driver that takes up a job."""

@@ -65,7 +65,6 @@ class Peer:
     login: messages.Login | None = None
     """Of a connection from another machine."""
     name: str = field(default_factory=partial(secrets.token_hex, 8))
-    stalled_told: bool = False
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -420,6 +419,7 @@ class Agent:
     # -- jobs
 
     def _ship(self, name: str, job: NodeJob, now: float) -> None:
+        quiet = job.quiet(now)
         for peer in list(self._peers):
             shipment = peer.shipments.get(name)
             if shipment is None:
@@ -429,9 +429,8 @@ class Agent:
                 if complete and job.state == "ended" and shipment.send_work(job.written.going):
                     peer.channel.send({"type": "ended", "job": name, "attempt": job.attempt})
                     del peer.shipments[name]
-                elif not peer.stalled_told and (ranks := job.stalled(now)):
-                    peer.stalled_told = True
-                    peer.channel.send({"type": "stalled", "job": name, "attempt": job.attempt, "ranks": ranks})
+                elif quiet:
+                    peer.channel.send({"type": "quiet", "job": name, "attempt": job.attempt, "ranks": quiet})
             except ChannelError:
                 self._drop(peer)
             except OSError:

@@ -38,7 +38,15 @@ class Subject:
     gpu: str
 
 
-Found = dict[Subject, Gauges]
+@dataclass(frozen=True)
+class Seen:
+    """What was measured of one rank, and whether it works (None: not known yet)."""
+
+    gauges: Gauges
+    works: bool | None
+
+
+Found = dict[Subject, Seen]
 
 
 class GaugeWatch:
@@ -101,7 +109,9 @@ class GaugeWatch:
         for name in {subject.job for subject in found}:
             job, board = jobs.get(name), self._boards.get(name)
             if job is not None and job.state != "ended" and board is not None:
-                board.write({subject.rank: gauges for subject, gauges in found.items() if subject.job == name})
+                its = {subject.rank: seen for subject, seen in found.items() if subject.job == name}
+                board.write({rank: seen.gauges for rank, seen in its.items()})
+                job.measured({rank: seen.works for rank, seen in its.items() if seen.works is not None})
 
 
 class Board:
@@ -145,9 +155,11 @@ class Look:
         found = {}
         for subject in subjects:
             if load := loads.get(subject.process):
-                gauges = Gauges(None if load.cpu is None else rounded(load.cpu, 2), rounded(load.memory, 3))
+                cpu = None if load.cpu is None else rounded(load.cpu, 2)
+                gauges = Gauges(cpu, rounded(load.memory, 3))
                 card = cards.get(subject.gpu)
-                found[subject] = gauges if card is None else self._with(card, gauges, subject.process, load)
+                gauges = gauges if card is None else self._with(card, gauges, subject.process, load)
+                found[subject] = Seen(gauges, load.works)
         return found
 
     def _cards(self, gpus: set[str]) -> dict[str, Card]:

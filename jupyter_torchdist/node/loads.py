@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..protocol.process import ProcessId, stat_fields
 
@@ -19,6 +20,12 @@ SHARE = 0.002
 
 LOOK_SECONDS = 2.0
 """Approximate time from one measurement to the next."""
+
+BUSY = 5.0
+"""Per cent of a core from which a rank works. A rank that waits uses a third of one."""
+
+MOVES = 100_000
+"""Bytes a second, read and written, from which a rank works."""
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -31,16 +38,27 @@ class Load:
     """Load of one rank. ``cpu``: per cent of a core since the last look, None at the first. ``memory``: bytes."""
 
     cpu: float | None
+    works: bool | None
+    """Whether it computes, or reads and writes files or connections, or wants to; None at the first look."""
     memory: int
     pids: frozenset[int]
     """The rank and its children."""
+
+
+class Used(NamedTuple):
+    """What a process has used since its start: CPU time in clock ticks, and bytes that were read and written."""
+
+    ticks: int
+    moved: int
+    wants: bool
+    """Whether its main thread now waits for a processor or a disk, if it does not have one: on a busy machine."""
 
 
 class Loads:
     """Measures the load of ranks repeatedly. Keeps the counters of the last measurement."""
 
     def __init__(self) -> None:
-        self._ticks: dict[Key, int] = {}
+        self._used: dict[Key, Used] = {}
         self._looked = 0.0
         self._search, self._walks = Seldom(), Seldom()
         self._owners: dict[Key, Key] = {}
@@ -51,24 +69,28 @@ class Loads:
         """The load of each rank that is alive. ``now``: seconds on a monotonic clock."""
         leaders = {_key(rank) for rank in ranks}
         owners = self._owners_of(leaders, now)
-        before, self._ticks = self._ticks, {key: ticks for key in owners if (ticks := _ticks(key)) is not None}
+        before, self._used = self._used, {key: used for key in owners if (used := _used(key)) is not None}
         passed, self._looked = now - self._looked, now
-        self._ask_children([key for key in self._ticks if key not in leaders], now)
+        self._ask_children([key for key in self._used if key not in leaders], now)
         families: dict[Key, list[Key]] = {}
-        for key in self._ticks:
+        for key in self._used:
             families.setdefault(owners[key], []).append(key)
-        alive = [rank for rank in ranks if _key(rank) in self._ticks]
+        alive = [rank for rank in ranks if _key(rank) in self._used]
         return {rank: self._load(_key(rank), families[_key(rank)], before, passed) for rank in alive}
 
-    def _load(self, leader: Key, family: list[Key], before: dict[Key, int], passed: float) -> Load:
+    def _load(self, leader: Key, family: list[Key], before: dict[Key, Used], passed: float) -> Load:
         """A process counts from its second measurement on: a child may have run for long before it was found.
 
         CPU time of a child between the last measurement and its exit is not counted.
         """
-        ticks = sum(self._ticks[key] - before[key] for key in family if key in before)
-        cpu = 100 * ticks / _TICKS / passed if leader in before and passed > 0 else None
+        known = [(self._used[key], before[key]) for key in family if key in before]
+        cpu = works = None
+        if leader in before and passed > 0:
+            cpu = 100 * sum(now.ticks - then.ticks for now, then in known) / _TICKS / passed
+            moved = sum(now.moved - then.moved for now, then in known) / passed
+            works = cpu >= BUSY or moved >= MOVES or any(now.wants for now, _ in known)
         memory = _memory(leader[0]) + sum(self._own[key][1] for key in family if key in self._own)
-        return Load(cpu, memory, frozenset(pid for pid, _ in family))
+        return Load(cpu, works, memory, frozenset(pid for pid, _ in family))
 
     def _owners_of(self, leaders: set[Key], now: float) -> dict[Key, Key]:
         """For each process known to belong to one of these ranks, its leader (the rank)."""
@@ -135,13 +157,23 @@ def _leader(pid: int, found: dict[int, tuple[int, int, int]], leaders: dict[int,
     return None
 
 
-def _ticks(key: Key) -> int | None:
-    """CPU time of a process in clock ticks; None when it is gone or a zombie."""
+def _used(key: Key) -> Used | None:
+    """None when the process is gone or a zombie."""
     try:
         fields = stat_fields(key[0])
-        return int(fields[11]) + int(fields[12]) if fields[0] not in "ZX" and int(fields[19]) == key[1] else None
+        alive = fields[0] not in "ZX" and int(fields[19]) == key[1]
+        return Used(int(fields[11]) + int(fields[12]), _moved(key[0]), fields[0] in "RD") if alive else None
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _moved(pid: int) -> int:
+    """Bytes of all calls of read and write; 0 where the kernel does not tell (proc(5), ``io``)."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith((b"rchar:", b"wchar:")))
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _memory(pid: int) -> int:

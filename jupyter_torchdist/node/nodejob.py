@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,19 +16,15 @@ from ..protocol.events import Event
 from ..protocol.hosts import BRING, bytes_of
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
-from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job, stat_fields
+from ..protocol.process import ProcessId, exit_in_words, job_token, processes_of_job
 from ..ranks.eventfile import EventFile
-from .endings import Endings
 from .out_of_memory import OutOfMemory
+from .progress import Progress, Quiet
 from .replica import Written, discard, written
-from .stacks import Stacks, place
+from .stacks import Endings, Stack, Stacks
 
-STALL_SECONDS = 10.0
-"""Ranks that have not reached their first user line are hanging when they use no CPU for this time, and the last event
-of any of them is three times as long ago."""
-
-IDLE = 0.01
-"""Share of one core below which a rank counts as idle. The threads of a waiting rank use a third of this."""
+REPORT_SECONDS = 1.0
+"""Seconds between two reports of how long the ranks have made no progress."""
 
 ENGINE_KILL_SECONDS = 1.0
 """When a rank fails, the engine sends SIGTERM to the others. A SIGKILL sooner than this is not from the engine."""
@@ -83,10 +78,10 @@ class NodeJob:
         self._memory = OutOfMemory()
         self._stacks = Stacks(self.files)
         self._endings = Endings(self.files, self._stacks, lambda text: self.events.write("job.note", text=text))
-        self._last_change = time.monotonic()
-        self._looked = (0, self._last_change)  # CPU time of ranks that are not ready, and when it was read
+        self._progress = Progress(self.files, self.ranks)
+        self._report_at = 0.0
         self._error = ""
-        self._now = self._last_change
+        self._now = time.monotonic()
         self._failed_at = 0.0
         self._look_at = 0.0
         self._terminated: set[ProcessId] = set()
@@ -172,7 +167,6 @@ class NodeJob:
         return bool(events)
 
     def _take_launcher(self, event: Event) -> None:
-        self._last_change = self._now
         if event.kind == "launcher.started" and event.data.get("attempt", 1) == self.attempt:
             self.launcher = ProcessId.from_json(event.data["process"])
             if self.state == "starting":
@@ -195,8 +189,10 @@ class NodeJob:
         return bool(events)
 
     def _take_rank(self, rank: int, event: Event) -> None:
-        if rank not in self.ready:
-            self._last_change = self._now
+        if event.kind in ("rank.waiting", "rank.resumed"):
+            self._progress.waits(rank, event.kind == "rank.waiting")
+        elif event.kind != "rank.entered":
+            self._progress.lives(rank, self._now)
         if event.kind == "rank.started":
             self.processes[rank] = ProcessId.from_json(event.data["process"])
             self._pids[self.processes[rank].pid] = rank
@@ -256,24 +252,17 @@ class NodeJob:
             return self.failed and self._now - self._failed_at >= ENGINE_KILL_SECONDS
         return code == -signal.SIGTERM and self.failed
 
-    def stalled(self, now: float) -> list[int]:
-        """Ranks that hang before their first user line: no rank that is not ready sends events or uses CPU time."""
-        left = [rank for rank in self.ranks if rank not in self.ready]
-        before, since = self._looked
-        if self.state != "running" or not left or now - since < STALL_SECONDS:
-            return []
-        ticks = sum(self._ticks(self.processes[rank]) for rank in left if rank in self.processes)
-        self._looked = ticks, now
-        idle = ticks - before <= IDLE * os.sysconf("SC_CLK_TCK") * len(left) * (now - since)
-        return left if idle and now - self._last_change >= 3 * STALL_SECONDS else []
+    def measured(self, found: Mapping[int, bool]) -> None:
+        """Whether each rank has worked since the last measurement."""
+        for rank, works in found.items():
+            self._progress.measured(rank, works, self._now)
 
-    @staticmethod
-    def _ticks(process: ProcessId) -> int:
-        try:
-            fields = stat_fields(process.pid)
-        except OSError:
-            return 0
-        return int(fields[11]) + int(fields[12])
+    def quiet(self, now: float) -> list[Quiet]:
+        """For each rank that is alive how long it has made no progress; empty if this was reported a moment ago."""
+        if self.state != "running" or now < self._report_at:
+            return []
+        self._report_at = now + REPORT_SECONDS
+        return self._progress.look(sorted(self.processes.keys() - self.told), now)
 
     # -- acting
 
@@ -283,13 +272,12 @@ class NodeJob:
             process.signal(number)
 
     def say_places(self) -> None:
-        """Have every rank write its stacks; an event says where it is."""
-        for rank, process in self.processes.items():
-            self._stacks.ask(rank, process, self._now, partial(self._say_place, rank))
+        """Have every rank that is alive write its stacks; an event says where it is."""
+        for rank in self.processes.keys() - self.told:
+            self._stacks.ask(rank, self.processes[rank], self._now, partial(self._say_place, rank))
 
-    def _say_place(self, rank: int, text: str) -> None:
-        if found := place(text):
-            self.events.write("rank.place", rank=rank, place=found)
+    def _say_place(self, rank: int, stack: Stack) -> None:
+        self.events.write("rank.place", rank=rank, place=stack.place, begin=stack.begin, end=stack.end)
 
     def end(self, grace: float, now: float, error: str = "") -> None:
         """End every process of the job: SIGTERM now, SIGKILL after ``grace`` seconds. A later call may shorten that."""

@@ -1,25 +1,65 @@
-"""The stacks of ranks, as ``faulthandler`` writes them at a signal: also of a rank that holds the GIL forever."""
+"""The stacks of ranks, as ``faulthandler`` writes them at a signal: also of a rank that holds the GIL forever.
+
+A forked worker of a DataLoader has its rank's handler, and writes into its rank's file.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 from ..protocol.disk import read_plain
 from ..protocol.paths import NodePaths
 from ..protocol.process import STACKS_SIGNAL, ProcessId
 from ..usercode.frames import OURS
+from ..usercode.stacks import in_loader, in_user_code, place, position, threads
 
 _WRITING = 0.5
 """Seconds for a rank to write its stacks."""
 
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_LIBRARY = re.compile(r"/lib/python3[^/]*/|^<frozen ")
-_PACKAGES = re.compile(r".*/(?:site|dist)-packages/|.*/lib/python3[^/]*/")
-_WRAPPERS = ("wrapper", "wrapped", "_wrapped_call_impl", "_call_impl", "inner", "_fn", "decorate_context")
+_WORKER_WRITING = 0.1
+"""Seconds for a worker, which has few threads. One is asked after the other, because they share a file."""
 
-Frame = tuple[str, str, str]
-"""File, line, function."""
+PATIENCE = 5.0
+"""Seconds that a rank may take to exit before a note is written."""
+
+WORKERS = 8
+"""How many workers of one rank are asked at most."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a rank wrote, from ``begin`` to ``end`` of its file (bytes), and its workers after it."""
+
+    text: str
+    begin: int
+    end: int
+    workers: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The rank's own, then that of a worker in user code; empty if the rank did not answer."""
+        worker = next((place(text) for text in self.workers if in_user_code(text)), "")
+        return place(self.text) + (f"; its worker is at {worker}" if worker else "")
+
+
+@dataclass
+class _Asked:
+    process: ProcessId
+    told: Callable[[Stack], None]
+    until: float
+    begin: int
+    """The offset in the file at which the present answer begins."""
+    first: int
+    """The offset at which the rank's answer begins."""
+    text: str | None = None
+    """The rank's own answer."""
+    workers: list[str] = field(default_factory=list)
+    left: list[int] | None = None
+    """Workers that were not asked yet."""
 
 
 class Stacks:
@@ -27,26 +67,38 @@ class Stacks:
 
     def __init__(self, files: NodePaths) -> None:
         self._files = files
-        self._asked: dict[int, tuple[float, int, Callable[[str], None]]] = {}
-        """Per rank: when it was asked, and the offset in its file at which the answer begins."""
+        self._asked: dict[int, _Asked] = {}
 
-    def ask(self, rank: int, process: ProcessId, now: float, told: Callable[[str], None]) -> None:
+    def ask(self, rank: int, process: ProcessId, now: float, told: Callable[[Stack], None]) -> None:
         """Have the rank write its stacks and dump its flight recorder (``ranks/recording.py``).
 
-        ``turn`` calls ``told`` with the text, empty if there is none.
+        ``turn`` calls ``told`` with the stacks. Without an answer the text is empty.
         """
-        self._asked[rank] = now, self._size(rank), told
-        process.signal(STACKS_SIGNAL)
+        begin = self._size(rank)
+        self._asked[rank] = _Asked(process, told, now + _WRITING, begin, begin)
+        if listens(process.pid):  # else the signal would end it: it has not come so far
+            process.signal(STACKS_SIGNAL)
 
     def forget(self, rank: int) -> None:
         self._asked.pop(rank, None)
 
     def turn(self, now: float) -> None:
-        """Read what ranks have written that were asked a moment ago."""
-        for rank, (asked, begin, told) in list(self._asked.items()):
-            if now - asked >= _WRITING:
+        """Read what was written since the question, and ask the workers of a rank that waits for them."""
+        for rank, asked in list(self._asked.items()):
+            if now < asked.until:
+                continue
+            text = self._text(rank, asked.begin)
+            if asked.text is None:
+                asked.text = text
+                asked.left = _workers(asked.process.pid) if in_loader(text) else []
+            else:
+                asked.workers.append(text)
+            if asked.left:
+                asked.begin, asked.until = self._size(rank), now + _WORKER_WRITING
+                ProcessId.of(asked.left.pop(0)).signal(STACKS_SIGNAL)
+            else:
                 del self._asked[rank]
-                told(self._text(rank, begin))
+                asked.told(Stack(asked.text, asked.first, self._size(rank), tuple(asked.workers)))
 
     def _size(self, rank: int) -> int:
         try:
@@ -61,37 +113,59 @@ class Stacks:
             return ""
 
 
-def threads(text: str) -> list[list[Frame]]:
-    """The frames of each thread, inner to outer. The main thread is the last, as ``faulthandler`` writes it."""
-    return [frames for block in re.split(r"\n\s*\n", text) if (frames := _FRAME.findall(block))]
+def listens(pid: int) -> bool:
+    """Whether the process handles our signal, which ends any other process (proc(5), SigCgt)."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
+        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (STACKS_SIGNAL - 1) & 1)
+    return False
 
 
-def position(frames: list[Frame]) -> str:
-    """The innermost line outside libraries; if there is none, the innermost line."""
-    own = [frame for frame in frames if not _is_library(frame)]
-    file, line, function = (own or frames)[0]
-    return f"{file}, line {line}, {function}"
+def _workers(pid: int) -> list[int]:
+    """The first children of a rank that handle our signal."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
+    return [child for child in found if listens(child)][:WORKERS]
 
 
-def place(text: str) -> str:
-    """Where the main thread is: the user's line, and the function of a library that it called; empty if not known.
+class Endings:
+    """Ranks that have run their code but do not exit: one note tells what each waits for, by its stacks."""
 
-    ``Cell In[3], line 6, in torch.utils.data.dataloader.__next__``. Of collectives the line alone.
-    """
+    def __init__(self, files: NodePaths, stacks: Stacks, say: Callable[[str], None]) -> None:
+        self._files, self._stacks, self._say = files, stacks, say
+        self._since: dict[int, float] = {}
+
+    def began(self, rank: int, now: float) -> None:
+        self._since[rank] = now
+
+    def over(self, rank: int) -> None:
+        self._since.pop(rank, None)
+        self._stacks.forget(rank)
+
+    def turn(self, processes: Mapping[int, ProcessId], now: float) -> None:
+        """Ask late ranks for their stacks, and say what these show."""
+        for rank, since in list(self._since.items()):
+            if now - since >= PATIENCE and rank in processes:
+                del self._since[rank]
+                self._stacks.ask(rank, processes[rank], now, partial(self._tell, rank))
+
+    def _tell(self, rank: int, stack: Stack) -> None:
+        words = where(stack.text)
+        told = f"{words}; see {self._files.stacks(rank)}" if words else "where it waits is not known"
+        self._say(f"rank {rank} has run its code but does not exit: {told}")
+
+
+def where(text: str) -> str:
+    """What a rank waits for, in words, according to its stacks; empty if there are none."""
     found = threads(text)
     if not found:
         return ""
-    main = found[-1]
-    own = next((index for index, frame in enumerate(main) if not _is_library(frame)), None)
-    if own is None:
-        return position(main)
-    file, line, function = main[own]
-    called = next((frame for frame in reversed(main[:own]) if frame[2] not in _WRAPPERS), None)
-    if called is not None:
-        module = _PACKAGES.sub("", called[0]).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        function = "<module>" if module.startswith("torch.distributed.") else f"{module}.{called[2]}"
-    return f"{file}, line {line}" + ("" if function == "<module>" else f", in {function}")
-
-
-def _is_library(frame: Frame) -> bool:
-    return bool(_LIBRARY.search(frame[0])) or frame[0].startswith(OURS)
+    main = found.pop()
+    if any(function == "join_threads" for file, _, function in main if file.startswith(OURS)):
+        others = [frames for frames in found if not any(file.startswith(OURS) for file, _, _ in frames)]
+        places = ", ".join(map(position, others))
+        return f"it waits for its threads ({places}), because Python waits for threads that are not daemons"
+    return f"it is in {position(main)}"

@@ -8,7 +8,8 @@
     │   ├── CaptureError            an object cannot leave the notebook
     │   ├── StrategyError           a strategy cannot train this cell correctly
     │   ├── CheckpointError         a checkpoint that cannot be written, or is missing, damaged or of another model
-    │   └── RankFailed              a rank failed and its own exception could not be rebuilt
+    │   ├── RankFailed              a rank failed and its own exception could not be rebuilt
+    │   └── JobStalled              no rank made progress, and --stall-kill ended the job
     ├── PlatformError               this machine or its set-up
     │   ├── ResourceError           fewer GPUs, memory or disk than asked for
     │   ├── StoreError              the data directory cannot be written or read
@@ -99,6 +100,10 @@ class RankFailed(UserError):
     def __init__(self, message: str, hint: str = "", *, rank: int | None = None) -> None:
         super().__init__(message, hint)
         self.rank = rank
+
+
+class JobStalled(UserError):
+    """No rank made progress, so the job was ended: with ``--stall-kill``, or because no rank had begun."""
 
 
 class PlatformError(TorchDistError):

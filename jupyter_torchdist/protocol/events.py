@@ -15,6 +15,9 @@ job.engine           state (queued, running, ended), position, reason: the launc
 job.stage            text: what the start of a job on hosts waits for; seconds, if it is over
 job.running          every rank runs user code
 job.stopping         reason (cancelled, failed, timed_out, lost), by
+job.stalled          since (epoch), finding (``Finding``: who holds up whom, and where), ends (the job is ended because
+                     of it): no rank makes progress
+job.resumed          a rank makes progress again
 job.note             text: something the user should read
 job.ended            state (a final ``JobState.state``), reason (a sentence), first_failure (rank or None)
 node.up              inventory, agent (ProcessId)
@@ -30,7 +33,8 @@ rank.ready           user code begins; the process group is up
 rank.waiting         operation, group, number, since, size, members (``Waiting``), counts: user code has been in one
                      collective for seconds
 rank.resumed         this collective is over
-rank.place           place: where its main thread is, while ranks wait
+rank.place           place: where its main thread is (empty: it did not answer), while ranks wait or on request;
+                     begin, end: the bytes of its file of stacks that show it
 rank.entered         counts {group: how many of its collectives this rank has entered}: while another rank waits
 rank.failed          error (``ErrorRecord``)
 rank.interrupted     user code was stopped by KeyboardInterrupt
@@ -139,6 +143,8 @@ KINDS: dict[str, Kind] = {
     "job.stage": Kind((DRIVER,), {"text": str}, {"seconds": float}),
     "job.running": Kind((DRIVER,)),
     "job.stopping": Kind((DRIVER,), may={"reason": str}),
+    "job.stalled": Kind((DRIVER,), {"since": float, "finding": Finding, "ends": bool}),
+    "job.resumed": Kind((DRIVER,)),
     "job.note": Kind((DRIVER, AGENT, RANK), may={"text": str}),
     "job.ended": Kind(
         (DRIVER,),
@@ -161,7 +167,7 @@ KINDS: dict[str, Kind] = {
     "rank.waiting": Kind((RANK,), _WAITING, {"size": int, "members": tuple[int, ...] | None}),
     "rank.resumed": Kind((RANK,)),
     "rank.entered": Kind((RANK,), {"counts": _COUNTS}),
-    "rank.place": Kind((AGENT,), {"place": str}),
+    "rank.place": Kind((AGENT,), {"place": str}, {"begin": int, "end": int}),
     "rank.failed": Kind((RANK,), {"error": ErrorRecord}),
     "rank.interrupted": Kind((RANK,)),
     "rank.result": Kind((RANK,), may={"names": _NAMES, "left": _PAIRS, "size": int}),

@@ -237,6 +237,11 @@ class NodePaths:
         return self.root / "waiting"
 
     @property
+    def tally(self) -> Path:
+        """Eight bytes for each of the node's ranks, written by the rank: its collectives entered and ended."""
+        return self.root / "tally"
+
+    @property
     def not_a_number(self) -> Path:
         """Exists after a rank of the node has reported that its loss is NaN."""
         return self.root / "nan"

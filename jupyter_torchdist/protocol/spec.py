@@ -60,6 +60,9 @@ class Options(Record):
     restarts: int = 0
     timeout: float | None = None
     grace: float = 5.0
+    stall: float = 30.0
+    """Seconds without progress after which a job may be called stalled; 0: never."""
+    stall_kill: bool = False
     lease: float = 12 * 3600.0
     env: tuple[str, ...] = ()
     fresh: bool = False
@@ -103,6 +106,10 @@ def _seconds(text: str) -> float:
     if not math.isfinite(value) or value <= 0:
         raise ValueError("more than 0")
     return value
+
+
+def _stall(text: str) -> float:
+    return 0.0 if text == "off" else _seconds(text)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -264,6 +271,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("--timeout", "life", "TIME", "end the job after 90, 30s, 10m, 2h, 1d", _seconds),
     Option("--grace", "life", "TIME", "how long ranks may take to end after an interrupt (default: 5s)", _seconds),
+    Option(
+        "--stall",
+        "life",
+        "TIME|off",
+        "no progress for so long, and twice as long as ever before, is a stall, which is said (default: 30s)",
+        _stall,
+    ),
+    Option("--stall-kill", "life", "", "end a job that stalls"),
     Option("--lease", "life", "TIME", "how long ranks on hosts go on without this machine (default: 12h)", _seconds),
     Option("--env", "life", "NAME[=VALUE]", "a variable of the environment for the ranks", _variable, repeatable=True),
     Option("--fresh", "life", "", "start new interpreters, for code that cannot bear a fork"),
@@ -313,6 +328,8 @@ def parse_options(line: str | Sequence[str], defaults: Options | None = None) ->
         raise OptionError("--launcher local runs on this machine only", "leave --launcher out, or --hosts")
     if options.gpu_type is not None and options.ranks is not None:
         raise OptionError("--gpu-type is for GPU ranks, --ranks for CPU ranks", "use --gpus N, or leave one out")
+    if options.stall_kill and not options.stall:
+        raise OptionError("--stall-kill needs to know when a job stalls", "leave --stall off out")
     if options.backend == "nccl" and options.ranks is not None:
         raise OptionError("--backend nccl needs GPUs", "use --gpus N, or leave --backend out")
     return options

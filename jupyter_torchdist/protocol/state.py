@@ -34,6 +34,19 @@ class Waiting(Record):
 
 
 @dataclass(frozen=True)
+class Stall(Record):
+    """No rank makes progress."""
+
+    since: float
+    """When a rank made progress at last, in seconds since the epoch."""
+    told: float
+    """When this was noticed."""
+    finding: Finding
+    ends: bool
+    """Whether the job is ended because of it."""
+
+
+@dataclass(frozen=True)
 class RankState:
     """One rank. Times in seconds since the epoch, on its node's clock."""
 
@@ -97,6 +110,8 @@ class JobState(Record):
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Why it failed: what the failure itself does not say."""
+    stall: Stall | None = None
+    """Kept when the job ends while it stalls."""
     driver: dict[str, Any] | None = None
     attempt: int = 0
     restarts: int = 0
@@ -115,11 +130,18 @@ class JobState(Record):
     def final(self) -> bool:
         return self.state in FINAL_STATES
 
+    @property
+    def stalled(self) -> bool:
+        """Whether no rank makes progress now."""
+        return self.stall is not None and self.state in ("starting", "running")
+
     def failures(self) -> list[RankState]:
         """Ranks that failed or were killed: first ``first_failure``, then in order of time.
 
-        Ranks that were stopped because of a failure are not included.
+        Ranks that were stopped because of a failure, or because the job stalled, are not included.
         """
+        if self.stall is not None and self.stall.ends and self.first_failure is None:
+            return []
         failed = [rank for rank in self.ranks.values() if rank.state in ("failed", "killed", "lost")]
         failed.sort(key=lambda rank: (rank.error.t if rank.error else rank.ended, rank.rank))
         return sorted(failed, key=lambda rank: rank.rank != self.first_failure)
@@ -192,6 +214,7 @@ def _apply_job(state: JobState, event: Event) -> JobState:
             attempt=data.get("attempt", 1),
             restarts=data.get("restarts", 0),
             ranks={},
+            stall=None,
             reason="",
         )
     if event.kind == "job.engine":
@@ -205,6 +228,10 @@ def _apply_job(state: JobState, event: Event) -> JobState:
         )
     if event.kind == "job.stopping":
         return replace(state, state="stopping", reason=data.get("reason", ""))
+    if event.kind == "job.stalled":
+        return replace(state, stall=Stall.from_json({**data, "told": event.t}))
+    if event.kind == "job.resumed":
+        return replace(state, stall=None)
     if event.kind == "job.note":
         return replace(state, notes=(*state.notes, data.get("text", "")))
     if event.kind == "job.ended":

@@ -9,6 +9,7 @@ It reads counters once a second. It writes events only when a rank waits:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
@@ -33,9 +34,9 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(platform.machine())
 class CollectiveWatch:
     """Watches this process's collectives until ``stop``."""
 
-    def __init__(self, events: EventFile, marks: Marks) -> None:
+    def __init__(self, events: EventFile, marks: Marks, tally: Tally) -> None:
         self._events = events
-        self._marks = marks
+        self._marks, self._tally = marks, tally
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="torchdist-collectives", daemon=True)
         self._names: dict[Group, str] = {}
@@ -72,6 +73,7 @@ class CollectiveWatch:
 
     def _look(self) -> None:
         counts = flight.counts()
+        self._tally.note(sum(count.entered + count.ended for count in counts.values()))
         if self._told is not None:
             self._told(counts)
         self._learn_names(counts)
@@ -165,6 +167,27 @@ class Marks:
             os.pwrite(self._fd, bytes([mark]), self._own)
         except OSError:
             return  # the disk is full: other ranks do not see the wait
+
+
+class Tally:
+    """How many collectives this rank has entered and ended, in a file with eight bytes per rank of this node.
+
+    The agent reads it, to see that a rank makes progress.
+    """
+
+    def __init__(self, path: Path, local_rank: int) -> None:
+        self._path, self._offset, self._noted = path, 8 * local_rank, 0
+
+    def note(self, count: int) -> None:
+        if count == self._noted:
+            return
+        self._noted = count
+        with contextlib.suppress(OSError):  # the disk is full: other signs of progress are left
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(fd, count.to_bytes(8, "little"), self._offset)
+            finally:
+                os.close(fd)
 
 
 def _sleeps_at() -> str:

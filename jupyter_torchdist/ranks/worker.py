@@ -35,7 +35,7 @@ from . import api, bootstrap, children, execution, failures, group, reference, s
 from .alone import Alone
 from .autolog import Autolog
 from .batches import Batches
-from .collectives import CollectiveWatch, Marks
+from .collectives import CollectiveWatch, Marks, Tally
 from .eventfile import EventFile
 from .lastwill import LastWill
 from .module_attributes import ModuleAttributes
@@ -80,10 +80,11 @@ class Rank:
 
     def __init__(self, paths: JobPaths, blobs: Path, node: str, may_connect: Callable[[], None]) -> None:
         self.number = int(os.environ["RANK"])
+        local = int(os.environ["LOCAL_RANK"])
         files = paths.node(node)
         self.paths, self.blobs, self.may_connect = paths, blobs, may_connect
         self.events = EventFile(files.rank_events(self.number), self.number)
-        self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=int(os.environ["LOCAL_RANK"]))
+        self.events.write("rank.started", process=ProcessId.mine().to_json(), local_rank=local)
         self.flusher = Flusher()
         self.stacks = files.stacks(self.number)
         bootstrap.default_signals(self.stacks)
@@ -101,7 +102,7 @@ class Rank:
         self.recorder = Recorder(files.metrics(self.number), self.flusher, first_nan)
         write_into(os.environ, files, self.number)
         self.recording = Recording(files, self.number)
-        self.watch = CollectiveWatch(self.events, Marks(files.waiting, int(os.environ["LOCAL_RANK"])))
+        self.watch = CollectiveWatch(self.events, Marks(files.waiting, local), Tally(files.tally, local))
         self.batches = Batches(self.number, self.ways)
         self.autolog = Autolog(self.recorder, self.batches.samples)
         self.meeting: group.Meeting | None = None

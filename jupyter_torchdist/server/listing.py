@@ -7,12 +7,12 @@ import os
 import threading
 import time
 from operator import itemgetter
-from typing import TypedDict
+from typing import Annotated, Any, TypedDict
 
 from ..protocol.errors import JobNotFound, StoreError
 from ..protocol.feed import Progress, Wait
 from ..protocol.paths import Home, JobPaths
-from ..protocol.state import JobState
+from ..protocol.state import JobState, Stall
 from ..store import catalog, gauges, jobdir, journal, liveness
 from ..store.cache import JobSummary
 from ..views import job_text
@@ -49,6 +49,8 @@ class Row(TypedDict):
     """Curves whose last value is not a finite number. Not searched in a job that had ended when the server started."""
     wait: Wait | None
     """Ranks that wait in a collective, if any do; the longest wait."""
+    stall: Annotated[Any, Stall] | None
+    """Who holds up the others, if no rank makes progress now."""
     gpus: list[str]
     """The UUIDs of the plan's GPUs."""
     gpu_memory: tuple[int, int] | None
@@ -140,6 +142,7 @@ class Going:
         if not state.final:
             row["progress"], row["samples"], row["spark"] = seen.progress, seen.samples, seen.spark
             row["wait"] = min(job_text.waits_of(state), key=itemgetter("since"), default=None)
+            row["stall"] = state.stall.to_json() if state.stall is not None and state.stalled else None
             row["gpu_memory"] = self._gpu_memory()
         return row, state.final
 
@@ -178,6 +181,7 @@ def row_of(summary: JobSummary) -> Row:
         "spark": [],
         "broken": [],
         "wait": None,
+        "stall": None,
         "gpus": list(summary.gpus),
         "gpu_memory": None,
         "rerun_of": summary.rerun_of,

@@ -89,7 +89,7 @@ def _read(paths: JobPaths, path: Path, kind: type[Word]) -> Word:
 
 
 def taken_requests(paths: JobPaths) -> list[str]:
-    """Read and remove the new requests of clients (``interrupt``, ``terminate``, ``kill``), the oldest first.
+    """Read and remove new requests of clients (``interrupt``, ``terminate``, ``kill``, ``stacks``), the oldest first.
 
     User code can write to the directory: it may be missing, or contain anything.
     """

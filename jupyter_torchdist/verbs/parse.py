@@ -17,6 +17,7 @@ VERBS = {
     "show": "everything about one job",
     "logs": "what its ranks printed",
     "attach": "follow a job to its end",
+    "stacks": "where the ranks of a running job are now: their Python stacks",
     "diagnose": "why a job failed: from logs and recorder dumps of any job, or of one of ours",
     "cancel": "stop a job: KeyboardInterrupt in every rank, after --grace a kill",
     "rerun": "run a job again as it was captured",
@@ -28,7 +29,7 @@ VERBS = {
     "stop": "end the warm processes; on hosts, remove all that is ours",
 }
 OF_HOSTS = ("nodes", "doctor", "stop")
-OF_A_JOB = ("show", "logs", "diagnose", "attach", "cancel", "rerun", "export", "rm")
+OF_A_JOB = ("show", "logs", "diagnose", "attach", "stacks", "cancel", "rerun", "export", "rm")
 
 
 class HelpShown(Exception):
@@ -70,7 +71,7 @@ def parser(program: str) -> Parser:
     made = {}
     for verb, text in VERBS.items():
         made[verb] = verbs.add_parser(verb, help=text, description=text, allow_abbrev=False)
-    for verb in ("show", "logs", "attach", "cancel", "rerun", "export"):
+    for verb in ("show", "logs", "attach", "stacks", "cancel", "rerun", "export"):
         made[verb].add_argument("job", metavar="JOB", help="id of the job, the beginning of the id, or the name")
     made["export"].add_argument("directory", metavar="DIR", help="a new directory")
     made["diagnose"].add_argument(
@@ -79,8 +80,9 @@ def parser(program: str) -> Parser:
         nargs="+",
         help="logs and recorder dumps of all ranks (gzip, too; - reads logs), their directory; or one JOB",
     )
-    for verb in ("jobs", "show", "diagnose"):
+    for verb in ("jobs", "show", "stacks", "diagnose"):
         made[verb].add_argument("--json", action="store_true", help="as JSON")
+    made["stacks"].add_argument("--full", action="store_true", help="the whole stack of each thread of each rank")
     made["logs"].add_argument("--rank", type=_rank, metavar="N", help="show one rank only")
     made["logs"].add_argument("--stream", choices=("out", "err"), help="show stdout or stderr only")
     made["logs"].add_argument("--grep", type=_pattern, metavar="RE", help="show only lines that match it")
@@ -106,6 +108,7 @@ def flags(verb: str) -> list[str]:
         "jobs": ["--json"],
         "show": ["--json"],
         "diagnose": ["--json"],
+        "stacks": ["--full", "--json"],
         "logs": ["--rank", "--stream", "--grep", "--tail"],
         "cancel": ["--kill"],
         "rm": ["--older", "--keep-bytes"],

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..client import stacks
 from ..client.drivers import pool
 from ..client.job import Job, attach
 from ..client.submit import Request, prepare
@@ -17,7 +18,7 @@ from ..protocol.errors import UserError
 from ..protocol.inventory import local_inventory
 from ..protocol.wire import agents
 from ..store import catalog, gauges, logs
-from ..views import job_text, plan_tables, wording
+from ..views import job_text, plan_tables, stack_text, wording
 from . import ansi, defaults, doctor, hosts
 from .diagnose import diagnose
 from .exported import export
@@ -32,6 +33,7 @@ def perform(arguments: argparse.Namespace) -> Iterator[str]:
         "jobs": _jobs,
         "show": _show,
         "logs": _logs,
+        "stacks": _stacks,
         "diagnose": diagnose,
         "cancel": _cancel,
         "export": export,
@@ -72,6 +74,14 @@ def _logs(arguments: argparse.Namespace) -> Iterator[str]:
         for line in logs.selected(file.path, arguments.grep, arguments.tail):
             text = ansi.safe(line.removesuffix("\n")) + "\n"
             yield logs.labelled(file.rank, text) if arguments.rank is None else text
+
+
+def _stacks(arguments: argparse.Namespace) -> Iterator[str]:
+    found = stacks.of(attach(arguments.job))
+    if arguments.json:
+        yield codec.dumps([vars(stack) for stack in found]) + "\n"
+    else:
+        yield (stack_text.full(found) if arguments.full else stack_text.grouped(found)) + "\n"
 
 
 def _cancel(arguments: argparse.Namespace) -> Iterator[str]:

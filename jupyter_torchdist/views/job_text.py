@@ -12,7 +12,7 @@ from ..protocol.gauges import Gauges
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import RANK_ENDS, JobState, RankState, Waiting
-from .failure_text import failure, lost_lines
+from .failure_text import because, failure, lost_lines
 from .plan_tables import plan_table, receipt_table
 from .wording import ago, count, duration, first_line, indent, runs, size, table
 
@@ -75,7 +75,8 @@ def elapsed(state: Row, now: float) -> float:
 def headline(state: JobState, now: float) -> str:
     """One line: state, ranks, time, and the reason of a failure."""
     waits = state.queued and state.state == "starting"
-    word = f"queued, {state.queued}" if waits else ": ".join(filter(None, [state_word(state), state.stage]))
+    running = "stalled" if state.stalled else ": ".join(filter(None, [state_word(state), state.stage]))
+    word = f"queued, {state.queued}" if waits else running
     parts = [word, where(state), duration(elapsed(state, now))]
     if state.reason and state.state != "succeeded":
         parts.append(state.reason)
@@ -131,13 +132,24 @@ def waits_of(state: JobState) -> list[Wait]:
     ]
 
 
+def stall_line(state: JobState, now: float) -> str:
+    """``stalled 34 s: rank 3 has not entered all_reduce #812; …``; empty while ranks make progress, and at the end."""
+    if state.stall is None or not state.stalled:
+        return ""
+    return f"stalled {duration(now - state.stall.since)}: {state.stall.finding.sentence}"
+
+
 def waiting_lines(state: JobState, now: float) -> list[str]:
     """``ranks 0-2 wait in all_reduce #17 for rank 3, for 12.3 s``; then where the ranks are that are awaited.
+
+    Of a job that stalls this is one line: ``stall_line``.
 
     A rank that holds the GIL cannot say how far it is. So all that do not wait are shown where none is known.
 
     Then, of ranks that wait at the same point in different collectives, who calls what.
     """
+    if line := stall_line(state, now):
+        return [line]
     lines = []
     for wait in waits_of(state):
         lines.append(_waiting_line(wait, now))
@@ -235,6 +247,8 @@ def job_page(
     parts += lost_lines(state)
     if failed := state.failures():
         parts.append(failure(state, failed))
+    elif state.final:
+        parts += because(state)
     if manifest:
         parts.append("captured:\n" + indent(receipt_table(manifest.receipt)))
         parts += [f"note: {note}" for note in manifest.notes]

@@ -87,6 +87,11 @@ export class JobList {
     return this.count(job => job.wait !== null);
   }
 
+  /** Those of which no rank makes progress. */
+  get stalled(): number {
+    return this.count(job => job.stall !== null);
+  }
+
   private count(which: (job: JobSummary) => boolean): number {
     return [...this.known.values()].filter(which).length;
   }

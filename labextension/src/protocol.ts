@@ -82,6 +82,17 @@ export interface Waiting {
   members: number[] | null;
 }
 
+/** No rank makes progress. */
+export interface Stall {
+  /** When a rank made progress at last, in seconds since the epoch. */
+  since: number;
+  /** When this was noticed. */
+  told: number;
+  finding: Finding;
+  /** Whether the job is ended because of it. */
+  ends: boolean;
+}
+
 /** One rank. Times in seconds since the epoch, on its node's clock. */
 export interface RankState {
   rank: number;
@@ -128,6 +139,8 @@ export interface JobState {
   notes: string[];
   /** Why it failed: what the failure itself does not say. */
   findings: Finding[];
+  /** Kept when the job ends while it stalls. */
+  stall: Stall | null;
   driver: Record<string, unknown> | null;
   attempt: number;
   /** How often the ranks were started again after a failure. */
@@ -190,6 +203,9 @@ export interface Options {
   restarts: number;
   timeout: number | null;
   grace: number;
+  /** Seconds without progress after which a job may be called stalled; 0: never. */
+  stall: number;
+  stall_kill: boolean;
   lease: number;
   env: string[];
   fresh: boolean;
@@ -474,6 +490,8 @@ export interface Row {
   broken: string[];
   /** Ranks that wait in a collective, if any do; the longest wait. */
   wait: Wait | null;
+  /** Who holds up the others, if no rank makes progress now. */
+  stall: Stall | null;
   /** The UUIDs of the plan's GPUs. */
   gpus: string[];
   /** Bytes in use and total bytes of these GPUs; None if unknown, and after the job's end. */

@@ -4,7 +4,7 @@ import { copyIcon, deleteIcon, type LabIcon, notebookIcon, refreshIcon, stopIcon
 import type { JobSummary } from './api';
 import type { Action } from './commands';
 import { isFinal, jobTitle, named, notebookName } from './joblist';
-import { brokenLine, waitingLine } from './view/describe';
+import { brokenLine, stallLine, waitingLine } from './view/describe';
 import { shownLines } from './view/ansi';
 import { button, make, setAttribute, setText } from './view/dom';
 import { duration, firstLine, ranks, sizeOf, startedAt, stateWord, ticking } from './view/format';
@@ -55,7 +55,7 @@ export class JobRow {
     setAttribute(this.when, 'data-when', when);
     const passed = Math.max((job.ended || now) - job.submitted, 0);
     const parts = [
-      job.damaged ? trans('damaged') : stateWord(job.effective),
+      job.damaged ? trans('damaged') : stateWord(shownState(job)),
       ranks(job.world_size),
       isFinal(job) ? duration(passed) : ticking(passed),
       ...pace,
@@ -65,7 +65,7 @@ export class JobRow {
     const gpu = job.gpu_memory && !isFinal(job) ? trans('GPU %1', sizeOf(...job.gpu_memory)) : '';
     setText(this.gpu, gpu);
     const reason = isFinal(job) && job.effective !== 'succeeded' ? firstLine(job.reason) : '';
-    const waits = job.wait ? waitingLine(job.wait, now) : '';
+    const waits = job.stall ? stallLine(job.stall, now) : job.wait ? waitingLine(job.wait, now) : '';
     const broken = job.broken.length ? brokenLine(named(job.broken)) : '';
     setText(this.reason, reason);
     setText(this.waits, waits);
@@ -107,14 +107,14 @@ export class JobRow {
 
   private drawState(job: JobSummary): void {
     setText(this.title, jobTitle(job));
-    setAttribute(this.element, 'data-tone', tone(job.effective));
+    setAttribute(this.element, 'data-tone', tone(shownState(job)));
     setAttribute(
       this.open,
       'title',
       [jobTitle(job), shownLines(job.reason), job.notebook, job.gpus.join(', '), job.job].filter(Boolean).join('\n')
     );
-    setAttribute(this.element, 'data-waits', job.wait !== null);
-    this.icon.replaceChildren(stateIcon(job.wait ? 'waiting' : job.effective));
+    setAttribute(this.element, 'data-waits', job.wait !== null || job.stall !== null);
+    this.icon.replaceChildren(stateIcon(job.wait && !job.stall ? 'waiting' : shownState(job)));
   }
 
   private drawProgress(job: JobSummary): void {
@@ -192,6 +192,10 @@ export class JobRow {
   private readonly trained = new Pace();
   private drawn: JobSummary | null = null;
   private drawnActions = '';
+}
+
+function shownState(job: JobSummary): string {
+  return job.stall && job.effective === job.state ? 'stalled' : job.effective;
 }
 
 /** How much is done, from 0 to 1; a bar that overshoots its total is full. */

@@ -9,6 +9,7 @@ import {
   type JobState,
   type RankState,
   type Stage,
+  type Stall,
   type Waiting
 } from './protocol';
 
@@ -34,6 +35,7 @@ export function newJobState(): JobState {
     ranks: {},
     notes: [],
     findings: [],
+    stall: null,
     driver: null,
     attempt: 0,
     restarts: 0,
@@ -71,11 +73,19 @@ export function isFinal(state: JobState): boolean {
   return (FINAL_STATES as readonly string[]).includes(state.state);
 }
 
+/** Who holds up the others, while no rank makes progress. */
+export function stallOf({ state, stall }: Pick<JobState, 'state' | 'stall'>): Stall | null {
+  return ['starting', 'running'].includes(state) ? stall : null;
+}
+
 /**
- * Ranks that failed or were killed: the one that is blamed, then the earliest first. Those stopped because of it are
- * not among them.
+ * Ranks that failed or were killed: the one that is blamed, then the earliest first. Those stopped because of it, or
+ * because the job stalled, are not among them.
  */
 export function failures(state: JobState): RankState[] {
+  if (state.stall?.ends && state.first_failure === null) {
+    return [];
+  }
   const when = (rank: RankState): number => (rank.error ? rank.error.t : rank.ended);
   const blamed = (rank: RankState): number => (rank.rank === state.first_failure ? 0 : 1);
   return Object.values(state.ranks)
@@ -177,7 +187,8 @@ function applyJob(state: JobState, event: Event): JobState {
         attempt: get(event, 'attempt', 1),
         restarts: get(event, 'restarts', 0),
         reason: '',
-        ranks: {}
+        ranks: {},
+        stall: null
       };
     case 'job.engine':
       return { ...state, queued: need(event, 'state') === 'queued' ? inQueue(event) : '' };
@@ -189,6 +200,10 @@ function applyJob(state: JobState, event: Event): JobState {
       return state.state === 'starting' ? { ...state, state: 'running', stages: over(state.stages, event.t) } : state;
     case 'job.stopping':
       return { ...state, state: 'stopping', reason: get(event, 'reason', '') };
+    case 'job.stalled':
+      return { ...state, stall: stalled(event) };
+    case 'job.resumed':
+      return { ...state, stall: null };
     case 'job.note':
       return { ...state, notes: [...state.notes, get(event, 'text', '')] };
     case 'job.ended':
@@ -277,6 +292,14 @@ function findingOf(value: unknown): Finding {
     remedy: text('remedy'),
     evidence
   };
+}
+
+function stalled(event: Event): Stall {
+  const ends = need(event, 'ends');
+  if (typeof ends !== 'boolean') {
+    throw new Damaged();
+  }
+  return { since: real(need(event, 'since')), told: event.t, finding: findingOf(need(event, 'finding')), ends };
 }
 
 function waitingOf(event: Event): Waiting {

@@ -37,10 +37,15 @@ export class RunningJobs extends Widget {
   }
 
   private draw(): void {
-    const { running, waiting } = this.list;
+    const { running, waiting, stalled } = this.list;
     const jobs = plural('%1 distributed job', '%1 distributed jobs', running);
-    setText(this.text, waiting ? trans('%1, %2 waiting', jobs, waiting) : jobs);
-    drawShape(this.shape, { state: waiting ? 'waiting' : 'running', words: '' });
+    const words = stalled
+      ? trans('%1, %2 stalled', jobs, stalled)
+      : waiting
+        ? trans('%1, %2 waiting', jobs, waiting)
+        : jobs;
+    setText(this.text, words);
+    drawShape(this.shape, { state: stalled ? 'stalled' : waiting ? 'waiting' : 'running', words: '' });
     if (this.active !== this.wasActive) {
       this.wasActive = this.active;
       this.activeChanged.emit();

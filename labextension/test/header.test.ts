@@ -83,6 +83,31 @@ describe('what it says', () => {
     expect(find(page.root, '.td-waits').hidden).toBe(true);
   });
 
+  it('says who holds up the others, while no rank makes progress', async () => {
+    const since = Date.now() / 1000 - 34.5;
+    const sentence = 'rank 1 has not entered all_reduce #17; it is at Cell In[2], line 3; rank 0 waits for it';
+    const finding = {
+      code: 'rank-stuck',
+      severity: 'warning',
+      rank: 1,
+      node: null,
+      sentence,
+      cause: '',
+      remedy: '',
+      evidence: []
+    };
+    const waiting = { operation: 'all_reduce', group: 'gloo:0', number: 17, since, size: 4, members: null };
+    const feed = await header(hello(aState([aRank(0, { waiting }), aRank(1)])));
+    feed.say(event(101, 'job.stalled', { since, finding, ends: false }));
+    await frames();
+    expect(find(page.root, '.td-waits').textContent).toBe(`stalled 34 s: ${sentence}`);
+    expect(find(page.root, '.td-state').textContent).toBe('stalled');
+    feed.say(event(102, 'job.resumed'));
+    await frames();
+    expect(find(page.root, '.td-waits').textContent).toBe('rank 0 waits in all_reduce #17, for 34 s');
+    expect(find(page.root, '.td-state').textContent).toBe('running');
+  });
+
   it('says which curves are not numbers any more, even of a job that succeeded', async () => {
     const last = (loss: number) => ({ step: 3, last: { loss, lr: 0.1 } });
     const feed = await header(hello({ ...running, state: 'succeeded' }), status({ ranks: { 0: last(1), 1: last(1) } }));

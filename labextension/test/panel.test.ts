@@ -126,6 +126,14 @@ test('ranks that wait, and a last value that is no number, are told in words', a
   expect(rows()[0]!.hasAttribute('data-waits')).toBe(true);
   expect(status.node.textContent).toBe('1 distributed job, 1 waiting');
   expect(status.node.querySelector('[data-state=waiting] svg')).not.toBeNull();
+  const finding = { sentence: 'rank 2 has not entered all_reduce #17' };
+  const stall = { since: Date.now() / 1000 - 34.5, told: 0, finding, ends: false };
+  tell({ type: 'changes', now: Date.now() / 1000, jobs: [aSummary('a', { ...told, stall })], gone: [] });
+  await until(() => text('waits')!.startsWith('stalled'), 'the stall');
+  expect(text('waits')).toBe('stalled 34 s: rank 2 has not entered all_reduce #17');
+  expect(text('facts')).toMatch(/^stalled · 2 ranks/);
+  expect(status.node.textContent).toBe('1 distributed job, 1 stalled');
+  expect(status.node.querySelector('[data-state=stalled] svg')).not.toBeNull();
   tell({ type: 'changes', now: 1102, jobs: [aSummary('a', { submitted: 1010 })], gone: [] });
   await until(() => text('waits') === '', 'it went on');
   expect(rows()[0]!.hasAttribute('data-waits')).toBe(false);

@@ -165,6 +165,7 @@ export function aSummary(job: string, more: Record<string, unknown> = {}): Recor
     spark: [],
     broken: [],
     wait: null,
+    stall: null,
     gpus: [],
     gpu_memory: null,
     rerun_of: '',

@@ -95,6 +95,7 @@ else:
 
 
 REDUCES, WAITS = "    dist.all_reduce(ones)\n", "rank 0 waits in all_reduce #1 for rank 1"
+WORKER = "; its worker is at Cell In[3], line 11, in __getitem__"
 DIFFERENT = "ranks call different collectives: rank 0 all_reduce #1 (16 B) at Cell In[3], line {}; rank 1 {}"
 
 
@@ -106,7 +107,7 @@ DIFFERENT = "ranks call different collectives: rank 0 all_reduce #1 (16 B) at Ce
         (
             "load()",
             "for batch in",
-            [WAITS, "  rank 1 is at Cell In[3], line {1}, in torch.utils.data.dataloader.__next__"],
+            [WAITS, "  rank 1 is at Cell In[3], line {1}, in DataLoader" + WORKER],
         ),
         (
             "hold()",

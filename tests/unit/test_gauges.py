@@ -81,7 +81,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
     def ask(gpu: str) -> Gauges:
         me = Subject("j", 0, ProcessId.mine(), gpu)
-        return look.at([me], 1.0)[me]
+        return look.at([me], 1.0)[me].gauges
 
     yield machine
     look.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from jupyter_torchdist.node.loads import SHARE, Load, Loads, Seldom
+from jupyter_torchdist.node.loads import BUSY, MOVES, SHARE, Load, Loads, Seldom, _moved
 from jupyter_torchdist.protocol.process import ProcessId, parse_stat, stat_fields
 from tests.leaks import wait_until
 
@@ -99,7 +99,7 @@ def test_who_computes_shows_it_and_who_sleeps_does_not(spawn: Spawn) -> None:
     both, loads = Loads().look([busy], 0.0)[busy], Loads()
     earlier = _ticks(both)
     first = loads.look([busy, idle], 0.0)
-    assert first[busy].cpu is None
+    assert (first[busy].cpu, first[busy].works) == (None, None)
     assert first[busy].pids == both.pids
     assert len(both.pids) == 2
     later = _ticks(both)
@@ -108,6 +108,21 @@ def test_who_computes_shows_it_and_who_sleeps_does_not(spawn: Spawn) -> None:
     grown = 100 * (_ticks(both) - earlier) / os.sysconf("SC_CLK_TCK") / 0.5
     assert 90 <= (found[busy].cpu or 0) <= grown
     assert found[idle].cpu == 0.0
+    assert (found[busy].works, found[idle].works) == (True, False)
+
+
+def test_who_reads_works(spawn: Spawn) -> None:
+    """By what was read: it takes hardly any of the processor."""
+    rank = spawn(
+        "import time\nprint('ready', flush=True)\n"
+        "while True:\n    time.sleep(0.01)\n    open('/dev/zero', 'rb').read(1_000_000)\n"
+    )
+    loads = Loads()
+    loads.look([rank], 0.0)
+    begun = _moved(rank.pid)
+    assert wait_until(lambda: _moved(rank.pid) > begun + 200 * MOVES, 60.0)
+    found = loads.look([rank], 100.0)[rank]
+    assert found.works and (found.cpu or 0) < BUSY
 
 
 def _ticks(load: Load) -> int:

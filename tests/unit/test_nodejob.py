@@ -477,72 +477,27 @@ def test_a_launcher_that_died_at_once(tree: Tree) -> None:
     job.close()
 
 
-# -- ranks that hang before their first line
-
-ENOUGH = 2 * nodejob.STALL_SECONDS * nodejob.IDLE * os.sysconf("SC_CLK_TCK") + 2
-"""Ticks of the processor in twice that time that are more than those of a rank that waits."""
+# -- whether ranks make progress
 
 
-def test_ranks_that_neither_write_nor_compute_hang(tree: Tree) -> None:
+def quiet(job: NodeJob, now: float) -> dict[int, tuple[float, float]]:
+    """Of each rank that is alive: seconds without progress, and without progress and work."""
+    return {rank: (progress, work) for rank, progress, work in job.quiet(now)}
+
+
+def test_ranks_that_neither_write_nor_compute_make_no_progress(tree: Tree) -> None:
     job = tree.job()
     tree.launch(TREES["ranks that sleep"])
     begun(job, 2)
-    now = job._last_change
-    assert not job.stalled(now)
-    assert not job.stalled(now + 2 * nodejob.STALL_SECONDS)  # they have begun not long ago
-    assert job.stalled(now + 4 * nodejob.STALL_SECONDS) == [0, 1]
-    job.end(0.0, time.monotonic())
-    ended(job)
-    job.close()
-
-
-def test_ranks_that_compute_do_not_hang(tree: Tree) -> None:
-    job = tree.job((0,))
-    tree.launch("""
-def busy(events):
-    while True:
-        pass
-begin(); rank(0, busy); sleep()""")
-    begun(job, 1)
-    now = job._last_change
-    for step in range(1, 5):
-        before = job._ticks(job.processes[0])
-        assert wait_until(lambda before=before: job._ticks(job.processes[0]) > before + ENOUGH, 10)  # type: ignore[misc]
-        assert not job.stalled(now + step * 2 * nodejob.STALL_SECONDS)
-    job.end(0.0, time.monotonic())
-    ended(job)
-    job.close()
-
-
-def test_a_rank_that_hangs_beside_one_in_user_code(tree: Tree) -> None:
-    """What the other does, and says, is no sign of life of this one."""
-    job = tree.job((0, 1))
-    tree.launch("""
-def busy(events):
-    events.write("rank.ready")
-    while True:
-        pass
-begin(); rank(0, busy); rank(1, lambda events: sleep()); sleep()""")
-    follow(job, lambda: job.ready == {0} and len(job.processes) == 2)
     now = time.monotonic()
-    assert not job.stalled(now + 2 * nodejob.STALL_SECONDS)
-    before = job._ticks(job.processes[0])
-    assert wait_until(lambda: job._ticks(job.processes[0]) > before + ENOUGH, 10)
-    assert job.stalled(now + 4 * nodejob.STALL_SECONDS) == [1]
+    assert all(progress < 5 for progress, _ in quiet(job, now).values())
+    assert quiet(job, now + 0.5) == {}, "it was told a moment ago"
+    job.measured(dict.fromkeys((0, 1), False))
+    assert all(progress >= work >= 8 for progress, work in quiet(job, now + 9).values())
+    assert sorted(quiet(job, now + 20)) == [0, 1]
     job.end(0.0, time.monotonic())
     ended(job)
-    job.close()
-
-
-def test_ranks_in_user_code_may_be_silent(tree: Tree) -> None:
-    job = tree.job((0,))
-    tree.launch('begin(); rank(0, lambda events: (events.write("rank.ready"), sleep())); sleep()')
-    follow(job, lambda: job.ready == {0})
-    now = time.monotonic() + nodejob.STALL_SECONDS
-    assert not job.stalled(now)
-    assert not job.stalled(now + 3600)
-    job.end(0.0, time.monotonic())
-    ended(job)
+    assert quiet(job, now + 30) == {}
     job.close()
 
 

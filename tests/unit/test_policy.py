@@ -8,10 +8,21 @@ from typing import Any
 import pytest
 
 from jupyter_torchdist.driver import policy
-from jupyter_torchdist.driver.policy import Again, AttemptStatus, End, Finish, Interrupt, Stopping, decide, finish
-from jupyter_torchdist.protocol.events import ErrorRecord
+from jupyter_torchdist.driver.policy import (
+    Again,
+    AttemptStatus,
+    End,
+    Finish,
+    Interrupt,
+    SayResumed,
+    SayStalled,
+    Stopping,
+    decide,
+    finish,
+)
+from jupyter_torchdist.protocol.events import ErrorRecord, Finding
 from jupyter_torchdist.protocol.plan import NodePlan, Plan
-from jupyter_torchdist.protocol.state import JobState, RankState, Waiting
+from jupyter_torchdist.protocol.state import JobState, RankState, Stall, Waiting
 
 GRACE = 5.0
 NOW = 100.0
@@ -27,6 +38,7 @@ def plan(nodes: int = 1, **changes: Any) -> Plan:
 
 
 def rank(number: int, state: str, **changes: Any) -> RankState:
+    changes = {"ready": 0.0 if state == "starting" else 1.0, **changes}
     return RankState(number, node=f"node{number // 2}", host=f"host{number // 2}", state=state, **changes)
 
 
@@ -46,13 +58,18 @@ RUNNING = job(rank(0, "running"), rank(1, "running"))
 STARTING = job(rank(0, "starting"), state="starting")
 DONE = job(rank(0, "done"), rank(1, "done"))
 FAILED = job(raised(0, "boom", 1.0), rank(1, "running"))
+FINDING = Finding("rank-stuck", "warning", 1, None, "rank 1 has not entered all_reduce #3", "a cause", "a remedy", ())
+HUNG = replace(STARTING, stall=Stall(1000.0, 1034.0, FINDING, ends=True))
+KILLED = replace(RUNNING, stall=HUNG.stall)
+STALLED = replace(RUNNING, stall=replace(KILLED.stall, ends=False))  # type: ignore[type-var]
+WORDS = "stalled 34.0 s: rank 1 has not entered all_reduce #3"
 STOPPING = replace(RUNNING, state="stopping", reason="cancelled")
 
-HUNG = Again(
+AGAIN = Again(
     "the forked ranks hung before their first user line; started again with --fresh",
     True,
     0,
-    Finish("failed", "the ranks hung before their first user line", None),
+    Finish("failed", WORDS, None),
 )
 
 TRANSITIONS: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
@@ -140,20 +157,39 @@ TRANSITIONS: dict[str, tuple[JobState, AttemptStatus, list[policy.Action]]] = {
         [Interrupt()],
     ),
     # -- a stall
+    "that nothing goes on is said when the ranks have answered": (
+        RUNNING,
+        AttemptStatus(stalled=NOW - 34, judge_at=NOW),
+        [SayStalled(NOW - 34, begun=True)],
+    ),
+    "…not before": (RUNNING, AttemptStatus(stalled=NOW - 34, judge_at=NOW + 1), []),
+    "…and once": (STALLED, AttemptStatus(stalled=NOW - 34), []),
+    "that it goes on again": (STALLED, AttemptStatus(), [SayResumed()]),
+    "…nothing is said while it is ended": (replace(STALLED, state="stopping"), AttemptStatus(end_sent=GRACE), []),
+    "a stalled job is ended where that was asked for": (
+        KILLED,
+        AttemptStatus(stalled=NOW - 34),
+        [Stopping("failed"), End(GRACE)],
+    ),
+    "…and its reason is who held up the others, whatever SIGTERM led to": (
+        replace(KILLED, ranks={0: raised(0, "worker was killed", 5.0), 1: rank(1, "stopped")}, state="stopping"),
+        AttemptStatus(ended=frozenset({"node0"})),
+        [Finish("failed", WORDS, None)],
+    ),
     "ranks that hang before their first line are ended": (
-        STARTING,
-        AttemptStatus(stalled=True),
+        HUNG,
+        AttemptStatus(stalled=NOW - 34),
         [Stopping("failed"), End(STOP)],
     ),
-    "…and started again": (STARTING, AttemptStatus(stalled=True, ended=frozenset({"node0"})), [HUNG]),
+    "…and started again": (HUNG, AttemptStatus(ended=frozenset({"node0"})), [AGAIN]),
     "…but once": (
-        replace(STARTING, attempt=2),
-        AttemptStatus(stalled=True, ended=frozenset({"node0"})),
-        [Finish("failed", "ranks hung before their first user line; their stacks are in the job's files", None)],
+        replace(HUNG, attempt=2),
+        AttemptStatus(ended=frozenset({"node0"})),
+        [Finish("failed", WORDS, None)],
     ),
     "…and not after an interrupt": (
-        replace(STARTING, state="stopping"),
-        AttemptStatus(stalled=True, interrupts=1, ended=frozenset({"node0"})),
+        replace(HUNG, state="stopping"),
+        AttemptStatus(interrupts=1, ended=frozenset({"node0"})),
         [Finish("cancelled", "stopped on request", None)],
     ),
     # -- the end
@@ -218,7 +254,7 @@ def test_two_nodes(case: str) -> None:
 
 
 def test_no_second_start_of_a_fresh_job() -> None:
-    (end,) = decide(plan(fresh=True), STARTING, AttemptStatus(stalled=True, ended=NODE0), NOW)
+    (end,) = decide(plan(fresh=True), HUNG, AttemptStatus(ended=NODE0), NOW)
     assert isinstance(end, Finish)
     assert end.state == "failed"
 

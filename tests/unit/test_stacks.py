@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_torchdist.node.stacks import place, threads
+from jupyter_torchdist.usercode.frames import OURS
+from jupyter_torchdist.usercode.stacks import in_loader, in_user_code, place, threads
 
 HEAD = "Thread 0x00007f (most recent call first):\n"
 OTHER = HEAD + '  File "/usr/lib/python3.11/threading.py", line 320 in wait\n\n'
@@ -27,17 +28,46 @@ C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
         (frame("Cell In[3]", 4, "work") + CELL, "Cell In[3], line 4, in work"),
         (
             frame("/usr/lib/python3.11/selectors.py", 415, "select") + frame(LOADER, 701, "__next__") + CELL,
-            "Cell In[3], line 6, in torch.utils.data.dataloader.__next__",
+            "Cell In[3], line 6, in DataLoader",
+        ),
+        (
+            frame(LOADER, 701, "__next__") + frame(f"{OURS}ranks/batches.py", 9, "given") + CELL,
+            "Cell In[3], line 6, in DataLoader",
         ),
         (frame(C10D, 3252, "all_reduce") + frame(C10D, 83, "wrapper") + CELL, "Cell In[3], line 6"),
+        (frame(C10D, 2300, "destroy_process_group") + CELL, "Cell In[3], line 6, in destroy_process_group"),
         (frame("/usr/lib/python3.11/runpy.py", 88, "_run"), "/usr/lib/python3.11/runpy.py, line 88, _run"),
     ],
-    ids=["the cell", "a function", "a library's function", "a collective", "no line of the user"],
+    ids=[
+        "the cell",
+        "a function",
+        "a library's function",
+        "ours between",
+        "a collective",
+        "no collective",
+        "no line of the user",
+    ],
 )
 def test_place(frames: str, expected: str) -> None:
     assert place(OTHER + CURRENT + frames) == expected
 
 
+def test_who_waits_for_workers() -> None:
+    assert in_loader(CURRENT + frame(LOADER, 701, "__next__") + CELL)
+    assert not in_loader(CURRENT + frame("Cell In[3]", 4, "work") + CELL)
+
+
+WORKER = LOADER.replace("dataloader", "_utils/worker")
+
+
+def test_a_worker_at_work_and_an_idle_one() -> None:
+    fetches = frame(WORKER, 349, "_worker_loop")
+    own = frame("/usr/lib/python3.11/multiprocessing/process.py", 108, "run")
+    assert in_user_code(CURRENT + frame("Cell In[3]", 4, "__getitem__") + fetches + own)
+    assert not in_user_code(CURRENT + frame("/usr/lib/python3.11/queue.py", 180, "get") + fetches + own)
+
+
 def test_nothing_was_written() -> None:
     assert place("") == ""
     assert threads("Fatal Python error\n") == []
+    assert not in_loader("") and not in_user_code("")

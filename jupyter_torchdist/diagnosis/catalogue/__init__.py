@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from functools import cache
 
-from . import collectives, fabric, gpu, network, process, rendezvous, training, unclear
+from . import collectives, fabric, gpu, network, process, rendezvous, stalls, training, unclear
 from .kind import Kind, Order
 
 _INNERMOST = re.compile(
@@ -22,6 +22,7 @@ KINDS: tuple[Kind, ...] = (
     *rendezvous.KINDS,
     *collectives.KINDS,
     *training.KINDS,
+    *stalls.KINDS,
     *unclear.KINDS,
 )
 

@@ -286,12 +286,12 @@ class Ended(Record):
 
 
 @dataclass(frozen=True)
-class Stalled(Record):
-    """Ranks that hang before their first user line."""
+class Quiet(Record):
+    """Of each rank that is alive: how many seconds ago it made progress, and made progress or worked."""
 
     job: str
     attempt: int
-    ranks: tuple[int, ...]
+    ranks: tuple[tuple[int, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ AGENT_SAYS: dict[str, type[Record]] = {
     "bytes": FileBytes,
     "whole": Whole,
     "ended": Ended,
-    "stalled": Stalled,
+    "quiet": Quiet,
     "refused": RefusedJob,
     "pong": Ping,
 }

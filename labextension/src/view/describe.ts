@@ -1,8 +1,8 @@
 /** What a job's state means for who looks at it. Pure. */
-import type { JobState, RankState, Wait } from '../protocol';
+import type { JobState, RankState, Stall, Wait } from '../protocol';
 import type { JobSession } from '../session';
 import type { Status } from '../source';
-import { awaited, differences, failures, isFinal, placesOf } from '../state';
+import { awaited, differences, failures, isFinal, placesOf, stallOf } from '../state';
 import { collective, errorTitle, firstLine, ranksOf, size, stateWord, theRanks, ticking } from './format';
 import { waitingTogether } from './standing';
 import { plural, trans } from './translate';
@@ -20,9 +20,11 @@ export function titleOf({ state, hello, job }: Pick<JobSession, 'state' | 'hello
   return calledOf(state.name || state.label || job, hello?.spec?.rerun_of);
 }
 
-/** The state to show: what the feed sees (`orphaned`, `unreachable`) as long as the journal has no end. */
+/** The state to show: what the feed sees (`orphaned`, `unreachable`) as long as the journal has no end; `stalled`. */
 export function effectiveState(state: JobState, status: Status | null): string {
-  return isFinal(state) || !status || state.state === 'stopping' ? state.state : status.effective || state.state;
+  const asks = !isFinal(state) && state.state !== 'stopping';
+  const seen = (asks && status?.effective) || state.state;
+  return seen === state.state && stallOf(state) ? 'stalled' : seen;
 }
 
 /** What became of the ranks beside the one that failed first, in one line; empty when there is nothing to say. */
@@ -56,8 +58,17 @@ export function waitingLine({ ranks, collective, awaited, since }: Wait, now: nu
   return plural('%2 waits in %3 for %4, for %5', many, ranks.length, who, collective, whom, time);
 }
 
-/** A sentence for each collective, and where the ranks are that are awaited; then who calls something else. */
+/** `stalled 34 s: rank 3 has not entered all_reduce #812; …`. */
+export function stallLine({ since, finding }: Stall, now: number): string {
+  return trans('stalled %1: %2', ticking(now - since), finding.sentence);
+}
+
+/** Who stalls. Else a sentence for each collective, and where the ranks are that are awaited; then who calls something else. */
 export function waitingLines(state: JobState, now: number): string[] {
+  const stall = stallOf(state);
+  if (stall) {
+    return [stallLine(stall, now)];
+  }
   const lines = waitingTogether(state).flatMap(({ ranks, waiting }) => {
     const whom = awaited(state, waiting);
     const wait = { ranks, collective: collective(waiting), awaited: whom, since: waiting.since };

@@ -165,6 +165,8 @@ export function stateWord(state: string): string {
       return trans('running');
     case 'waiting':
       return trans('waiting');
+    case 'stalled':
+      return trans('stalled');
     case 'stopping':
       return trans('stopping');
     case 'succeeded':

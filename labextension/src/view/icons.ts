@@ -26,6 +26,7 @@ export function tone(state: string): string {
     case 'cancelled':
     case 'interrupted':
       return 'stopped';
+    case 'stalled':
     case 'orphaned':
     case 'unreachable':
       return 'unknown';

@@ -28,6 +28,10 @@ KEPT = 100
 PATIENCE = 1.0
 """Seconds that a dump waits for another one. Reading GPU events may never end."""
 
+_WRITING = 0.2
+"""Seconds that ``faulthandler`` may take to write all stacks. It reads the frames of threads that run, and a frame that
+ends meanwhile can crash the process."""
+
 _MODIFIED = 0x2  # IN_MODIFY
 
 
@@ -65,6 +69,7 @@ class Recording:
 
     def _answer(self, fd: int) -> None:
         while os.read(fd, 65536):
+            time.sleep(_WRITING)  # no function is called here meanwhile
             self.write()
             os.set_blocking(fd, False)
             with contextlib.suppress(BlockingIOError):  # stacks are written in many pieces

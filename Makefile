@@ -46,7 +46,7 @@ test-unit: $(READY)
 	$(call told,unit,$(PYTEST) tests/unit)
 
 test-ranks: $(READY)
-	$(PYTEST) -m "not soak and not strategies" tests/integration
+	$(PYTEST) -m "not soak and not strategies" tests/integration tests/differential
 
 # On several hosts, which are namespaces of this machine; one set of them, as two would share the processors.
 test-cluster: WORKERS = 0
@@ -87,7 +87,7 @@ test-releases:
 	@$(MAKE) --no-print-directory test-torch V=2.15.0
 
 soak: $(READY) front browser test-releases
-	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/cluster tests/strategies tests/browser
+	$(BIN)/python -m pytest -m soak -p no:randomly --timeout 3600 tests/unit tests/integration tests/differential tests/cluster tests/strategies tests/browser
 
 lint: $(READY) $(NODE_MODULES)
 	$(BIN)/ruff check .

@@ -49,6 +49,7 @@ def rank(job, source, label, line, number, path):
     sys.modules["__main__"] = main
     loaded = marshal.load_bundle(manifest, paths.root.parent.parent / "blobs", main)
     answer = {"memo": len(loaded.memo), "notes": []}
+    before = set(vars(main))
     attributes = ModuleAttributes(vars(main), manifest.bound, answer["notes"].append)
     try:
         if CALL in manifest.names:
@@ -66,7 +67,10 @@ def rank(job, source, label, line, number, path):
         answer["frames"] = [[frame.filename, frame.lineno, frame.name, frame.line] for frame in frames]
         bound = []
     changed = marshal.changed_names(loaded, main)
-    wanted = {name: vars(main)[name] for name in dict.fromkeys([*bound, *changed]) if name in vars(main)}
+    new = [name for name in vars(main) if name not in before and name.isidentifier()]
+    wanted = {name: vars(main)[name] for name in dict.fromkeys([*bound, *changed, *new]) if name in vars(main)}
+    gone = [name for name in loaded.names if name.isidentifier() and name not in vars(main) and name != CALL]
+    wanted.update(dict.fromkeys(gone, marshal.attributes.Absent))
     of_modules = attributes.now()
     known = marshal.changed_names(loaded, of_modules)
     wanted.update({name: value for name, value in of_modules.items() if name in known or name not in loaded.names})
@@ -152,10 +156,12 @@ class Notebook:
         options = {"cwd": Path.cwd(), "labels": self.labels, **options}
         return capture_cell(source, f"Cell In[{self.count}]", 2, self.names, **options)
 
-    def run(self, source: str, **options: Any) -> dict[str, Any]:
+    def run(self, source: str, **options: Any) -> marshal.Values:
         """A cell under the magic, on one rank; what comes back is assigned."""
         found = self.bring(self.send(source, **options))
         self.names.update(found)
+        for name in found.deleted:
+            self.names.pop(name, None)
         return found
 
     def send(self, source: str, **options: Any) -> Capture:

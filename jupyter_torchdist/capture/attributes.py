@@ -17,6 +17,7 @@ from typing import Any
 
 from ..marshal import attributes, byvalue
 from ..marshal.attributes import Absent
+from ..marshal.owned import Owned, of_modules
 from . import sources
 from .modules import LocalSources
 from .touched import Facts, Kind, Touch, facts
@@ -32,7 +33,7 @@ _FIXED = (str, bytes, int, float, complex, type(None), range)
 _OF_ONE_PROCESS = frozenset({"logging", "re", "threading", "_thread", "_io", "pathlib"})
 """Modules whose objects have no data that a cell would change, or cannot leave a process."""
 
-Owned = tuple[Any, str, Kind]
+Place = tuple[Any, str, Kind]
 """A module or class, the name of its attribute, and what happens to the attribute."""
 
 
@@ -72,12 +73,18 @@ class Attributes:
                     self.values.setdefault(attributes.name_of(name, (attribute,)), value)
         return self.values
 
+    def objects(self) -> dict[int, Owned]:
+        """The objects of libraries that the notebook has imported, by ``id``."""
+        named = [sys.modules[name] for name in self._cells.imports if name in sys.modules]
+        there = [value for value in self._namespace.values() if type(value) is types.ModuleType]
+        return of_modules(module for module in (*named, *there) if not sources.is_loaded(module.__name__))
+
     def _in_scope(self) -> list[str]:
         return [name for top in self._local.tops for name, _ in sources.of_package(top)]
 
     # ---- what may have been touched
 
-    def _by_cells(self) -> Iterator[Owned]:
+    def _by_cells(self) -> Iterator[Place]:
         for touch in self._cells.touches:
             yield from _resolved(touch, self._namespace)
         for touch in self._own.touches:
@@ -85,7 +92,7 @@ class Attributes:
                 if owned[2] in (Kind.CHANGED, Kind.CALLED):
                     yield owned
 
-    def _by_modules(self, names: Iterable[str]) -> Iterator[Owned]:
+    def _by_modules(self, names: Iterable[str]) -> Iterator[Place]:
         """What functions of local modules change in their own module and in other modules."""
         for name in names:
             for touch in facts(sources.text_of(name)).own:
@@ -134,10 +141,17 @@ class Attributes:
             self.watched[attributes.name_of(touch.module, touch.path[1:])] = None
 
 
-def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Owned]:
+def _resolved(touch: Touch, scope: Mapping[str, Any]) -> Iterator[Place]:
     """The last module or class on the path, and its attribute. Nothing if the root is neither of them."""
     root, *rest = touch.path
-    current = scope[root] if root in scope else sys.modules.get(touch.module)
+    home, _, name = touch.module.rpartition(".")
+    if touch.module not in sys.modules and name in vars(sys.modules.get(home, types)):  # from home import name
+        current = vars(sys.modules[home])[name]
+        if not _is_owner(current):
+            yield sys.modules[home], name, Kind.CHANGED if rest else touch.kind
+            return
+    else:
+        current = scope[root] if root in scope else sys.modules.get(touch.module)
     for index, name in enumerate(rest, 1):
         if not _is_owner(current):
             return

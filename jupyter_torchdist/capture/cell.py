@@ -66,6 +66,7 @@ def capture_cell(
     first_line: int,
     namespace: Mapping[str, Any],
     *,
+    include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     hidden: Iterable[str] = (),
     flags: int = 0,
@@ -78,10 +79,10 @@ def capture_cell(
 
     ``namespace`` must be the dictionary that is the globals of the notebook's functions. Only functions with these
     globals get the rank's namespace as globals. ``hidden`` are names in it that belong to the IPython shell; the cell
-    cannot use them. ``label`` and ``first_line`` name the cell and its first line in tracebacks. ``flags`` are
-    compiler flags of the notebook's ``from __future__`` imports. ``labels`` renames source files of earlier cells
-    (co_filename → ``Cell In[3]``). ``portable``: another release of Python can
-    read it, too. Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
+    cannot use them. ``include`` are names to take along although no code names them. ``label`` and ``first_line`` name
+    the cell and its first line in tracebacks. ``flags`` are compiler flags of the notebook's ``from __future__``
+    imports. ``labels`` renames source files of earlier cells (co_filename → ``Cell In[3]``). ``portable``: another
+    release of Python can read it, too. Raises ``CellSyntaxError``, ``UndefinedName``, ``CaptureError``.
     """
     names = analyse(source, label, first_line, flags)
     for magic, line in names.magics.items():
@@ -90,10 +91,13 @@ def capture_cell(
     kept_out = frozenset(hidden)
     notes = _check_defined(names, {name: value for name, value in scope.items() if name not in kept_out})
     loaded = {name: need.line for name, need in names.needs.items()}
+    named = dict.fromkeys(_included(include, scope, kept_out), "--include")
+    spoken = {name: "a text of the cell" for name in sorted(names.spoken & scope.keys()) if name not in loaded}
     wanted = Wanted(
         scope,
-        {name: f"line {line}" for name, line in (names.commands | loaded).items()},
-        soft=frozenset(names.binds),
+        {**spoken, **{name: f"line {line}" for name, line in (names.commands | loaded).items()}, **named},
+        soft=frozenset({*names.binds, *spoken}),
+        texts=frozenset(names.texts),
         exclude=kept_out | frozenset(exclude),
         labels=labels or {},
         attributes=frozenset(names.attributes),
@@ -104,6 +108,15 @@ def capture_cell(
     capture = _capture(wanted, notes, source, names.imports, cwd, bound, names.flags | flags, stateless)
     imported = {module: f"line {line}" for module, line in names.imports.items()}
     return replace(capture, modules=capture.modules | imported, referred=capture.referred | names.surely_imported)
+
+
+def _included(names: Iterable[str], scope: Mapping[str, Any], kept_out: frozenset[str]) -> Iterator[str]:
+    for name in names:
+        if name not in scope or name in kept_out:
+            near = difflib.get_close_matches(name, [key for key in scope if not key.startswith("_")], 1, 0.6)
+            hint = f"did you mean {near[0]}?" if near else "run the cell that defines it first"
+            raise UndefinedName(f"--include {name}: the notebook has no such name", hint, name=name)
+        yield name
 
 
 def capture_call(
@@ -140,7 +153,8 @@ def _capture(
     local.add(imports)
     attributes = Attributes(wanted.namespace, source, local)
     state = carried.found(wanted.namespace, stateless)
-    closure, more = close(replace(wanted, reach=attributes.along_with, states=state.values))
+    own = replace(wanted, reach=attributes.along_with, states=state.values, objects=attributes.objects())
+    closure, more = close(own)
     return Capture(
         names=closure.names,
         receipt=(*closure.receipt, *carried.receipt(state, closure.sizes)),

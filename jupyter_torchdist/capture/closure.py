@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..marshal import attributes, byvalue, codes
-from ..marshal.bundle import STATES, keep_shared
+from ..marshal.bundle import STATES, find_current, keep_shared
 from ..marshal.culprit import explain, without_frames
+from ..marshal.owned import Owned
 from ..marshal.pickler import Enter, Leave, Pickler, loaded_submodules
 from ..protocol.bundle import Captured
 from ..protocol.errors import CaptureError
@@ -23,7 +24,17 @@ PROVIDED = frozenset({
     "__builtins__", "__name__", "__doc__", "__file__", "__spec__", "__package__", "__loader__", "__annotations__",
     "get_ipython", "display", "exit", "quit",
 })  # fmt: skip
-"""Names that every rank has without a capture."""
+"""Names that every rank has without a capture, unless the user has defined them."""
+_OF_USERS = frozenset({"__doc__", "display", "exit", "quit"})
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """Whether the user has defined a name that a rank has, too."""
+    if name not in _OF_USERS:
+        return False
+    home = getattr(value, "__module__", None) if callable(value) else None
+    return str(home or type(value).__module__).partition(".")[0] not in ("IPython", "ipykernel", "_sitebuiltins")
+
 
 _HISTORY = frozenset({"In", "Out", "_ih", "_oh", "_dh"})
 
@@ -63,6 +74,10 @@ class NamespacePickler(Pickler):
         self.sizes: dict[str, int] = {}
         self.missing: dict[str, str] = {}
         """Names that a function uses and no code defines → where they are used."""
+        self.soft: set[str] = set()
+        """Names that are left out if they cannot travel, because no code surely uses them."""
+        self.homes: dict[str, str] = {}
+        """Names under which Python finds the code that travels, to pickle its objects → the code."""
         self.stored: set[str] = set()
         """Global names that functions set: they may exist when another function needs them."""
         self.open: list[tuple[str, int, int]] = []
@@ -78,8 +93,30 @@ class NamespacePickler(Pickler):
             if self._wanted.lacks(name):
                 self.missing.setdefault(name, f"{place}, line {line})")
             if self._wanted.takes(name) and name not in self.found:
-                self.found[name] = f"{place}, line {line})"
-                yield Enter(name, self.found[name]), self._wanted.namespace[name], Leave()
+                yield self._entering(name, f"{place}, line {line})")
+        if names := codes.spoken(references):
+            dynamic = codes.BY_TEXT & references.loads.keys()
+            for name in sorted((names | self._wanted.texts if dynamic else names) & self._wanted.namespace.keys()):
+                if self._wanted.takes(name) and name not in self.found:
+                    self.soft.add(name)
+                    yield self._entering(name, f"a text that {place}) may read")
+
+    def _entering(self, name: str, user: str) -> tuple[Enter, Any, Leave]:
+        self.found[name] = user
+        return Enter(name, user), self._wanted.namespace[name], Leave()
+
+    def by_value(self, code: Any) -> None:
+        self._find_home(code)
+        if isinstance(code, type):
+            derived: list[type] = type.__subclasses__(code)
+            for kind in derived:
+                self._find_home(kind)
+
+    def _find_home(self, code: Any) -> None:
+        head = code.__qualname__.partition(".")[0]
+        known = code.__module__ != "__main__" or head in self.found or not self._wanted.takes(head)
+        if not known and find_current(self._wanted.namespace, code.__qualname__) is code:
+            self.homes.setdefault(head, code.__qualname__)
 
     def entered(self, name: str, user: str) -> None:
         self.open.append((name, self._written(), 0))
@@ -111,6 +148,8 @@ class Wanted:
     names: Mapping[str, str]
     soft: frozenset[str] = frozenset()
     exclude: frozenset[str] = frozenset()
+    texts: frozenset[str] = frozenset()
+    """Words of the cell's strings, by which functions may look up names."""
     labels: Mapping[str, str] = field(default_factory=dict)
     attributes: frozenset[str] = frozenset()
     imports: tuple[str, ...] = ()
@@ -120,6 +159,8 @@ class Wanted:
     """Modules that travel → attributes that travel with them. An attribute that cannot travel is left out."""
     portable: bool = False
     """For another release of Python, too."""
+    objects: Mapping[int, Owned] = field(default_factory=dict)
+    """Objects of modules by ``id``: they travel as references."""
     states: Mapping[str, Any] = field(default_factory=dict)
     """The state of this process, by names that no code can have. A state that cannot travel is left out."""
 
@@ -127,7 +168,9 @@ class Wanted:
         return self.own[name] if name in self.own else self.namespace[name]
 
     def takes(self, name: str) -> bool:
-        return (name in self.own or name in self.namespace) and name not in PROVIDED and name not in self.exclude
+        if name in self.exclude or not (name in self.own or name in self.namespace):
+            return False
+        return name not in PROVIDED or _is_own(name, self.value(name))
 
     def lacks(self, name: str) -> bool:
         """Whether the ranks will have no such name, as far as is known here."""
@@ -148,8 +191,9 @@ def close(wanted: Wanted) -> tuple[Closure, list[str]]:
     notes: list[str] = []
     extents: dict[int, tuple[int, int]] = {}
     left: set[str] = set()
+    referred: dict[int, Owned] = {}
     while True:
-        trial = replace(wanted, exclude=wanted.exclude | left, own=dict(wanted.own))
+        trial = replace(wanted, exclude=wanted.exclude | left, own=dict(wanted.own), objects=referred)
         pickler = NamespacePickler(stream := io.BytesIO(), trial, extents)
         failed = _write(pickler, trial)
         if failed is not None:
@@ -157,18 +201,29 @@ def close(wanted: Wanted) -> tuple[Closure, list[str]]:
             notes.append(failed[1])
         elif narrower := pickler.storages.narrow():
             extents.update(narrower)
+        elif met := (_objects_beside(wanted, trial) - referred.keys()) & pickler.memo.copy().keys():
+            referred.update({place: wanted.objects[place] for place in met})
         else:
             return _finish(pickler, trial, stream), notes
+
+
+def _objects_beside(wanted: Wanted, trial: Wanted) -> set[int]:
+    """Objects of modules, by ``id``, without those that travel as attributes of their modules."""
+    return wanted.objects.keys() - {id(value) for value in trial.own.values()}
 
 
 def _write(pickler: NamespacePickler, wanted: Wanted) -> tuple[str, str] | None:
     names = sorted((name for name in wanted.names if wanted.takes(name)), key=lambda name: _rank(wanted.value(name)))
     modules = [wanted.value(name) for name in names]
     try:
+        pickler.begin(wanted.objects.values())
         pickler.dump({"": [*loaded_submodules(modules, set(wanted.attributes)), *byvalue.imported(wanted.imports)]})
         for name in names:
             if name not in pickler.found:
                 pickler.top(name, wanted.names[name], wanted.value(name))
+        while homes := [name for name in pickler.homes if name not in pickler.found]:
+            pickler.soft.update(homes)
+            pickler.top(homes[0], f"objects of {pickler.homes[homes[0]]}", wanted.value(homes[0]))
     except CaptureError:
         raise
     except Exception as error:  # noqa: BLE001  # pickling runs the user's own reducers, which may raise anything
@@ -223,8 +278,9 @@ def _give_up(pickler: NamespacePickler, wanted: Wanted, error: Exception) -> tup
         message = f"{name} is the notebook's history and stays there (needed by {user})"
         raise CaptureError(message, hint, path=name, line=user)
     culprit = explain(wanted.value(name), name, error)
-    if name in wanted.soft:
-        return name, f"{name} was left behind, because the cell assigns it ({culprit.sentence})"
+    if name in wanted.soft | pickler.soft:
+        why = f"only {user} needs it" if user.startswith(("a text", "objects")) else "the cell assigns it"
+        return name, f"{name} was left behind, because {why} ({culprit.sentence})"
     hint = f"create it inside the cell, or leave it behind with --exclude {name}"
     message = f"{name} cannot leave the notebook; {user} needs it\n  {culprit.sentence}"
     raise CaptureError(message, hint, path=culprit.path, line=user) from error

@@ -48,6 +48,9 @@ class Names:
     flags: int = 0
     dynamic: bool = False
     """The cell calls ``exec``, ``globals()`` or similar: it may bind names that the analysis cannot see."""
+    spoken: set[str] = field(default_factory=set)
+    """Words of strings by which the cell itself may look up names; ``texts``: all words of its strings."""
+    texts: set[str] = field(default_factory=set)
 
 
 class Flow(ast.NodeVisitor):
@@ -112,13 +115,14 @@ class Flow(ast.NodeVisitor):
         self._bodies.pop(name, None) if not self._unsure else None
         self.names.binds.setdefault(name, line)
 
-    def unbind(self, name: str) -> None:
+    def unbind(self, name: str, line: int) -> None:
         if self._class is not None:
             if self._unsure:
                 self._unsure_in_class.add(name)
             else:
                 self._class.discard(name)
             return
+        self.names.needs.setdefault(name, Need(line, False))  # a name that was there, and is not afterwards, is deleted
         self.must.discard(name)
         if not self._unsure:
             self.may.discard(name)
@@ -257,7 +261,7 @@ class Flow(ast.NodeVisitor):
                 if self.block(handler.body):
                     ends.append(self.must)
                 if handler.name:
-                    self.unbind(handler.name)
+                    self.unbind(handler.name, handler.lineno)
         merged = set.intersection(*ends) if ends else self.may | before
         self.must = set(before)
         with self._conditional() if guarded else contextlib.nullcontext():
@@ -418,7 +422,7 @@ class Flow(ast.NodeVisitor):
             self.bind(node.id, node.lineno)
         else:
             self.load(node.id, node.lineno)
-            self.unbind(node.id)
+            self.unbind(node.id, node.lineno)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.names.attributes.add(node.attr)

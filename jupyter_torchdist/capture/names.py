@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import warnings
+from types import CodeType
 
+from ..marshal import codes
 from ..protocol.errors import CellSyntaxError
 from .flow import FUTURE, Flow, Names
 
@@ -19,7 +21,7 @@ def analyse(source: str, label: str, first_line: int = 1, flags: int = 0) -> Nam
 
     Raises ``CellSyntaxError`` with the line number that the user sees.
     """
-    tree = _parse(source, label, first_line, flags)
+    tree, code = _parse(source, label, first_line, flags)
     flow = Flow(label, flags)
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
@@ -29,23 +31,31 @@ def analyse(source: str, label: str, first_line: int = 1, flags: int = 0) -> Nam
         elif isinstance(statement, ast.Import):
             flow.names.surely_imported.update(alias.name for alias in statement.names)
     flow.block(tree.body)
+    flow.names.texts, flow.names.spoken = (codes.spoken(codes.references(code), how) for how in (True, _by_text(tree)))
     return flow.names
 
 
-def _parse(source: str, label: str, first_line: int, flags: int) -> ast.Module:
+def _by_text(tree: ast.Module) -> bool | None:
+    """True if the cell looks up its own names by strings, as ``vars()["x"]`` does; None if its functions may."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and not node.args)
+    named = {node.func.id for node in calls if isinstance(node.func, ast.Name)}
+    return True if named & {"vars", "locals"} else None
+
+
+def _parse(source: str, label: str, first_line: int, flags: int) -> tuple[ast.Module, CodeType]:
     await_flag = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     padded = "\n" * (first_line - 1) + source
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = compile(padded, label, "exec", flags | await_flag | ast.PyCF_ONLY_AST, dont_inherit=True)
-            compile(tree, label, "exec", flags | await_flag, dont_inherit=True)
+            code: CodeType = compile(tree, label, "exec", flags | await_flag, dont_inherit=True)
     except SyntaxError as error:
         raise _syntax_error(error, source, label, first_line) from None
     except (ValueError, RecursionError, MemoryError) as error:  # a null byte, an expression nested too deeply
         raise CellSyntaxError(f"the cell does not compile: {error}", filename=label, lineno=first_line) from None
     assert isinstance(tree, ast.Module)
-    return tree
+    return tree, code
 
 
 def _syntax_error(error: SyntaxError, source: str, label: str, first_line: int) -> CellSyntaxError:

@@ -39,7 +39,9 @@ def exception(
         error = JobLost(state.reason or f"job {state.job} is lost", f"`%dist logs {state.job}` shows what it wrote")
     else:
         error = _not_started(paths, state)
-    for note in [*_others(state, first), *(cause.advice for cause in state.findings)]:
+    text = first.error.text if first is not None and first.error else ""
+    notes = _left_in_notebook(error, text, main_dict)
+    for note in [*notes, *_others(state, first), *(cause.advice for cause in state.findings)]:
         add_note(error, note)
     return error
 
@@ -94,6 +96,17 @@ def _others(state: JobState, first: RankState | None) -> list[str]:
         lines.append(f"{stopped} other {'rank was' if stopped == 1 else 'ranks were'} stopped because of this")
     lines += [f"rank {rank.rank} {rank.why}" for rank in state.ranks.values() if rank.state == "done" and rank.why]
     return lines
+
+
+def _left_in_notebook(error: BaseException, text: str, main_dict: dict[str, Any]) -> list[str]:
+    """Advice for a name that the notebook has and the rank had not. ``text`` is the traceback."""
+    found = re.search(r"name '(\w+)' is not defined", str(error)) if isinstance(error, NameError) else None
+    name = found[1] if found else ""
+    if isinstance(error, KeyError) and error.args and re.search(r"\b(globals|locals|vars)\(\)", text):
+        name = str(error.args[0])
+    if name not in main_dict or name.startswith("__"):
+        return []
+    return [f"{name} is in the notebook, but no code names it: take it along with --include {name}"]
 
 
 def _short(title: str) -> str:

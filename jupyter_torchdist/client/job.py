@@ -309,6 +309,8 @@ class Job:
             ranks = [self.result(rank) for rank in range(self.plan.world_size)]
             values = {name: [rank.get(name) for rank in ranks] for name in values}
         namespace.update(values)
+        for name in result.deleted:
+            namespace.pop(name, None)
         notes = (*result.notes, *self.bring_state(namespace))
         told = self.state.ranks.get(0)  # complete; the results file lists only values that failed to be written
         return Brought(tuple(values), told.left if told and told.left else result.left, notes)

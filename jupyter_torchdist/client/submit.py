@@ -224,6 +224,7 @@ def _capture(request: Request, cwd: Path, *, portable: bool) -> Capture:
         request.label,
         request.first_line,
         {} if script else request.namespace,
+        include=request.options.include,
         exclude=request.options.exclude,
         hidden=request.hidden,
         flags=request.flags,

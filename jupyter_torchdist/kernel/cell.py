@@ -11,7 +11,7 @@ from ..protocol.errors import CellSyntaxError
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-_INPUTS = re.compile(r"_i+|_i\d+|__\w+__")
+_INPUTS = re.compile(r"_i+|_i\d+")
 """Names that the shell sets again with every cell; their values therefore differ from ``user_ns_hidden``."""
 _OUTPUTS = re.compile(r"_|__|___|_\d+")
 """Names that the shell hides although they are values of the notebook: the output of earlier cells."""
@@ -38,7 +38,7 @@ def read(ip: InteractiveShell, body: str) -> Cell:
     transform: Any = ip.transform_cell
     label = f"Cell In[{_number(ip)}]"
     try:
-        source: str = transform(body)
+        source: str = transform(_with_clocks(body))
     except SyntaxError as error:
         raise CellSyntaxError(
             error.msg or "invalid syntax",
@@ -49,6 +49,12 @@ def read(ip: InteractiveShell, body: str) -> Cell:
             text=error.text or "",
         ) from error
     return Cell(source, label, first_line, ip.compile.flags, labels(ip))
+
+
+def _with_clocks(body: str) -> str:
+    """``body`` with ``%%time`` and ``%time`` as code that a rank can run, in the same lines."""
+    body = re.sub(r"\A(\s*)%%time[ \t]*$", r"\1get_ipython().clock()", body, flags=re.MULTILINE)
+    return re.sub(r"^([ \t]*)%time[ \t]+(?=\S)", r"\1with get_ipython().clocked(): ", body, flags=re.MULTILINE)
 
 
 def labels(ip: InteractiveShell) -> dict[str, str]:

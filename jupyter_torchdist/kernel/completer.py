@@ -81,7 +81,7 @@ def _values(option: Option, word: str, names: Names) -> list[str]:
         return _hosts(word.removeprefix("--hosts="))
     if option.field == "out":
         return ["auto", "none", *names()]
-    if option.field == "exclude":
+    if option.field in ("include", "exclude"):
         return list(names())
     if option.field == "env":
         return sorted(os.environ)
@@ -198,6 +198,7 @@ def _about(line: str, choice: str) -> str:
 _VALUED = {
     "hosts": "host",
     "out": "name",
+    "include": "name",
     "exclude": "name",
     "env": "variable",
     "config": "file",

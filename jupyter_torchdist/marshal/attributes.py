@@ -126,7 +126,13 @@ def put(name: str, value: Any) -> None:
     there = read(name)
     if type(there) is not type(value) or type(value) not in CONTAINERS:
         write(name, value)
-    elif isinstance(there, (list, deque)):
+    else:
+        refill(there, value)
+
+
+def refill(there: Any, value: Any) -> None:
+    """Give a container the items of another one of its type."""
+    if isinstance(there, (list, deque)):
         there.clear()
         there.extend(value)
     else:

@@ -27,7 +27,7 @@ from ..protocol.paths import Home
 from . import codes, mapping, portable, rebuild
 
 _ATOMS: frozenset[type] = frozenset(
-    {str, bytes, int, float, bool, complex, tuple, frozenset, type(None), range, slice, types.CodeType, types.CellType}
+    {str, bytes, int, float, bool, complex, tuple, frozenset, type(None), range, slice, types.CodeType}
 )
 
 STATES = b"states"
@@ -59,6 +59,11 @@ class Loaded:
         """The captured storages by torch's handle (``_cdata``)."""
         found = (value for value in self.memo.values() if isinstance(value, rebuild.Storage))
         return {storage.untyped._cdata: storage for storage in found}
+
+    @cached_property
+    def scopes(self) -> dict[int, rebuild.Scope]:
+        """The captured scopes by the ``id`` of their dictionary."""
+        return {id(value.names): value for value in self.memo.values() if isinstance(value, rebuild.Scope)}
 
     @cached_property
     def pristine(self) -> Loaded | None:
@@ -177,7 +182,7 @@ def _other_versions(packages: Sequence[Package]) -> str:
 def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
     """The memo without atoms and without objects to which only the pickling itself referred.
 
-    Storages are kept: tensors refer to them without a Python reference.
+    Storages and scopes are kept: tensors and functions refer to them without a Python reference.
     """
     memo[-1] = object()
     counts = {}
@@ -189,7 +194,9 @@ def keep_shared(memo: dict[int, Any]) -> dict[int, Any]:
     alone = counts.pop(-1)
     del value
     return {
-        place: memo[place] for place, count in counts.items() if count > alone or type(memo[place]) is rebuild.Storage
+        place: memo[place]
+        for place, count in counts.items()
+        if count > alone or type(memo[place]) in (rebuild.Storage, rebuild.Scope)
     }
 
 
@@ -245,6 +252,7 @@ def memo_from_bundle(
     scope = {"__name__": "__main__", "__builtins__": __builtins__}
     with _sources_on_path(manifest, blob_dir, source_dir or Home(blob_dir.parent).job(manifest.job).source):
         memo = Memo(read_stream(manifest, blob_dir, scope, resolve).memo)
+    memo.update({place: main_dict for place, value in memo.items() if value is scope})
     if differing:
         memo.notes = (
             f"{', '.join(differing)}: the code here differs from the job's; values that come back use the job's code",

@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+from cloudpickle import cloudpickle
+
 
 def exists_only_here(name: str) -> bool:
     """Whether no other process can import the loaded module ``name``."""
@@ -24,6 +26,14 @@ def _made_by_hand(name: str) -> bool:
     if module is None or name in ("__main__", "__mp_main__") or name in sys.builtin_module_names:
         return False
     return getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
+
+
+def carries(code: Any) -> bool:
+    """Whether the class or function travels by value: the other process cannot import it."""
+    module = code.__module__
+    if module == "builtins":
+        return False
+    return module == "__main__" or exists_only_here(str(module)) or not cloudpickle._should_pickle_by_reference(code)
 
 
 def travels(value: Any) -> bool:

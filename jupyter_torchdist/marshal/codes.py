@@ -6,6 +6,7 @@ import dis
 import functools
 import hashlib
 import opcode
+import re
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,31 @@ class References:
     """IPython magics: ``get_ipython().run_line_magic('time', …)``."""
     commands: dict[str, int] = field(default_factory=dict)
     """Names in ``!command``. They may be names of the notebook or variables of the system shell."""
+    texts: set[str] = field(default_factory=set)
+    """String constants."""
+
+
+_TEXT = 10_000
+"""Longer string constants are no code."""
+
+
+def spoken(found: References, by_text: bool | None = None) -> set[str]:
+    """Names that the code may look up by a string: for ``eval``, ``globals()["x"]``, ``df.query("a > @x")``.
+
+    ``by_text``: whether it looks up names by strings at all; None: as its own names say.
+    """
+    texts = list(found.texts)
+    names: set[str] = set()
+    if found.attributes & {"query", "eval"}:
+        names |= {name for text in texts for name in re.findall(r"@(\w+)", text)}
+    if by_text or (by_text is None and BY_TEXT & found.loads.keys()):
+        names |= {name for text in texts for name in re.findall(r"[^\W\d]\w*", text)}
+    if "__main__" in found.imports:
+        names |= found.attributes
+    return names
+
+
+BY_TEXT = frozenset({"eval", "exec", "globals"})
 
 
 @functools.lru_cache(maxsize=2048)
@@ -54,6 +80,7 @@ def nested(code: types.CodeType) -> Iterator[types.CodeType]:
 def _collect(code: types.CodeType, found: References) -> None:
     line = code.co_firstlineno
     found.attributes.update(code.co_names)
+    found.texts.update(text for text in code.co_consts if isinstance(text, str) and len(text) < _TEXT)
     verb: str | None = None
     for instruction in dis.get_instructions(code):
         if instruction.starts_line is not None and not isinstance(instruction.starts_line, bool):
@@ -62,7 +89,10 @@ def _collect(code: types.CodeType, found: References) -> None:
             line = number
         name, value = instruction.opname, instruction.argval
         if name in _GLOBAL_OPS:
-            (found.stores if name in ("STORE_GLOBAL", "DELETE_GLOBAL") else found.loads).setdefault(value, line)
+            if name != "STORE_GLOBAL":  # what is deleted must be there
+                found.loads.setdefault(value, line)
+            if name in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                found.stores.setdefault(value, line)
         elif name == "IMPORT_NAME":
             found.imports.setdefault(value, line)
         elif value in (*_MAGIC_VERBS, *_RANK_VERBS) and "get_ipython" in code.co_names:
@@ -74,6 +104,11 @@ def _collect(code: types.CodeType, found: References) -> None:
         elif verb and isinstance(value, str):
             found.magics.setdefault(("%%" if verb == "run_cell_magic" else "%") + value.split(" ")[0], line)
             verb = None
+
+
+def sets(code: types.CodeType, attribute: str) -> bool:
+    """Whether the code sets the attribute of some object."""
+    return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in dis.get_instructions(code))
 
 
 def code_digest(code: types.CodeType) -> str:
@@ -97,15 +132,15 @@ def _shape(value: Any) -> Any:
     if isinstance(value, property):
         return ["property", *map(_shape, (value.fget, value.fset, value.fdel))]
     if isinstance(value, types.FunctionType):
-        return ["function", _shape(value.__code__), _shape(value.__defaults__)]
+        return ["function", _shape(value.__code__)]
     if isinstance(value, _ATOMS):
         return value
     return type(value).__qualname__
 
 
 def class_digest(kind: type) -> str:
-    """A digest that is equal for classes made from the same text: bases, methods and plain attributes."""
-    hidden = ("__doc__", "__weakref__", "__dict__", "_abc_impl", "__annotations__", "__firstlineno__")
-    members = {name: _shape(value) for name, value in sorted(vars(kind).items()) if name not in hidden}
+    """A digest that is equal for classes made from the same text: bases and methods. Plain attributes may change."""
+    code = (staticmethod, classmethod, property, types.FunctionType)
+    members = {name: _shape(value) for name, value in sorted(vars(kind).items()) if isinstance(value, code)}
     shape = (kind.__qualname__, [base.__qualname__ for base in kind.__bases__], members)
     return hashlib.sha256(repr(shape).encode("utf-8", "surrogatepass")).hexdigest()[:32]

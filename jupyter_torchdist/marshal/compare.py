@@ -22,7 +22,7 @@ from .bundle import Loaded
 from .mapping import Pages, equal_memory
 from .pickler import LARGE, Pickler
 from .rebuild import Storage
-from .states import state_of
+from .states import is_code, state_of
 from .tensors import is_tensor
 
 _LEAVES = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
@@ -102,17 +102,22 @@ class Comparison:
         return now != then or any(self.reaches_change(child) for child in now.places)
 
     def _same_as_a_whole(self, place: int) -> bool:
-        if self._pristine is None or place not in self._pristine.memo:
+        if self._pristine is None or place not in self._pristine.memo or is_code(self.loaded.memo[place]):
             return False
         live, before = _Whole(self.loaded, self._clean), _Whole(self._pristine, self._clean)
         try:
             same = live.sign(self.loaded.memo[place]) == before.sign(self._pristine.memo[place])
         except Exception:  # noqa: BLE001  # the user's own reducers run here and may raise anything
             return False
-        if not same or any(self.facts(leaf).differs for leaf in live.leaves):
+        if not same or any(self._leaf_changed(leaf) for leaf in live.leaves):
             return False
         self._clean.update(live.met)
         return True
+
+    def _leaf_changed(self, place: int) -> bool:
+        if is_code(self.loaded.memo[place]):
+            return self.reaches_change(place)
+        return self.facts(place).differs
 
     def became(self, place: int) -> type | None:
         """The class of the live object if it differs from the captured one (a lazy layer changes its class)."""
@@ -123,7 +128,7 @@ class Comparison:
     def _look(self, place: int) -> Facts:
         live = self.loaded.memo[place]
         before = self._pristine.memo.get(place) if self._pristine else None
-        if _is_leaf(live):
+        if _is_leaf(live) or live is self.loaded.main:
             return Facts(False)
         if isinstance(live, Storage):
             return Facts(not (isinstance(before, Storage) and self._same_storage(live, before)), "storage")
@@ -206,8 +211,8 @@ def _stores(value: Any, scope: dict[str, Any]) -> Iterable[str]:
 
 
 def _is_leaf(value: Any) -> bool:
-    """Whether the value is never compared: code, and modules that each process imports."""
-    return isinstance(value, _LEAVES) and not byvalue.travels(value)
+    """Whether the value is never compared: code and modules that each process imports."""
+    return isinstance(value, _LEAVES) and not byvalue.travels(value) and not is_code(value)
 
 
 def _is_array(value: Any) -> bool:
@@ -240,6 +245,7 @@ class _Writer(Pickler):
         self._places = loaded.places
         self._captured = loaded.storages
         self.storages.share(loaded.storages)
+        self.scopes.update(loaded.scopes)
 
     def tensor(self, value: Any) -> Any:
         try:
@@ -296,7 +302,7 @@ class _Hash:
 
 
 class _Whole(_Writer):
-    """Signs an object with all objects below it. Storages and arrays are leaves, compared separately."""
+    """Signs an object with all objects below it. Storages, arrays and code are leaves, compared separately."""
 
     def __init__(self, loaded: Loaded, clean: set[int]) -> None:
         self._hash = _Hash()
@@ -311,9 +317,9 @@ class _Whole(_Writer):
         if place is None:
             return None
         self.met.append(place)
-        if place in self._clean or _is_leaf(value):
+        if place in self._clean or _is_leaf(value) or value is self.main:
             return place
-        if isinstance(value, Storage) or _is_array(value):
+        if isinstance(value, Storage) or _is_array(value) or is_code(value):
             self.leaves[place] = None
             return place
         return None

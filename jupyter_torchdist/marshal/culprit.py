@@ -68,7 +68,9 @@ def kind_name(kind: type) -> str:
 def _failure(value: Any) -> Exception | None:
     """Why the value alone cannot be pickled (the globals of its functions are not followed)."""
     try:
-        Pickler(io.BytesIO(), vars(sys.modules["__main__"])).dump(value)
+        pickler = Pickler(io.BytesIO(), vars(sys.modules["__main__"]))
+        pickler.begin()
+        pickler.dump(value)
     except Exception as error:  # noqa: BLE001  # the user's own reducers run here and may raise anything
         return without_frames(error)
     return None

@@ -14,7 +14,8 @@ from typing import IO, Any
 
 from cloudpickle import cloudpickle
 
-from . import byvalue, codes, generated, portable, rebuild, reducers
+from . import byvalue, classes, codes, generated, portable, rebuild, reducers
+from .owned import Owned
 from .reducers import LARGE, Handler
 from .tensors import Storages, reduce_tensor
 
@@ -55,9 +56,24 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Modules in the stream → the object that refers to them first."""
         self.referred: set[str] = set()
         """Those without which the stream cannot be loaded. Functions import the others when they run."""
+        self.scopes: dict[int, rebuild.Scope] = {}
+        """Globals that are neither the notebook's nor a module's, by the ``id`` of the dictionary."""
         self._handlers: dict[type, Handler | None] = {}
         self._cells: set[int] = set()
         self._namespaces = byvalue.Namespaces(main)
+
+    def begin(self, objects: Iterable[Owned] = ()) -> None:
+        """Write the notebook's namespace and the objects of modules as references; to be called before all else.
+
+        Stand-ins are written, and the memo then has the objects in their places: references to dictionaries, too, are
+        written as references.
+        """
+        standing = [Owned("__main__", "", self.main), *objects]
+        self.dump({"": standing})
+        memo: dict[int, tuple[int, Any]] = self.memo.copy()
+        for one in standing:
+            memo[id(one.value)] = (memo.pop(id(one))[0], one.value)
+        setattr(self, "memo", memo)  # noqa: B010  # of the C pickler
 
     # Methods that the two directions override.
 
@@ -70,6 +86,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def left(self) -> None:
         """The value of a global name has ended."""
+
+    def by_value(self, code: Any) -> None:
+        """A class or function travels by value."""
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -90,19 +109,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduce_tensor(value, self.storages)
 
     def _class(self, value: type) -> Any:
-        by_value = byvalue.exists_only_here(value.__module__)
-        reduced = (cloudpickle._dynamic_class_reduce if by_value else cloudpickle._class_reduce)(value)
-        if reduced is NotImplemented:
-            self._refer(value)
-            if self.portable and (place := _public_place(value)):
-                return rebuild.original, place
-        if not isinstance(reduced, tuple) or len(reduced) != 6:
+        if not byvalue.carries(value):
+            if (reduced := cloudpickle._class_reduce(value)) is NotImplemented:
+                self._refer(value)
+                if self.portable and (place := _public_place(value)):
+                    return rebuild.original, place
             return reduced
-        maker, arguments, state = reduced[:3]
-        if "__slots__" in vars(value) and maker is cloudpickle._make_skeleton_class and not hasattr(value, "_fields"):
-            # cloudpickle sets ``__slots__`` after the class is made: too late
-            arguments[3]["__slots__"] = state[0].pop("__slots__", ())
-        parts = (maker, arguments[:-2], value.__module__, value.__qualname__, codes.class_digest(value))
+        self.by_value(value)
+        parts = (*classes.parts_of(value), value.__qualname__, codes.class_digest(value))
+        state = classes.attributes_of(value), classes.members_of(value)
         if not self.portable:
             return rebuild.class_skeleton, parts, state, None, None, rebuild.set_class
         own, again = generated.without_generated(value, state[0])
@@ -113,6 +128,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if value.__globals__ is not self.main and module is None and cloudpickle._should_pickle_by_reference(value):
             self._refer(value)
             return NotImplemented
+        self.by_value(value)
         for name in codes.references(value.__code__).imports:
             self.modules.setdefault(name, value.__qualname__)
         state, slots = cloudpickle._function_getstate(value)
@@ -122,7 +138,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         elif (home := module or _home(value)) is not None:
             scope, needed = home, []
         else:
-            scope = self._function_getnewargs(value)[1]
+            scope = self.scopes.setdefault(id(value.__globals__), rebuild.Scope(value.__globals__))
             needed = [(Enter(name, ""), item, Leave()) for name, item in slots["__globals__"].items()]
         for name in ("__globals__", "__closure__"):
             del slots[name]
@@ -130,6 +146,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         cells = value.__closure__ or ()
         state = {
             "submodules": _submodules(value),
+            "scope": scope if isinstance(scope, rebuild.Scope) else None,
             "globals": needed,
             "cells": self._contents(cells),
             "dict": state,
@@ -166,6 +183,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self.portable:
             return portable.reduce(value, label or value.co_filename)
         return cloudpickle._code_reduce(value.replace(co_filename=label) if label else value)
+
+    def _owned(self, value: Owned) -> Any:
+        if value.value is self.main:
+            return rebuild.namespace, ()
+        self._refer_module(value.module, f"{value.module}.{value.name}")
+        return rebuild.owned, (value.module, value.name, value.content)
+
+    def _scope(self, value: rebuild.Scope) -> Any:
+        names = {name: item for name, item in value.names.items() if name in _OF_SCOPES}
+        return rebuild.scope, (names,)
 
     def _module(self, value: types.ModuleType) -> Any:
         if byvalue.travels(value):
@@ -230,8 +257,11 @@ def _public_place(value: type) -> tuple[str, str] | None:
 
 
 def _home(function: types.FunctionType) -> types.ModuleType | None:
-    """The module whose namespace is the globals of a nested function, if the other process can import it."""
-    module = sys.modules.get(function.__module__ or "")
+    """The module whose namespace is the globals of a nested function, if the other process can import it.
+
+    ``__module__`` does not tell: ``functools.wraps`` sets it to the module of another function.
+    """
+    module = sys.modules.get(str(function.__globals__.get("__name__")))
     if module is None or vars(module) is not function.__globals__:
         return None
     return module if cloudpickle._should_pickle_by_reference(module) else None
@@ -265,10 +295,14 @@ def loaded_submodules(values: Iterable[Any], attributes: set[str]) -> list[types
     return [found[name] for name in sorted(found)]
 
 
+_OF_SCOPES = ("__name__", "__package__", "__path__", "__file__")
+
 _OWN: dict[type, Handler] = {
     Enter: Pickler._enter,
     Leave: Pickler._leave,
     types.FunctionType: Pickler._function,
+    Owned: Pickler._owned,
+    rebuild.Scope: Pickler._scope,
     types.CodeType: Pickler._code,
     types.CellType: Pickler._cell,
     types.BuiltinFunctionType: Pickler._builtin,

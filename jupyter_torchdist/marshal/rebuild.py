@@ -6,13 +6,14 @@ import contextlib
 import functools
 import importlib
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudpickle import cloudpickle
+from . import attributes, classes, codes
 
 Resolve = Callable[[str, str], Any]
 """(qualified name, digest of the code) → the existing function or class to use here, or None."""
@@ -58,13 +59,13 @@ def same(value: Any) -> Any:
 
 
 def function(code: types.CodeType, cells: tuple[types.CellType, ...], scope: Any, digest: str) -> Any:
-    """A function without its state. ``scope``: its globals, or their module, or None for the notebook's namespace."""
+    """A function without its state. ``scope``: its globals (``Scope``), their module, None for the notebook's names."""
     context = _LOADING.get()
     if scope is None and not cells:
         found = context.existing(getattr(code, "co_qualname", code.co_name), digest)
         if isinstance(found, types.FunctionType):
             return found
-    namespace = context.main if scope is None else vars(scope) if isinstance(scope, types.ModuleType) else scope
+    namespace = context.main if scope is None else scope.names if isinstance(scope, Scope) else vars(scope)
     namespace.setdefault("__builtins__", __builtins__)
     return types.FunctionType(code, namespace, code.co_name, None, cells or None)
 
@@ -78,6 +79,9 @@ def set_function(target: types.FunctionType, state: dict[str, Any]) -> None:
         scope[name] = value
     if kept:
         return
+    if state["scope"] is not None:
+        references = codes.references(target.__code__)
+        state["scope"].used.update(dict.fromkeys({**references.loads, **references.stores}))
     for cell, content in state["cells"]:
         cell.cell_contents = content
     target.__dict__.update(state["dict"])
@@ -94,41 +98,18 @@ def set_cell(target: types.CellType, content: Any) -> None:
     target.cell_contents = content
 
 
-def class_skeleton(
-    maker: Callable[..., type], arguments: tuple[Any, ...], module: str, qualname: str, digest: str
-) -> type:
-    """A class without its attributes, so that they can refer to it."""
+def class_skeleton(*parts: Any) -> type:
+    """A class without its attributes, so that they can refer to it. ``parts`` end with its name and digest."""
+    *arguments, qualname, digest = parts
     found = _LOADING.get().existing(qualname, digest)
     if isinstance(found, type):
         return found
-    if maker is cloudpickle._make_skeleton_class:
-        made = _make_class(*arguments)
-    else:
-        made = maker(*arguments, None, None)
-    made.__module__ = module
+    made = classes.make(*arguments)
     with contextlib.suppress(TypeError, AttributeError):
-        made.__qualname__ = qualname
+        made.__module__, made.__qualname__ = arguments[3]["__module__"], qualname
     if "<locals>" not in qualname:
         _LOADING.get().made[qualname, digest] = made
     return made
-
-
-def _make_class(kind: type, name: str, bases: tuple[Any, ...], attributes: dict[str, Any]) -> type:
-    """Make a class with its metaclass. ``__init_subclass__`` of the notebook's classes already ran where the class
-    was defined, perhaps with arguments that are not stored. Here it is removed while the class is made."""
-    parents = {parent for base in bases if isinstance(base, type) for parent in base.__mro__}
-    aside = {
-        parent: vars(parent)["__init_subclass__"]
-        for parent in parents
-        if parent.__module__ == "__main__" and "__init_subclass__" in vars(parent)
-    }
-    try:
-        for parent in aside:
-            del parent.__init_subclass__
-        return types.new_class(name, bases, {"metaclass": kind}, lambda body: body.update(attributes))
-    finally:
-        for parent, own in aside.items():
-            setattr(parent, "__init_subclass__", own)  # noqa: B010  # mypy refuses to assign a method
 
 
 def is_kept(target: Any) -> bool:
@@ -136,10 +117,36 @@ def is_kept(target: Any) -> bool:
     return id(target) in _LOADING.get().kept
 
 
-def set_class(target: type, state: Any) -> None:
+def set_class(target: type, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> None:
     """Set the attributes, but leave a class alone that existed before."""
     if not is_kept(target):
-        cloudpickle._class_setstate(target, state)
+        classes.set_attributes(target, *state)
+
+
+def enum_member(kind: Any, name: str) -> Any:
+    return kind.__members__[name]
+
+
+def cached_property(kind: type, attributes: dict[str, Any]) -> Any:
+    """A ``functools.cached_property``; that of Python 3.11 has a lock of its process."""
+    made: Any = object.__new__(kind)
+    vars(made).update(attributes)
+    if "lock" in vars(functools.cached_property(len)):
+        made.lock = threading.RLock()
+    return made
+
+
+def proxy(build: Callable[..., Any], *parts: Any) -> Any:
+    """A proxy of a manager, which runs in a process of the same machine."""
+    import multiprocessing
+
+    *rest, words, key = parts
+    return build(*rest, {**words, "authkey": type(multiprocessing.current_process().authkey)(key)})
+
+
+def share_attributes(target: Any, attributes: dict[str, Any]) -> None:
+    """Give the object the dictionary itself: other objects may refer to it, and it may be the object."""
+    object.__setattr__(target, "__dict__", attributes)
 
 
 def lru_cache(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
@@ -190,6 +197,22 @@ def module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
+def namespace() -> dict[str, Any]:
+    """The notebook's names."""
+    return _LOADING.get().main
+
+
+def owned(of: str, name: str, content: Any) -> Any:
+    """The module's own object, with the items that it has in the notebook. A copy where nothing may be changed."""
+    value = original(of, name)
+    if content is None or type(value) is not type(content):
+        return value
+    if not _LOADING.get().registers:
+        return content
+    attributes.refill(value, content)
+    return value
+
+
 def original(of: str, name: str) -> Any:
     """The module's own attribute: when the stream is loaded, nothing has replaced it yet."""
     return getattr(module(of), name)
@@ -210,6 +233,26 @@ def set_module(target: types.ModuleType, state: dict[str, Any]) -> None:
     for name in names.keys() - state.keys() - {"__builtins__"}:
         del names[name]
     names.update(state)
+
+
+class Scope:
+    """The globals of functions that are neither the notebook's nor a module's, for example of a file that ``%run`` ran.
+
+    ``names`` is the dictionary itself; ``used`` are the names that travel."""
+
+    __slots__ = ("names", "used")
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.used: dict[str, None] = {}
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        return ((name, self.names[name]) for name in self.used if name in self.names)
+
+
+def scope(names: dict[str, Any]) -> Scope:
+    """A namespace without the names that functions use; those follow with the functions."""
+    return Scope({**names, "__builtins__": __builtins__})
 
 
 class Storage:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import enum
 import functools
 import pickle
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from . import byvalue, rebuild, refusals
+from . import byvalue, codes, rebuild, refusals
 from .rebuild import Storage
 from .tensors import is_optimizer, is_parametrized, is_tensor, reduce_optimizer, reduce_parametrized, reduce_storage
 
@@ -50,8 +52,16 @@ def for_type(kind: type) -> Handler | None:
         return _operator
     if refusals.reason(kind) is not None:
         return _refuse
+    if (proxy := getattr(sys.modules.get("multiprocessing.managers"), "BaseProxy", None)) and issubclass(kind, proxy):
+        return _proxy
+    if issubclass(kind, enum.Enum) and byvalue.carries(kind):
+        return _enum_member
+    if issubclass(kind, functools.cached_property):
+        return _cached_property
     if _cannot_be_asked(kind):
         return _by_attributes
+    if _replaces_its_dictionary(kind):
+        return _sharing
     if (numpy := sys.modules.get("numpy")) is not None and issubclass(kind, numpy.ndarray):
         return {numpy.ndarray: _array, numpy.memmap: _memmap}.get(kind)
     return None
@@ -63,6 +73,7 @@ def _refuse(pickler: Reducing, value: Any) -> Any:
     raise pickle.PicklingError(refusals.reason(type(value)))
 
 
+_ASKED = ("__reduce_ex__", "__reduce__", "__getstate__")
 _DEFAULTS = ("__reduce_ex__", "__reduce__", "__new__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
@@ -88,6 +99,39 @@ def _cannot_be_asked(kind: type) -> bool:
 def _by_attributes(pickler: Reducing, value: Any) -> Any:
     reading = (copyreg.__newobj__, (type(value),))  # type: ignore[attr-defined]
     return *reading, dict(vars(value)), None, None, rebuild.set_attributes
+
+
+def _replaces_its_dictionary(kind: type) -> bool:
+    """Whether a method of the class sets ``self.__dict__``, and pickle's own reducer would copy that dictionary."""
+    if not kind.__dictoffset__ or any(getattr(kind, name, None) is not getattr(object, name, None) for name in _ASKED):
+        return False
+    methods = (item for base in kind.__mro__ for item in vars(base).values() if isinstance(item, types.FunctionType))
+    return any("__dict__" in method.__code__.co_names and codes.sets(method.__code__, "__dict__") for method in methods)
+
+
+def _sharing(pickler: Reducing, value: Any) -> Any:
+    """Reduces an object with the dictionary of its attributes, which may be the object itself or belong to others."""
+    maker, arguments, state, listed, mapped = (*value.__reduce_ex__(5), None, None, None)[:5]
+    if isinstance(state, tuple):  # it has slots, too
+        return NotImplemented
+    return maker, arguments, vars(value), listed, mapped, rebuild.share_attributes
+
+
+def _enum_member(pickler: Reducing, value: Any) -> Any:
+    name = value._name_
+    if name is None or type(value).__members__.get(name) is not value:  # several flags
+        return NotImplemented
+    return rebuild.enum_member, (type(value), name)
+
+
+def _proxy(pickler: Reducing, value: Any) -> Any:
+    """Reduces a proxy of ``multiprocessing.Manager()`` with the key of its manager."""
+    build, (*rest, words) = value.__reduce__()
+    return rebuild.proxy, (build, *rest, words, bytes(value._authkey))
+
+
+def _cached_property(pickler: Reducing, value: Any) -> Any:
+    return rebuild.cached_property, (type(value), {name: item for name, item in vars(value).items() if name != "lock"})
 
 
 def _array(pickler: Reducing, value: Any) -> Any:

@@ -9,9 +9,11 @@ then the names that were left behind.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import sys
+import tempfile
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +26,12 @@ from ..protocol.bundle import Manifest
 from ..protocol.disk import open_plain, read_plain
 from ..protocol.errors import DamagedJob, RankFailed, StoreError
 from ..protocol.paths import Home, JobPaths
-from . import portable, rebuild
+from . import attributes, portable, rebuild
 from .bundle import Loaded, Memo, digest_of, find_current, memo_from_bundle
 from .compare import Comparison, comparison_of
 from .culprit import explain
 from .mapping import map_private
+from .owned import Owned
 from .pickler import LARGE, Pickler
 from .states import State, put, state_of
 
@@ -55,10 +58,12 @@ class Dumped:
 
 
 class Values(dict[str, Any]):
-    """{name: value} of a rank; ``notes`` are warnings, ``left`` the names left behind with the reasons."""
+    """{name: value} of a rank; ``notes`` are warnings, ``left`` the names left behind with the reasons, ``deleted``
+    the names that the rank had at first."""
 
     notes: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 class ResultPickler(Pickler):
@@ -71,6 +76,7 @@ class ResultPickler(Pickler):
         extents: dict[int, tuple[int, int]] | None = None,
         large: int = LARGE,
         stays: Stays | None = None,
+        objects: Mapping[int, Owned] | None = None,
     ) -> None:
         main = loaded.main if loaded else vars(sys.modules["__main__"])
         away = loaded is not None and not portable.is_ours(loaded.manifest.python)
@@ -79,13 +85,22 @@ class ResultPickler(Pickler):
         self._comparison = comparison_of(loaded) if loaded else None
         self.waiting: list[int] = []
         self.met: set[int] = set()
-        self._stays = stays
+        self._loaded, self._stays = loaded, stays
+        self.lost: dict[str, str] = {}
+        """Attributes of classes and functions that stay behind, with the reasons."""
+        self._objects = objects or {}
         if loaded:
             self.storages.share(loaded.storages)
+            self.scopes.update(loaded.scopes)
 
     def persistent_id(self, value: Any) -> Any:
         self.check(value)
         place = self._places.get(id(value))
+        if place is None and id(value) in self._objects:
+            owned = self._objects[id(value)]
+            return owned.module, owned.name
+        if place is None and value is self.main:
+            return "__main__", ""
         if place is None or (self._comparison and self._comparison.replaced(place)):
             return None
         self.meet(place)
@@ -96,12 +111,26 @@ class ResultPickler(Pickler):
         if self._stays is not None and (why := self._stays(value)):
             raise StaysBehind(why)
 
+    def without_lost(self, code: Any, state: State) -> State:
+        """The state of a class or function, without attributes that cannot be pickled: ``lost`` has the reasons."""
+        lost = {}
+        for name, item in state.part_of_code().items():
+            try:
+                ResultPickler(io.BytesIO(), self._loaded, large=sys.maxsize).dump(item)
+            except Exception as error:  # noqa: BLE001  # the user's own reducers run here and may raise anything
+                where = f"{getattr(code, '__qualname__', 'globals()')}.{name}"
+                lost[name] = where
+                self.lost[where] = explain(item, where, error).sentence
+        return state.without(lost) if lost else state
+
     def meet(self, place: int) -> None:
         if place not in self.met:
             self.met.add(place)
             self.waiting.append(place)
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, tempfile.TemporaryDirectory):
+            raise pickle.PicklingError("it is removed when the rank ends; tempfile.mkdtemp() makes one that stays")
         wrapped = plain_module(value)
         if wrapped is not value:
             return rebuild.same, (wrapped,)
@@ -117,9 +146,16 @@ def plain_module(value: Any) -> Any:
 
 
 def dump_results(
-    values: Mapping[str, Any], loaded: Loaded, directory: JobPaths, rank: int, stays: Stays | None = None
+    values: Mapping[str, Any],
+    loaded: Loaded,
+    directory: JobPaths,
+    rank: int,
+    stays: Stays | None = None,
+    objects: Mapping[int, Owned] | None = None,
 ) -> Dumped:
     """Publish the values of this rank. A name that cannot or must not travel is left behind with the reason.
+
+    ``objects`` are objects of modules by ``id``: they are written as references.
 
     Raises ``StoreError`` when the files cannot be written.
     """
@@ -132,9 +168,10 @@ def dump_results(
         directory.results.mkdir(mode=0o700, exist_ok=True)
         while True:
             with open(os.open(aside, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-                pickler = ResultPickler(file, loaded, extents, stays=stays)
+                pickler = ResultPickler(file, loaded, extents, stays=stays, objects=objects)
                 failed = _write(pickler, chosen, comparison_of(loaded))
                 if failed is None and not (narrower := pickler.storages.narrow()):
+                    left += pickler.lost.items()
                     file.write(pickle.dumps(tuple(left)))
                     break
             if failed is None:
@@ -162,7 +199,8 @@ def _write(pickler: ResultPickler, chosen: Mapping[str, Any], comparison: Compar
                 live = comparison.loaded.memo[place]
                 pickler.check(live)
                 if comparison.changed(place):
-                    pickler.dump((place, state_of(live, pickler).for_update(comparison.became(place))))
+                    state = state_of(live, pickler).for_update(comparison.became(place))
+                    pickler.dump((place, pickler.without_lost(live, state)))
                 for child in comparison.children(place):
                     if not comparison.replaced(child):
                         pickler.meet(child)
@@ -232,6 +270,9 @@ def load_results(directory: JobPaths, rank: int, memo: Mapping[int, Any] | None,
         hint = "install the missing package here, or bring the other names with --out"
         message = f"a value of rank {rank} cannot be rebuilt here: {type(error).__name__}: {error}"
         raise RankFailed(message, hint, rank=rank) from error
+    values.deleted = tuple(name for name in values if values[name] is attributes.Absent and name.isidentifier())
+    for name in values.deleted:
+        del values[name]
     values.notes = (*getattr(known, "notes", ()), *apply(updates, known))
     return values
 
@@ -287,7 +328,9 @@ class Reader(pickle.Unpickler):
         self._main = main_dict
         self._current: dict[int, Any] = {}
 
-    def persistent_load(self, place: int) -> Any:
+    def persistent_load(self, place: Any) -> Any:
+        if isinstance(place, tuple):
+            return rebuild.original(*place) if place[1] else self._main
         if place not in self._current:
             if place not in self._memo:
                 raise pickle.UnpicklingError(f"captured object {place} is not known here")

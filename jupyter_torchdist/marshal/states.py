@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
+import types
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .rebuild import Storage
+from . import byvalue, classes
+from .rebuild import Scope, Storage
 from .tensors import is_tensor
 
 if TYPE_CHECKING:
@@ -33,12 +37,27 @@ class State:
         """The state without ``rest``, and the new class if the object changed its class."""
         return State(self.kind, self.items, self.state, None, self.setter, become)
 
+    def part_of_code(self) -> dict[str, Any]:
+        """What a cell may have set on a class, a function or a scope; empty for other objects."""
+        found: dict[str, Any] = {"class": self.items, "scope": self.items, "function": self.state}.get(self.kind, {})
+        return found
+
+    def without(self, names: Iterable[str]) -> State:
+        """The state of code without some of ``part_of_code``: the other process keeps what it has there."""
+        lost = tuple(names)
+        kept = {name: item for name, item in self.part_of_code().items() if name not in lost}
+        if self.kind == "function":
+            return replace(self, state=kept, rest=lost)
+        return replace(self, items=kept, rest=lost)
+
 
 def state_of(value: Any, pickler: Pickler) -> State:
     """The object's own state. Raises what the object's reducers raise."""
     kind = type(value)
     if isinstance(value, Storage):
         return State("storage", Storage(value.untyped, value.start, value.stop))
+    if kind in _CODE or isinstance(value, type):
+        return _code_state(value, pickler)
     if is_tensor(kind) and not _is_lazy(value):
         return _tensor_state(value)
     if _is_array(value):
@@ -57,6 +76,40 @@ def state_of(value: Any, pickler: Pickler) -> State:
     if state is None:
         return State("constant", rest=rest)
     return State("plain" if _plain_state(kind) and setter is None else "state", state=state, rest=rest, setter=setter)
+
+
+_CODE = (types.FunctionType, types.CellType, Scope)
+
+
+def _code_state(value: Any, pickler: Pickler) -> State:
+    """What a cell may change of a class, a function, a variable of a closure, or a scope."""
+    if isinstance(value, type):
+        return State("class", classes.attributes_of(value), classes.members_of(value), (type(value), value.__bases__))
+    if isinstance(value, types.CellType):
+        return State("cell", _contents(value))
+    if isinstance(value, Scope):
+        return State("scope", dict(value.items()))
+    own = {name: getattr(value, name) for name in _OF_FUNCTIONS}
+    scope = pickler.scopes.get(id(value.__globals__))
+    attributes = {"".join(name): item for name, item in vars(value).items()}
+    return State("function", own, attributes, (value.__closure__, scope))
+
+
+_OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__doc__")
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def is_code(value: Any) -> bool:
+    """Whether the value is code that travels by value, or belongs to such code."""
+    if isinstance(value, (type, types.FunctionType)):
+        return byvalue.carries(value)
+    return isinstance(value, (types.CellType, Scope))
 
 
 def _container(value: Any) -> str | None:
@@ -79,7 +132,8 @@ def _items(container: str, value: Any) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    return getattr(value, "__dict__", None) and dict(value.__dict__)
+    own = getattr(value, "__dict__", None)
+    return dict(own) if own and own is not value else None
 
 
 def _plain_state(kind: Any) -> bool:
@@ -116,12 +170,44 @@ def put(target: Any, state: State) -> None:
         target[...] = state.items
     elif state.kind == "plain":
         _put_plain(target, state.state)
+    elif state.kind in _PUT_CODE:
+        _PUT_CODE[state.kind](target, state)
     elif state.kind == "state":
         _put_state(target, state.state, state.setter)
     elif state.kind != "constant":
         _put_items(target, state.kind, state.items)
         if state.state is not None:
             _replace(target.__dict__, state.state)
+
+
+def _put_class(target: type, state: State) -> None:
+    classes.set_attributes(target, state.items, state.state)
+    classes.remove_others(target, {**state.items, **dict.fromkeys(state.rest or ())})
+
+
+def _put_function(target: types.FunctionType, state: State) -> None:
+    for name, value in state.items.items():
+        if getattr(target, name) is not value:
+            setattr(target, name, value)
+    _replace(
+        vars(target), {**{name: vars(target)[name] for name in state.rest or () if name in vars(target)}, **state.state}
+    )
+
+
+def _put_cell(target: types.CellType, state: State) -> None:
+    if state.items:
+        target.cell_contents = state.items[0]
+    elif _contents(target):
+        del target.cell_contents
+
+
+def _put_scope(target: Scope, state: State) -> None:
+    target.names.update(state.items)
+
+
+_PUT_CODE: dict[str, Callable[[Any, State], None]] = {
+    "class": _put_class, "function": _put_function, "cell": _put_cell, "scope": _put_scope,
+}  # fmt: skip
 
 
 def _put_storage(target: Storage, new: Storage) -> None:
@@ -159,8 +245,12 @@ def _put_plain(target: Any, state: Any) -> None:
     attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
     if hasattr(target, "__dict__"):
         _replace(target.__dict__, attributes or {})
-    for name, value in (slots or {}).items():
-        object.__setattr__(target, name, value)
+    known: dict[str, Any] = slots or {}
+    for name in copyreg._slotnames(type(target)):  # type: ignore[attr-defined]
+        if name in known:
+            object.__setattr__(target, name, known[name])
+        elif hasattr(target, name):
+            object.__delattr__(target, name)
 
 
 def _put_state(target: Any, state: Any, setter: Any) -> None:

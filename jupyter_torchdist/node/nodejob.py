@@ -228,7 +228,7 @@ class NodeJob:
         while self._read_rank(rank):  # events from before its exit
             continue
         stopped = self._was_stopped(code, by_engine)
-        why = "was stopped" if stopped else exit_in_words(code)
+        why = "was stopped" if stopped else exit_in_words(code) if code else ""
         if code == -signal.SIGKILL and not stopped:
             why += self._memory.words(self.processes[rank].pid if rank in self.processes else 0)
         if code == 0 and rank not in self.spoke:

@@ -54,6 +54,7 @@ class Options(Record):
     """Files of options that are not used, each with the reason."""
     out: tuple[str, ...] = ("auto",)
     collect: str = "rank0"
+    include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     background: bool = False
     name: str | None = None
@@ -263,6 +264,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("--verify", "how", "K", "compare the first K optimizer steps with one device (rank 0 runs both)", _count),
     Option("--out", "data", "a,b|auto|none", "names that come back (default: auto, what was bound or changed)", _names),
     _choice("--collect", "data", ("rank0", "all"), "bring the values of rank 0, or a list by rank"),
+    Option("--include", "data", "NAME", "names to take along that no code of the cell names", _names, repeatable=True),
     Option("--exclude", "data", "NAME", "names to leave behind in the notebook", _names, repeatable=True),
     Option("--background", "life", "", "return at once with the job", short="--detach"),
     Option("--name", "life", "TEXT", "a name for the job", _title),

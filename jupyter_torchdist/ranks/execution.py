@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import functools
 import inspect
 import io
@@ -56,8 +57,28 @@ def ends_quietly(source: str) -> bool:
     return bool(words) and words[-1] == ";"
 
 
+def as_in_a_notebook() -> None:
+    """Let ``asyncio.get_event_loop()`` make a loop where there is none: in a notebook there always is one."""
+
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        def get_event_loop(self) -> asyncio.AbstractEventLoop:
+            if self._local._loop is None and threading.current_thread() is threading.main_thread():  # type: ignore[attr-defined]
+                self.set_event_loop(self.new_event_loop())
+            return super().get_event_loop()
+
+    asyncio.set_event_loop_policy(Policy())
+
+
 def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
     """Run the cell; with top-level ``await``, on an event loop."""
+    as_in_a_notebook()
+    try:
+        _run(code, namespace)
+    finally:
+        builtins.get_ipython().stop_clock()  # type: ignore[attr-defined]
+
+
+def _run(code: CodeType, namespace: dict[str, Any]) -> None:
     if code.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(code, namespace))
     else:
@@ -94,6 +115,7 @@ def yields(function: Callable[..., Any]) -> bool:
 def run_call(namespace: dict[str, Any], put: Callable[[Any], None] = lambda item: None) -> None:
     """Call the captured function; a coroutine is run until it ends. ``put`` gets each item of a generator."""
     function, args, kwargs = namespace[CALL]
+    as_in_a_notebook()
     value = function(*args, **kwargs)
     if yields(function):
         value = asyncio.run(_drain_async(value, put)) if inspect.isasyncgen(value) else _drain(value, put)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import marshal
-from ..marshal.attributes import shown
+from ..marshal import codes
+from ..marshal.attributes import Absent, shown
+from ..marshal.owned import Owned, of_modules
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
 from ..states import adapter_of
@@ -44,6 +46,10 @@ class Results:
     ) -> None:
         self._rank, self._plan, self._ask = rank, plan, ask
         self._loaded, self._paths, self._events = loaded, paths, events
+        self._before = frozenset(loaded.main)
+        self._objects = of_modules(value for value in loaded.main.values() if isinstance(value, types.ModuleType))
+        self.code: types.CodeType | None = None
+        """The code that runs."""
 
     @property
     def wanted(self) -> bool:
@@ -64,9 +70,10 @@ class Results:
         chosen, left = self._choose(namespace)
         if self._rank == 0 and not midway and self._plan.out != ("none",):
             chosen |= self._ask.state()
-        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._ask.apart())
+        objects = {**self._objects, **self._imported()}
+        dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._ask.apart(), objects)
         left += [[shown(name), why] for name, why in dumped.left]
-        told = [shown(name) for name in dumped.names if not adapter_of(name)]
+        told = [shown(name) for name in dumped.names if not adapter_of(name) and chosen[name] is not Absent]
         self._events.write("rank.result", names=told, left=left, size=dumped.size)
 
     def _choose(self, names: dict[str, Any]) -> tuple[dict[str, Any], list[list[str]]]:
@@ -76,11 +83,21 @@ class Results:
         if out == ("none",):
             return last, []
         if out == ("auto",):
-            found = [*self._loaded.manifest.bound, *marshal.changed_names(self._loaded, names)]
+            new = [name for name in names if name not in self._before and not name.startswith("__torchdist")]
+            found = [*self._loaded.manifest.bound, *marshal.changed_names(self._loaded, names), *new]
             chosen = {name: names[name] for name in found if name in names and name != CALL}
-            return self._within_limit({**chosen, **self._of_modules(), **last})
+            gone = (name for name in self._loaded.names if name not in names and name.isidentifier() and name != CALL)
+            return self._within_limit({**chosen, **dict.fromkeys(gone, Absent), **self._of_modules(), **last})
         left = [[name, "there is no such name after the cell"] for name in out if name not in names]
         return {**{name: names[name] for name in out if name in names}, **self._of_modules(), **last}, left
+
+    def _imported(self) -> dict[int, Owned]:
+        """Objects of modules that ``from … import`` in the code has bound."""
+        if self.code is None:
+            return {}
+        references = codes.references(self.code)
+        modules = [sys.modules[name] for name in references.imports if name in sys.modules]
+        return of_modules(modules, references.attributes)
 
     def _of_modules(self) -> dict[str, Any]:
         """Attributes that were set or changed; only from rank 0, because the notebook has only one of each."""

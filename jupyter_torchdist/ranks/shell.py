@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -23,6 +26,22 @@ class RankShell:
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.user_ns = namespace
+        self._began: tuple[float, float] | None = None
+
+    def clock(self) -> None:
+        """``%%time`` below the magic: the time is printed at the end of the cell."""
+        self._began = time.perf_counter(), time.process_time()
+
+    def stop_clock(self) -> None:
+        if self._began is not None:
+            _say_time(*self._began)
+
+    @contextlib.contextmanager
+    def clocked(self) -> Iterator[None]:
+        """``%time statement``."""
+        began = time.perf_counter(), time.process_time()
+        yield
+        _say_time(*began)
 
     def system(self, command: str) -> None:
         """``!command``: the output goes to the rank's output, the exit status to ``_exit_code``, as in IPython."""
@@ -51,6 +70,10 @@ class RankShell:
 
     def run_cell_magic(self, name: str, line: str = "", cell: str = "") -> NoReturn:
         raise _no_magic(f"%%{name}")
+
+
+def _say_time(wall: float, processor: float) -> None:
+    print(f"CPU time: {time.process_time() - processor:.3g} s\nWall time: {time.perf_counter() - wall:.3g} s")
 
 
 def _shell() -> str:

@@ -31,7 +31,7 @@ from ..protocol.spec import PROGRAMS, JobSpec
 from ..states import Place
 from ..strategies.core import rank_context
 from ..usercode.source import remember_cell
-from . import api, bootstrap, children, execution, failures, group, reference, shell
+from . import api, bootstrap, children, counted, execution, failures, group, reference, shell
 from .alone import Alone
 from .autolog import Autolog
 from .batches import Batches
@@ -167,6 +167,8 @@ class Rank:
         remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device, alone)
         loaded = marshal.load_bundle(manifest, self.blobs, self.main, source_dir=self.paths.source)
+        if told := counted.note(vars(self.main), plan.world_size):
+            self.note(told)
         attributes = ModuleAttributes(vars(self.main), manifest.bound, self.note)
         place = Place((spec.source,), self.number, str(device))
         carried = Carried(vars(self.main), place, self.note, loaded.unread)
@@ -200,6 +202,8 @@ class Rank:
         names = vars(self.main)
         if spec.kind == "cell":
             code = execution.compile_cell(spec.source, spec.label, spec.first_line, self.flags)
+            if self.results is not None:
+                self.results.code = code
             self.leave_alone(code, names)
             self.look_for_others(spec, code, names)
             execution.run_cell(code, names)

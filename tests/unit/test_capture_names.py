@@ -38,7 +38,7 @@ def needs(source: str) -> set[str]:
         ("for i in r:\n    use(x)\n    x = i", "r use x"),
         ("for i, (j, *k) in r:\n    i, j, k", "r"),
         ("while c:\n    c = f()\n    x = 1\nx", "c f x"),
-        ("try:\n    x = f()\nexcept E as e:\n    e\nx", "f E x"),
+        ("try:\n    x = f()\nexcept E as e:\n    e\nx", "f E x e"),
         ("try:\n    x = f()\nexcept E:\n    x = 2\nx", "f E"),
         ("try:\n    x = f()\nexcept E:\n    raise\nx", "f E"),
         ("try:\n    f()\nfinally:\n    x = 1\nx", "f"),

@@ -334,7 +334,7 @@ def test_a_good_end(tree: Tree, script: Script) -> None:
     script.ranks[0].write("rank.done")
     script.exited(0, 0)
     job.poll(1.0)
-    assert tree.exits() == {0: ("done", 0, "ended with exit code 0")}
+    assert tree.exits() == {0: ("done", 0, "")}
     job.close()
 
 

@@ -142,8 +142,8 @@ def test_the_first_failure_comes_first_and_stopped_ranks_are_none() -> None:
 
 
 def test_a_rank_that_has_ended_may_be_seen_before_it_has_said_so() -> None:
-    exited: Row = ("rank.exited", {"code": 0, "why": "ended with exit code 0", "state": "done"}, 0)
-    assert failure_text.left_early(a_fold(exited)) == ["rank 0 ended with exit code 0"]
+    exited: Row = ("rank.exited", {"code": 0, "why": "exited before its end", "state": "done"}, 0)
+    assert failure_text.left_early(a_fold(exited)) == ["rank 0 exited before its end"]
     assert failure_text.left_early(a_fold(exited, ("rank.done", {}, 0))) == []
     assert a_fold(exited, ("rank.done", {}, 0)).ranks[0].state == "done"
 

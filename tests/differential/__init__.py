@@ -1,0 +1,1 @@
+"""Notebook cells run plainly and on ranks: what a user can see afterwards must be the same."""

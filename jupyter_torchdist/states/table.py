@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import logs, numpy_settings, operators, plotting, python_settings, randoms, tables, torch_settings
+from . import environment, logs, numpy_settings, operators, plotting, python_settings, randoms, tables, torch_settings
 from .base import Adapter, Place, State, Stays, said
 
 TABLE: tuple[Adapter, ...] = (
@@ -19,6 +19,7 @@ TABLE: tuple[Adapter, ...] = (
     numpy_settings.ADAPTER,
     plotting.ADAPTER,
     tables.ADAPTER,
+    environment.ADAPTER,
 )
 _BY_NAME = {adapter.name: adapter for adapter in TABLE}
 

@@ -67,7 +67,7 @@ def rank(job, source, label, line, number, path):
         answer["frames"] = [[frame.filename, frame.lineno, frame.name, frame.line] for frame in frames]
         bound = []
     changed = marshal.changed_names(loaded, main)
-    new = [name for name in vars(main) if name not in before and name.isidentifier()]
+    new = [name for name in vars(main) if name not in before | {"__builtins__"} and name.isidentifier()]
     wanted = {name: vars(main)[name] for name in dict.fromkeys([*bound, *changed, *new]) if name in vars(main)}
     gone = [name for name in loaded.names if name.isidentifier() and name not in vars(main) and name != CALL]
     wanted.update(dict.fromkeys(gone, marshal.attributes.Absent))

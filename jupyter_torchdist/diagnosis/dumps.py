@@ -179,7 +179,7 @@ class _Recorder(Record):
 
 @dataclass(frozen=True)
 class _Ours(Record):
-    """What ``ranks/recording.py`` writes."""
+    """What ``ranks/streams/recording.py`` writes."""
 
     rank: int
     recorders: tuple[_Recorder, ...]

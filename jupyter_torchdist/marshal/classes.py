@@ -90,7 +90,8 @@ def parts_of(kind: type) -> tuple[Any, ...]:
     members = None
     if issubclass(kind, enum.Enum):
         members = {name: (member.value, _plain(member)) for name, member in kind.__members__.items()}
-    return type(kind), kind.__name__, kind.__bases__, body, members
+    meta = None if type(kind) is enum.EnumMeta else type(kind)  # its name differs from release to release
+    return meta, kind.__name__, kind.__bases__, body, members
 
 
 def _plain(member: Any) -> Any:
@@ -105,8 +106,9 @@ def _data_type(kind: type) -> Any:
     return next((base for base in kind.__mro__ if base in _DATA), None)
 
 
-def make(kind: type, name: str, bases: tuple[Any, ...], body: dict[str, Any], members: Any) -> type:
+def make(meta: type | None, name: str, bases: tuple[Any, ...], body: dict[str, Any], members: Any) -> type:
     """A class without its attributes."""
+    kind = meta or enum.EnumMeta
     library: Any = next(base for base in kind.__mro__ if not byvalue.carries(base))
     if library.__name__ == "_TypedDictMeta":
         bases = types.resolve_bases(body.get("__orig_bases__", ()))

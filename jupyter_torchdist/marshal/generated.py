@@ -1,4 +1,4 @@
-"""Classes for another release of Python whose methods ``dataclass`` or ``namedtuple`` has written: it writes them anew.
+"""Classes for another release of Python whose methods ``dataclass``, ``namedtuple`` or ``enum`` has written: anew.
 
 What the library wrote has no source, and its private parts differ from release to release.
 """
@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
-from . import rebuild
+from . import byvalue, rebuild
 
 _FIELDS, _PARAMETERS = "__dataclass_fields__", "__dataclass_params__"
 _OF_A_FIELD = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only")
 _OF_A_TUPLE = ("__new__", "_make", "_replace", "__repr__", "_asdict", "__getnewargs__", "__replace__")
+_OF_AN_ENUM = frozenset({
+    "_boundary_", "_flag_mask_", "_all_bits_", "_singles_mask_", "_inverted_", "_use_args_", "_new_member_",
+    "_value_repr_", "__new__", "__new_member__", "__format__", "__reduce_ex__", "__or__", "__and__", "__xor__",
+    "__ror__", "__rand__", "__rxor__", "__invert__",
+})  # fmt: skip
+"""What ``EnumMeta`` itself writes into an enum."""
 
 Again = Callable[..., None]
 
@@ -30,7 +37,15 @@ def without_generated(kind: type, attributes: dict[str, Any]) -> tuple[dict[str,
         written = [name for name in _OF_A_TUPLE if name in own]
         fields: Any = vars(kind)
         return own, (write_namedtuple, (fields["_fields"], tuple(fields["_field_defaults"].values()), written))
+    if issubclass(kind, enum.Enum):
+        return {name: value for name, value in attributes.items() if not _of_an_enum(name, value)}, None
     return attributes, None
+
+
+def _of_an_enum(name: str, value: Any) -> bool:
+    function = getattr(value, "__func__", value)
+    written = isinstance(function, types.FunctionType) and byvalue.carries(function)
+    return name in _OF_AN_ENUM and ((name.startswith("_") and not name.startswith("__")) or not written)
 
 
 def set_class(target: type, state: tuple[Any, tuple[Again, Any] | None]) -> None:

@@ -5,6 +5,7 @@ Where a name or a container refers to such an object, the other process must fin
 
 from __future__ import annotations
 
+import enum
 import sys
 import types
 from collections.abc import Iterable
@@ -52,4 +53,8 @@ def _is_object(value: Any) -> bool:
     kind = type(value)
     if kind in CONTAINERS:
         return True
-    return bool(kind.__dictoffset__) and not issubclass(kind, _CODE) and kind.__module__ not in _PICKLED_BY_NAME
+    return (
+        bool(kind.__dictoffset__)
+        and not issubclass(kind, (*_CODE, enum.Enum))
+        and kind.__module__ not in _PICKLED_BY_NAME
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import byvalue, classes
+from . import byvalue, classes, generated
 from .rebuild import Scope, Storage
 from .tensors import is_tensor
 
@@ -31,11 +31,13 @@ class State:
     state: Any = None
     rest: Any = None
     setter: Any = None
+    keeps: tuple[str, ...] = ()
+    """Attributes of code that are not told: the other process keeps what it has there."""
     become: type | None = None
 
     def for_update(self, become: type | None) -> State:
         """The state without ``rest``, and the new class if the object changed its class."""
-        return State(self.kind, self.items, self.state, None, self.setter, become)
+        return replace(self, rest=None, become=become)
 
     def part_of_code(self) -> dict[str, Any]:
         """What a cell may have set on a class, a function or a scope; empty for other objects."""
@@ -46,9 +48,12 @@ class State:
         """The state of code without some of ``part_of_code``: the other process keeps what it has there."""
         lost = tuple(names)
         kept = {name: item for name, item in self.part_of_code().items() if name not in lost}
-        if self.kind == "function":
-            return replace(self, state=kept, rest=lost)
-        return replace(self, items=kept, rest=lost)
+        keeps = (*self.keeps, *lost)
+        return (
+            replace(self, state=kept, keeps=keeps)
+            if self.kind == "function"
+            else replace(self, items=kept, keeps=keeps)
+        )
 
 
 def state_of(value: Any, pickler: Pickler) -> State:
@@ -84,15 +89,18 @@ _CODE = (types.FunctionType, types.CellType, Scope)
 def _code_state(value: Any, pickler: Pickler) -> State:
     """What a cell may change of a class, a function, a variable of a closure, or a scope."""
     if isinstance(value, type):
-        return State("class", classes.attributes_of(value), classes.members_of(value), (type(value), value.__bases__))
+        own = classes.attributes_of(value)
+        told = generated.without_generated(value, own)[0] if pickler.portable else own
+        rest = type(value), value.__bases__
+        return State("class", told, classes.members_of(value), rest, keeps=tuple(own.keys() - told.keys()))
     if isinstance(value, types.CellType):
         return State("cell", _contents(value))
     if isinstance(value, Scope):
         return State("scope", dict(value.items()))
-    own = {name: getattr(value, name) for name in _OF_FUNCTIONS}
+    parts = {name: getattr(value, name) for name in _OF_FUNCTIONS}
     scope = pickler.scopes.get(id(value.__globals__))
     attributes = {"".join(name): item for name, item in vars(value).items()}
-    return State("function", own, attributes, (value.__closure__, scope))
+    return State("function", parts, attributes, (value.__closure__, scope))
 
 
 _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__doc__")
@@ -182,16 +190,15 @@ def put(target: Any, state: State) -> None:
 
 def _put_class(target: type, state: State) -> None:
     classes.set_attributes(target, state.items, state.state)
-    classes.remove_others(target, {**state.items, **dict.fromkeys(state.rest or ())})
+    classes.remove_others(target, {**state.items, **dict.fromkeys(state.keeps)})
 
 
 def _put_function(target: types.FunctionType, state: State) -> None:
     for name, value in state.items.items():
         if getattr(target, name) is not value:
             setattr(target, name, value)
-    _replace(
-        vars(target), {**{name: vars(target)[name] for name in state.rest or () if name in vars(target)}, **state.state}
-    )
+    kept = {name: vars(target)[name] for name in state.keeps if name in vars(target)}
+    _replace(vars(target), {**kept, **state.state})
 
 
 def _put_cell(target: types.CellType, state: State) -> None:

@@ -70,7 +70,7 @@ class Stacks:
         self._asked: dict[int, _Asked] = {}
 
     def ask(self, rank: int, process: ProcessId, now: float, told: Callable[[Stack], None]) -> None:
-        """Have the rank write its stacks and dump its flight recorder (``ranks/recording.py``).
+        """Have the rank write its stacks and dump its flight recorder (``ranks/streams/recording.py``).
 
         ``turn`` calls ``told`` with the stacks. Without an answer the text is empty.
         """

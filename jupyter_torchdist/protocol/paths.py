@@ -251,7 +251,7 @@ class NodePaths:
         return self.root / f"rank-{rank:05d}.stacks"
 
     def recorder(self, rank: int) -> Path:
-        """Dumps of torch's flight recorder, one JSON line each (``ranks/recording.py``)."""
+        """Dumps of torch's flight recorder, one JSON line each (``ranks/streams/recording.py``)."""
         return self.root / f"rank-{rank:05d}.recorder"
 
     def nccl(self, rank: int) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import flight
+from .streams import flight
 
 PASSES = 8
 """After so many backward passes without a collective, the note is written."""

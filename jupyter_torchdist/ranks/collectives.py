@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import flight
 from .eventfile import EventFile
-from .flight import Counts, Group
+from .streams import flight
+from .streams.flight import Counts, Group
 
 _PERIOD = 1.0
 """Seconds between two checks."""

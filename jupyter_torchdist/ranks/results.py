@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .. import marshal
 from ..marshal import codes
-from ..marshal.attributes import Absent, shown
+from ..marshal.attributes import Absent, is_attribute, name_of, shown
 from ..marshal.owned import Owned, of_modules
 from ..protocol.paths import JobPaths
 from ..protocol.plan import Plan
@@ -46,7 +46,7 @@ class Results:
     ) -> None:
         self._rank, self._plan, self._ask = rank, plan, ask
         self._loaded, self._paths, self._events = loaded, paths, events
-        self._before = frozenset(loaded.main)
+        self._before = frozenset({*loaded.main, "__builtins__", "__annotations__"})
         self._objects = of_modules(value for value in loaded.main.values() if isinstance(value, types.ModuleType))
         self.code: types.CodeType | None = None
         """The code that runs."""
@@ -71,6 +71,7 @@ class Results:
         if self._rank == 0 and not midway and self._plan.out != ("none",):
             chosen |= self._ask.state()
         objects = {**self._objects, **self._imported()}
+        chosen |= self._contents(chosen, objects)
         dumped = marshal.dump_results(chosen, self._loaded, self._paths, self._rank, self._ask.apart(), objects)
         left += [[shown(name), why] for name, why in dumped.left]
         told = [shown(name) for name in dumped.names if not adapter_of(name) and chosen[name] is not Absent]
@@ -98,6 +99,16 @@ class Results:
         references = codes.references(self.code)
         modules = [sys.modules[name] for name in references.imports if name in sys.modules]
         return of_modules(modules, references.attributes)
+
+    def _contents(self, chosen: Mapping[str, Any], objects: Mapping[int, Owned]) -> dict[str, Any]:
+        """Items of containers of the user's modules, by the attribute's name: the containers are sent as references."""
+        found = {}
+        for name, value in chosen.items():
+            owned = objects.get(id(value))
+            file = str(getattr(sys.modules.get(owned.module), "__file__", "")) if owned else ""
+            if owned and owned.content is not None and (is_attribute(name) or file.startswith(str(self._paths.source))):
+                found[name if is_attribute(name) else name_of(owned.module, (owned.name,))] = owned.content
+        return found
 
     def _of_modules(self) -> dict[str, Any]:
         """Attributes that were set or changed; only from rank 0, because the notebook has only one of each."""

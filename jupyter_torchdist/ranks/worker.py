@@ -41,13 +41,13 @@ from .lastwill import LastWill
 from .module_attributes import ModuleAttributes
 from .notanumber import FirstNaN
 from .notebook_state import Carried
-from .recording import Recording, innermost, write_into
 from .results import Questions, Results
 from .streams.display import Display
 from .streams.flusher import Flusher
 from .streams.items import Items
 from .streams.metrics import Recorder
 from .streams.output import Output
+from .streams.recording import Recording, innermost, write_into
 from .streams.times import Times
 
 if TYPE_CHECKING:

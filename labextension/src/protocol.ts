@@ -197,6 +197,7 @@ export interface Options {
   ignored: string[];
   out: string[];
   collect: string;
+  include: string[];
   exclude: string[];
   background: boolean;
   name: string | null;

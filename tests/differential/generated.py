@@ -73,7 +73,7 @@ def a_case(draw: some.DrawFn) -> Case:
     setup = (
         f"{meta}{_SETUP}{draw(_hierarchy())}first = {draw(some.sampled_from(['Base', 'Left', 'Both']))}()\nx = y = 0"
     )
-    cells = [(setup, None)]
+    cells: list[tuple[str, str | None]] = [(setup, None)]
     for _ in range(draw(some.integers(1, 2))):
         lines = draw(some.lists(_STATEMENTS, min_size=1, max_size=6))
         cells.append(

@@ -14,7 +14,7 @@ from jupyter_torchdist.diagnosis import dumps, ours
 from jupyter_torchdist.protocol.events import Finding
 from jupyter_torchdist.protocol.paths import NodePaths
 from jupyter_torchdist.protocol.spec import Options
-from jupyter_torchdist.ranks.recording import write_into
+from jupyter_torchdist.ranks.streams.recording import write_into
 from jupyter_torchdist.store.logs import RECORDER, evidence, files
 from tests.leaks import wait_until
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from jupyter_torchdist.ranks import alone, flight
+from jupyter_torchdist.ranks import alone
+from jupyter_torchdist.ranks.streams import flight
 from jupyter_torchdist.strategies.core.context import ParallelContext
 from jupyter_torchdist.strategies.parallel import replicate, restore, zero1
 from jupyter_torchdist.strategies.step import batchnorm, compression, gradients

@@ -19,8 +19,8 @@ FEW = settings(max_examples=50, deadline=None)
 
 LINE = (
     "--ranks 3 --hosts a,b:2 --host-option a.python=/p "
-    "--launcher slurm --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all --exclude big "
-    "--exclude x,y --background "
+    "--launcher slurm --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all "
+    "--include z --exclude big --exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
     "--activation-checkpointing --grad-accumulation 4 --checkpoint ckpt --resume "
     "--name 'my run' --timeout 2h --grace=1.5s --lease 2h --env A=1 --env B --fresh --replace --plan --watch off"
@@ -45,6 +45,7 @@ ALL = Options(
     remote=True,
     restarts=2,
     collect="all",
+    include=("z",),
     exclude=("big", "x", "y"),
     background=True,
     name="my run",

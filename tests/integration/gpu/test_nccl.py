@@ -38,7 +38,7 @@ RECORDED = """
 import time
 import torch, torch.distributed as dist
 import jupyter_torchdist as td
-from jupyter_torchdist.ranks import flight
+from jupyter_torchdist.ranks.streams import flight
 
 x = torch.ones(1000, device=td.device)
 for _ in range(5):

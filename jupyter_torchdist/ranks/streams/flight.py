@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import distributed_c10d
 
-from ..torch_private.collectives import ranks_of_groups, recorder_dump
+from ...torch_private.collectives import ranks_of_groups, recorder_dump
 
 NCCL, OTHERS = "_dump_nccl_trace", "_dump_fr_trace"
 """The recorder of NCCL, which exists if torch was built with NCCL, and the recorder of the other backends."""

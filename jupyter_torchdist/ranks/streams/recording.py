@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
-from ..protocol import codec
-from ..protocol.paths import NodePaths
-from ..usercode.frames import is_users
+from ...protocol import codec
+from ...protocol.paths import NodePaths
+from ...usercode.frames import is_users
 from . import flight
 
 KEPT = 100

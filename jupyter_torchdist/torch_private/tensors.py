@@ -18,6 +18,8 @@ copy_all: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_
 """(targets, sources): copies each source into the target at the same index."""
 unscale_all: Callable[[list[Tensor], Tensor, Tensor], None] = torch._amp_foreach_non_finite_check_and_unscale_
 """(gradients, flag, factor): multiplies in place, and sets the flag if a gradient is not finite."""
+norms: Callable[[list[Tensor], float], tuple[Tensor, ...]] = torch._foreach_norm
+"""(tensors, order): the norm of each."""
 parse_to = torch._C._nn._parse_to
 """Parses the arguments of ``Tensor.to`` into (device, dtype, non_blocking, memory_format)."""
 make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ...protocol.errors import TrainingError
 from ...protocol.options.strategy import chosen
+from ...torch_private.tensors import norms
 from ..core.agreement import of_every_rank
 from ..core.context import ParallelContext
 from ..core.dtensors import local
@@ -200,7 +201,7 @@ def _measured(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     if not gradients:
         return torch.zeros(0, device=device)
     if all(one.is_cuda and one.numel() for one in gradients):
-        return torch.stack([one.to(torch.float32) for one in torch._foreach_norm(list(gradients), float("inf"))])
+        return torch.stack([one.to(torch.float32) for one in norms(list(gradients), float("inf"))])
     sums = torch.tensor([_number(one) for one in gradients])
     for number in (~torch.isfinite(sums)).nonzero().flatten().tolist():
         if bool(torch.isfinite(gradients[number]).all()):  # the sum has overflowed

@@ -11,6 +11,9 @@ from ..protocol.paths import JobPaths
 from ..protocol.state import JobState, RankState
 from ..store import logs
 
+TAKE_ALONG = "take it along with --include"
+"""In the advice for a name that stayed in the notebook."""
+
 SHOWN = 8
 """How many failures of other ranks are named one by one, each on a line of at most ``WIDTH`` characters."""
 WIDTH = 200
@@ -106,7 +109,7 @@ def _left_in_notebook(error: BaseException, text: str, main_dict: dict[str, Any]
         name = str(error.args[0])
     if name not in main_dict or name.startswith("__"):
         return []
-    return [f"{name} is in the notebook, but no code names it: take it along with --include {name}"]
+    return [f"{name} is in the notebook, but no code names it: {TAKE_ALONG} {name}"]
 
 
 def _short(title: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..client import failures
 from ..client.job import VALUE, Brought, Job
 from ..client.submit import Request, submit
 from ..protocol.errors import JobCancelled, TorchDistError
@@ -131,7 +132,8 @@ def error_of(ip: InteractiveShell, job: Job, state: JobState) -> BaseException |
     if error is None:
         return None
     if lines := _failure(ip, job, state):
-        return failure.dress(ip, error, [*lines, *failure.hint(error)])
+        advice = [f"\n{note}" for note in getattr(error, "__notes__", ()) if failures.TAKE_ALONG in note]
+        return failure.dress(ip, error, [*lines, *failure.hint(error), *advice])
     own = failure.refusal(error) if isinstance(error, TorchDistError) else failure.brief(error)
     return failure.dress(ip, error, own)
 

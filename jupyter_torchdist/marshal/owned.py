@@ -16,6 +16,7 @@ from . import byvalue
 from .attributes import CONTAINERS
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_NO_LIBRARY = ("builtins", "__main__", "__mp_main__")
 _PICKLED_BY_NAME = frozenset({"logging", "re", "typing", "typing_extensions", "_thread", "threading", "functools"})
 """Modules whose objects find themselves in another process, or are no data."""
 
@@ -40,7 +41,7 @@ def of_modules(modules: Iterable[types.ModuleType], names: set[str] | None = Non
     found: dict[int, Owned] = {}
     for module in modules:
         home = vars(module).get("__name__")
-        if sys.modules.get(str(home)) is not module or byvalue.travels(module) or home == "builtins":
+        if sys.modules.get(str(home)) is not module or byvalue.travels(module) or home in _NO_LIBRARY:
             continue
         for name, value in list(vars(module).items()):
             if (names is None or name in names) and not name.startswith("__") and _is_object(value):

@@ -140,7 +140,7 @@ class _Walk:
         if module.partition(".")[0] in ("pandas", "weakref"):
             return ""
         if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.nn.Module):
-            kept = ("_parameters", "_buffers", "_modules", "_forward_hooks")
+            kept = ("_parameters", "_buffers", "_modules")
             found = {name: item for name, item in found.items() if name in kept or not name.startswith("_")}
         for slot in _slots(type(value)):
             if hasattr(value, slot):

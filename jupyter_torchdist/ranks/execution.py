@@ -75,7 +75,8 @@ def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
     try:
         _run(code, namespace)
     finally:
-        builtins.get_ipython().stop_clock()  # type: ignore[attr-defined]
+        if (shell := getattr(builtins, "get_ipython", None)) is not None:
+            shell().stop_clock()
 
 
 def _run(code: CodeType, namespace: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ LINE = (
     "--launcher slurm --remote --restarts 2 --backend gloo --numa-binding node --out a,b --collect all "
     "--include z --exclude big --exclude x,y --background "
     "--strategy fsdp+tp -O tp=2 --option cpu_offload=1 --config c.yaml --precision bf16 --compile "
-    "--activation-checkpointing --grad-accumulation 4 --checkpoint ckpt --resume "
+    "--activation-checkpointing --grad-accumulation 4 --verify 20 --checkpoint ckpt --resume "
+    "--stall 5m --stall-kill "
     "--name 'my run' --timeout 2h --grace=1.5s --lease 2h --env A=1 --env B --fresh --replace --plan --watch off"
 )
 ALL = Options(
@@ -52,6 +53,9 @@ ALL = Options(
     timeout=7200.0,
     grace=1.5,
     lease=7200.0,
+    stall=300.0,
+    stall_kill=True,
+    verify=20,
     env=("A=1", "B"),
     fresh=True,
     replace=True,

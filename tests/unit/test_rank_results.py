@@ -59,7 +59,7 @@ def test_a_list_that_holds_itself() -> None:
 def test_what_is_too_large_stays_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "AUTO_LIMIT", 1000)
     nothing: Any = None
-    loaded = cast(marshal.Loaded, types.SimpleNamespace(places={}))
+    loaded = cast(marshal.Loaded, types.SimpleNamespace(places={}, main={}))
     values = {"small": torch.ones(10), "large": torch.ones(1000), "last": torch.ones(20)}
     found = results.Results(0, nothing, loaded, nothing, nothing, results.Questions(lambda: None))
     chosen, left = found._within_limit(values)

@@ -85,7 +85,7 @@ def test_doctor_says_why_hosts_do_not_meet(cluster: Cluster) -> None:
 
 
 def test_stop_waits_for_jobs_and_leaves_what_cells_wrote(pool: DriverPool, cluster: Cluster) -> None:
-    job = start(pool, WRITE + SLEEP, "--hosts node1 --ranks 1")
+    job = start(pool, WRITE + SLEEP, "--hosts node1 --ranks 1 --host-option bring=0")
     assert wait_until(lambda: asleep(job), PATIENCE)
     rows = said("nodes --hosts @both").splitlines()
     assert rows[1].endswith(f"runs {job.id}") and rows[2].endswith("ready")

@@ -17,8 +17,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "differences.md"
 ALL = list(cases())
 
 
-def _each(case: Case) -> object:
-    return pytest.param(case, id=case.name, marks=[pytest.mark.soak] if case.soak else [])
+PART = 3
+"""Each third case runs always; the others take time that only ``make soak`` has."""
+
+
+def _each(number: int, case: Case) -> object:
+    return pytest.param(case, id=case.name, marks=[pytest.mark.soak] if case.soak or number % PART else [])
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +44,7 @@ def _differ(case: Case, open_notebook: Callable[[], Notebook], directory: Path, 
         assert not found, "\n".join(found) + f"\n{here.words[-3000:]}"
 
 
-@pytest.mark.parametrize("case", [_each(case) for case in ALL])
+@pytest.mark.parametrize("case", [_each(*numbered) for numbered in enumerate(ALL)])
 def test_a_cell_leaves_the_same_on_two_ranks(
     case: Case, warm: Notebook, new_notebook: Callable[[], Notebook], home: Path, tmp_path: Path
 ) -> None:

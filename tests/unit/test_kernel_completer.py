@@ -32,7 +32,7 @@ def tab(line: str, *names: str) -> list[str]:
         ("%%distribute --exclude bi", ["big"]),
         ("%%distribute --out model,bi", ["big"]),
         ("%%distribute --out a", ["auto"]),
-        ("%%distribute --ranks 2 --g", ["--grad-accumulation", "--grace"]),
+        ("%%distribute --ranks 2 --g", ["--gpu-type", "--grad-accumulation", "--grace"]),
         ("%%distribute --gpus 2 --ra", []),
         ("%%distribute --fresh --fr", []),
         ("%%distribute --exclude a --excl", ["--exclude"]),

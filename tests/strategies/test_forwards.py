@@ -11,7 +11,7 @@ from jupyter_torchdist.protocol.spec import Options
 from .forwards import BETWEEN, attempt
 from .running import run_cell
 
-pytestmark = pytest.mark.strategies
+pytestmark = [pytest.mark.strategies, pytest.mark.timeout(400)]
 
 ATTEMPTS = """
 from tests.strategies.forwards import BETWEEN, attempt

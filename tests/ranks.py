@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -126,7 +127,9 @@ class RankJob:
         return self.lines(self.files.display(rank))
 
     def values(self, rank: int = 0) -> dict[str, Any]:
-        return marshal.load_results(self.paths, rank, {}, {"__name__": "__main__"})
+        """Those of the result, without modules: names that a cell imports come back, too."""
+        found = marshal.load_results(self.paths, rank, {}, {"__name__": "__main__"})
+        return {name: value for name, value in found.items() if not isinstance(value, types.ModuleType)}
 
     def until(self, condition: Callable[[], bool], timeout: float = 30) -> None:
         end = time.monotonic() + timeout

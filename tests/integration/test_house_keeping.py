@@ -293,7 +293,7 @@ def test_the_command(torchdist: Callable[..., subprocess.CompletedProcess[str]],
         (("show", "nothing"), 1, "JobNotFound: there is no job 'nothing'"),
         (("run",), 2, "run needs a script"),
         (("run", "--ranks", "none", "ok.py"), 2, "--ranks"),
-        (("run", "--ranks", "1", "nowhere.py"), 2, "cannot be read"),
+        (("run", "--ranks", "1", "nowhere.py"), 2, "does not exist"),
         (("run", "--gpus", "99", "ok.py"), 1, "ResourceError"),
         (("rm", "--older", "soon"), 2, "expected a time"),
     ]:

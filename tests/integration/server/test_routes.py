@@ -89,6 +89,8 @@ async def test_rows(jp_fetch: Fetch) -> None:
         "spark": [],
         "broken": [],
         "wait": None,
+        "stall": None,
+        "samples": None,
         "gpus": [],
         "gpu_memory": None,
         "damaged": False,

@@ -205,7 +205,7 @@ def test_environment_of_a_rank(warm: Warm, tmp_path: Path) -> None:
         warm,
         tmp_path,
         "import os, sys, torch, multiprocessing as mp, random, numpy\n"
-        "facts = dict(threads=torch.get_num_threads(), argv=sys.argv, name=__name__, file='__file__' in globals(),\n"
+        "facts = dict(threads=torch.get_num_threads(), argv=[*sys.argv], name=__name__, file='__file__' in globals(),\n"
         "  mpl=os.environ['MPLBACKEND'], process=mp.current_process().name, parent=mp.parent_process(),\n"
         "  torch=torch.rand(1).item(), main=sys.modules['__main__'].__dict__ is globals(), stdin=sys.stdin.read(),\n"
         "  random=random.random(), numpy=numpy.random.random(), leads=os.getsid(0) == os.getpid())\n",

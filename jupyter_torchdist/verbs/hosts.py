@@ -40,14 +40,13 @@ def examine(arguments: argparse.Namespace) -> Iterator[Check]:
     for one, answer in asked:
         error = one.error or answer.error
         if error is not None:
-            why = error.message.removeprefix(one.host.name).lstrip(": ")
+            why = host_text.why(one.host.name, error)
             yield Check("reached", FAULT, f"{one.host.name}: {why}", error.hint or launcher.LOOK)
         elif isinstance(answer.said, messages.Examined):
             found.append(Facts(one.inventory, answer.said, one.clock))
     if found:
         yield Check("reached", FINE, ", ".join(host.host for host in found))
-    judged = list(checks(found))
-    yield from judged
+    yield from checks(found)
     if len({host.build for host in found}) > 1:
         yield Check("all-reduce", WARNING, "not tried, as torch differs", "install one release, and ask again")
     elif found:

@@ -36,8 +36,13 @@ def row(host: Inventory, clock: float, jobs: Sequence[str]) -> tuple[str, ...]:
 
 def failed_row(host: str, error: TorchDistError) -> tuple[str, ...]:
     """A host that did not answer, and why."""
-    why = error.message.removeprefix(host).lstrip(": ")
-    return (host, *["-"] * (len(HEADER) - 2), f"{why} → {error.hint}" if error.hint else why)
+    said = why(host, error)
+    return (host, *["-"] * (len(HEADER) - 2), f"{said} → {error.hint}" if error.hint else said)
+
+
+def why(host: str, error: TorchDistError) -> str:
+    """The message without the host's name in front."""
+    return error.message.removeprefix(host).lstrip(": ")
 
 
 def _gpus(host: Inventory) -> str:

@@ -162,7 +162,7 @@ SAMPLES = {
     "gpus": 1, "gpu_type": "A10", "ranks": 2, "hosts": ["a", "b:2"], "remote": True, "host_option": {"python": "/p"},
     "launcher": "ssh", "option": {"min_num_params": 5}, "config": "c.toml", "grad_accumulation": 2, "out": ["a"],
     "exclude": ["a"], "name": "n", "timeout": 90, "grace": "3s", "lease": "1h", "env": {"A": 1}, "checkpoint": "d",
-    "strategy": "fsdp",
+    "strategy": "fsdp", "restarts": 2, "stall": "off", "verify": 3,
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_a_rank_that_computes_and_holds_memory_and_one_that_does_not(tmp_path: P
 
     def seen() -> bool:
         found = gauges.read(job.paths)
-        return len(found) == 2 and all(one.cpu is not None for one in found.values()) and (found[0].cpu or 0) > 5
+        return len(found) == 2 and all(one.cpu is not None for one in found.values()) and (found[0].cpu or 0) > 30
 
     try:
         assert wait_until(seen, PATIENCE), gauges.read(job.paths)
@@ -69,7 +69,8 @@ def test_a_rank_that_computes_and_holds_memory_and_one_that_does_not(tmp_path: P
     finally:
         stop.touch()
     assert job.wait(PATIENCE).state == "succeeded", job.exception()
-    assert (idle.cpu or 0) < (busy.cpu or 0) <= 110  # a busy machine gives it less than a core
+    assert 30 < (busy.cpu or 0) <= 110  # a busy machine gives it less than a core
+    assert (idle.cpu or 0) <= 25
     assert (busy.memory or 0) - (idle.memory or 0) > 290 * MB
     assert (busy.gpu, busy.gpu_memory, busy.gpu_total) == (None, None, None)
 

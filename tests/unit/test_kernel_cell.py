@@ -9,6 +9,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
+from jupyter_torchdist.capture.closure import PROVIDED
 from jupyter_torchdist.kernel import cell
 from jupyter_torchdist.kernel.magic import with_body
 
@@ -87,6 +88,7 @@ def test_the_shells_own_names_are_not_the_notebooks(shell: Any) -> None:
     read(shell, "%%read\nx = 1")
     assert not Reader.own & {"value", "exit", "_private"}
     assert {"In", "Out", "_i", "_i1", "_ih", "get_ipython", "quit", "open"} <= Reader.own
+    assert {"__name__", "__builtins__"} <= PROVIDED, "each process has its own"
     assert "_1" not in Reader.own, "an earlier cell's value is a value"
 
 

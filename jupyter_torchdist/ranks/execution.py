@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import builtins
 import functools
 import inspect
 import io
@@ -72,14 +71,6 @@ def as_in_a_notebook() -> None:
 def run_cell(code: CodeType, namespace: dict[str, Any]) -> None:
     """Run the cell; with top-level ``await``, on an event loop."""
     as_in_a_notebook()
-    try:
-        _run(code, namespace)
-    finally:
-        if (shell := getattr(builtins, "get_ipython", None)) is not None:
-            shell().stop_clock()
-
-
-def _run(code: CodeType, namespace: dict[str, Any]) -> None:
     if code.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(code, namespace))
     else:

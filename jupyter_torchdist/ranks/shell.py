@@ -94,10 +94,10 @@ def no_breakpoint(*_: Any, **__: Any) -> NoReturn:
     raise UserError("breakpoint() does not work: a rank has no keyboard", hint)
 
 
-def install(display: Display, namespace: dict[str, Any], *, program: bool = False) -> None:
+def install(display: Display, namespace: dict[str, Any], *, program: bool = False) -> RankShell:
     """Replace ``display``, ``get_ipython``, ``input``… in this process, also in libraries that are imported later.
 
-    A ``program`` keeps ``input`` and ``breakpoint``: its standard input may be the shell's.
+    A ``program`` keeps ``input`` and ``breakpoint``: its standard input may be the shell's. Returns ``get_ipython()``.
     """
     frontend = Frontend(display)
     shell = RankShell(namespace)
@@ -121,6 +121,7 @@ def install(display: Display, namespace: dict[str, Any], *, program: bool = Fals
         "accelerate": _without_launchers,
     }
     after_import(changes)
+    return shell
 
 
 def _without_launchers(module: ModuleType) -> None:

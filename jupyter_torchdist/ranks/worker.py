@@ -162,7 +162,7 @@ class Rank:
         api.use(self.recorder)
         self.autolog.install()
         self.batches.install()
-        shell.install(self.display, vars(self.main), program=self.program)
+        self.shell = shell.install(self.display, vars(self.main), program=self.program)
         children.install(self.main)
         remember_cell(spec.source, spec.label, spec.first_line)
         self.part = mine = self.take_part(plan, device, alone)
@@ -206,7 +206,10 @@ class Rank:
                 self.results.code = code
             self.leave_alone(code, names)
             self.look_for_others(spec, code, names)
-            execution.run_cell(code, names)
+            try:
+                execution.run_cell(code, names)
+            finally:
+                self.shell.stop_clock()
         elif spec.kind == "function":
             called = execution.called(names)
             self.leave_alone(*called)

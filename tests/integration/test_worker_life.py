@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -306,3 +307,9 @@ def test_an_executor_left_open(warm: Warm, tmp_path: Path) -> None:
     )
     job = RankJob(warm, tmp_path, source, world=1, bound=("seen",)).run()
     assert job.codes == {0: 0} and sorted(job.values()["seen"]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("ends", ["", "raise ValueError('no')"])
+def test_a_clock_above_the_cell_tells_its_time_at_the_end(warm: Warm, tmp_path: Path, ends: str) -> None:
+    job = RankJob(warm, tmp_path, f"%%time\nprint('said')\n{ends}", world=1).run()
+    assert re.search(r"^said\n.*Wall time: ", job.out_text(0), re.S)

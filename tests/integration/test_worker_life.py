@@ -311,5 +311,5 @@ def test_an_executor_left_open(warm: Warm, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", ["", "raise ValueError('no')"])
 def test_a_clock_above_the_cell_tells_its_time_at_the_end(warm: Warm, tmp_path: Path, ends: str) -> None:
-    job = RankJob(warm, tmp_path, f"%%time\nprint('said')\n{ends}", world=1).run()
+    job = RankJob(warm, tmp_path, f"get_ipython().clock()\nprint('said')\n{ends}", world=1).run()
     assert re.search(r"^said\n.*Wall time: ", job.out_text(0), re.S)

@@ -17,6 +17,7 @@ from ..protocol.process import ProcessId
 from ..protocol.wire.assignment import Assignment
 from ..protocol.wire.channel import Channel
 from ..store.files import publish
+from ..views.wording import first_few
 
 PING_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
@@ -341,12 +342,11 @@ class Link:
 
     def came(self) -> str:
         """A sentence on files that the cell wrote on the node and that are here now; empty if there are none."""
+        if self.shared:
+            return ""
         place = self._paths.work / self.node.called
         files = sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file())
-        if self.shared or not files:
-            return ""
-        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-        return f"files that the cell wrote on {self.node.called} are in {place}: {', '.join(files[:3])}{more}"
+        return f"files that the cell wrote on {self.node.called} are in {place}: {first_few(files)}" if files else ""
 
     def on_whole(self, name: str, data: bytes) -> None:
         """Replace the node's gauges. Nothing depends on them: when the disk is full, the old gauges remain."""

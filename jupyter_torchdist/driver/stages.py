@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from ..protocol.plan import Plan
 from ..protocol.state import JobState
-from ..views.wording import size
+from ..views.wording import first_few, size
 from .links import Link
 
 
@@ -21,7 +21,7 @@ class Stages:
         if state.state != "starting" or all(link.shared for link in links):
             return
         if not state.stages:  # the hosts were asked before there was a job
-            hosts = _names(node.called for node in self._plan.nodes)
+            hosts = first_few(node.called for node in self._plan.nodes)
             self._say("job.stage", text=f"asking {hosts}", seconds=max(self._plan.asked, 0.001))
         stage, text = self._now(links, state)
         if stage != self._last:
@@ -31,15 +31,10 @@ class Stages:
     def _now(self, links: Sequence[Link], state: JobState) -> tuple[str, str]:
         """The stage's key, and its text."""
         if unsure := [link.node.called for link in links if link.to_send is None]:
-            return "reach", f"reaching {_names(unsure)}"
+            return "reach", f"reaching {first_few(unsure)}"
         if waiting := [link for link in links if link.to_send]:
             total = sum(link.to_send or 0 for link in waiting)
-            return "send", f"sending {size(total)} to {_names(link.node.called for link in waiting)}"
+            return "send", f"sending {size(total)} to {first_few(link.node.called for link in waiting)}"
         if absent := [node.called for node in self._plan.nodes if not state.ranks.keys() & set(node.ranks)]:
-            return "python", f"starting Python on {_names(absent)}"
+            return "python", f"starting Python on {first_few(absent)}"
         return "meet", "the ranks meet"
-
-
-def _names(hosts: Iterable[str]) -> str:
-    found = list(hosts)
-    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")

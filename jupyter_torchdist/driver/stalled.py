@@ -10,8 +10,8 @@ from ..protocol.events import Evidence, Finding
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import RANK_ENDS, JobState, RankState, Waiting
-from ..views import wording
 from ..views.job_text import collective
+from ..views.wording import ranks as in_words
 
 PLACES = 3
 """Of how many ranks the place is named."""
@@ -84,12 +84,12 @@ class StalledJob:
         """Each rank that is awaited waits itself, in another group."""
         if len(waits) == 1:
             waiting, waiters = waits[0]
-            words = f"{_ranks(waiters)} {_wait(waiters)} in {collective(waiting)}, and no rank is known to be missing"
+            words = f"{in_words(waiters)} {_wait(waiters)} in {collective(waiting)}, and no rank is known to be missing"
             return self._made("watchdog-same-op", words, ())
         parts = []
         for waiting, waiters in sorted(waits, key=lambda item: item[1]):
             ranks = [self._state.ranks[rank] for rank in waiters]
-            whom = _ranks(self._state.awaited(waiting))
+            whom = in_words(self._state.awaited(waiting))
             of = f"{collective(waiting)} of group {waiting.group}" + (f" for {whom}" if whom else "")
             parts.append(f"{self._who(ranks)} {_wait(waiters)} in {of}{_at(ranks[0].place)}")
         first = [self._state.ranks[rank] for rank in waits[0][1]]
@@ -131,7 +131,7 @@ class StalledJob:
     def _who(self, ranks: Sequence[RankState]) -> str:
         """``rank 3 (node2, GPU 1)``, ``ranks 0-2``."""
         if len(ranks) != 1:
-            return _ranks([rank.rank for rank in ranks])
+            return in_words([rank.rank for rank in ranks])
         [rank] = ranks
         about = [rank.host] if len(self._plan.nodes) > 1 and rank.host else []
         if rank.rank in self._plan.gpu_of_rank():
@@ -147,7 +147,7 @@ class StalledJob:
             return f"; {_it(ranks)} not answer" if ranks else ""
         parts = []
         for place, there in list(places.items())[:PLACES]:
-            who = "it" if len(ranks) == 1 else "they" if len(places) == 1 else _ranks([rank.rank for rank in there])
+            who = "it" if len(ranks) == 1 else "they" if len(places) == 1 else in_words([rank.rank for rank in there])
             verb = "is" if len(there) == 1 else "are"
             busy = " at work" if all(rank.rank in self._at_work for rank in there) else ""
             source = self._source(place)
@@ -166,16 +166,11 @@ def _at(place: str) -> str:
     return f" at {place}" if place else ""
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0, 2-5``; empty for none."""
-    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(wording.runs(numbers))}" if numbers else ""
-
-
 def _wait_for(waiters: Sequence[int], whom: Sequence[RankState]) -> str:
     """``; 7 ranks wait for it``."""
     if not waiters:
         return ""
-    who = _ranks(waiters) if len(waiters) == 1 else f"{len(waiters)} ranks"
+    who = in_words(waiters) if len(waiters) == 1 else f"{len(waiters)} ranks"
     return f"; {who} {_wait(waiters)} for {'it' if len(whom) == 1 else 'them'}"
 
 

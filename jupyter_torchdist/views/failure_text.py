@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..protocol.errors import TorchDistError
 from ..protocol.events import ErrorRecord
 from ..protocol.state import JobState, RankState
-from .wording import count
+from .wording import count, first_few
 
 
 def failure(state: JobState, failed: Sequence[RankState] | None = None) -> str:
@@ -32,9 +32,8 @@ def others(state: JobState, first: int) -> str:
     own = [rank for rank in rest if rank.error]
     lines = []
     if own:
-        kinds = ", ".join(f"rank {rank.rank} {rank.error.type}" for rank in own[:8] if rank.error)
-        more = f" and {len(own) - 8} more" if len(own) > 8 else ""
-        lines.append(f"{count(len(own), 'other rank')} failed too: {kinds}{more}")
+        kinds = first_few((f"rank {rank.rank} {rank.error.type}" for rank in own if rank.error), 8)
+        lines.append(f"{count(len(own), 'other rank')} failed too: {kinds}")
     stopped = sum(not rank.error and rank.state != "done" for rank in rest)
     if stopped:
         lines.append(f"{count(stopped, 'other rank')} {'was' if stopped == 1 else 'were'} stopped because of this")

@@ -12,9 +12,10 @@ from ..protocol.gauges import Gauges
 from ..protocol.plan import Plan
 from ..protocol.spec import JobSpec
 from ..protocol.state import RANK_ENDS, JobState, RankState, Waiting
+from . import wording
 from .failure_text import because, failure, lost_lines
 from .plan_tables import plan_table, receipt_table
-from .wording import ago, count, duration, first_line, indent, runs, size, table
+from .wording import ago, count, duration, first_line, indent, size, table
 
 
 class Row(Protocol):
@@ -174,16 +175,11 @@ def _difference(state: JobState, ranks: Sequence[int]) -> str:
 def _waiting_line(wait: Wait, now: float) -> str:
     verb = "waits" if len(wait["ranks"]) == 1 else "wait"
     place = _for_whom(wait["collective"], wait["awaited"])
-    return f"{_ranks(wait['ranks'])} {verb} in {place}, for {duration(now - wait['since'])}"
+    return f"{wording.ranks(wait['ranks'])} {verb} in {place}, for {duration(now - wait['since'])}"
 
 
 def _for_whom(collective: str, whom: Sequence[int]) -> str:
-    return collective + (f" for {_ranks(whom)}" if whom else "")
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-6``."""
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(runs(numbers))}"
+    return collective + (f" for {wording.ranks(whom)}" if whom else "")
 
 
 def jobs_table(states: Sequence[Row], now: float) -> str:

@@ -71,3 +71,14 @@ def runs(ranks: Sequence[int], dash: str = "-", least: int = 3) -> list[str]:
         words = [str(rank) for _, rank in run]
         found += [f"{words[0]}{dash}{words[-1]}"] if len(words) >= least else words
     return found
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0, 2-5``; empty for none."""
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(runs(numbers))}" if numbers else ""
+
+
+def first_few(names: Iterable[str], most: int = 3) -> str:
+    """``a, b, c and 4 more``."""
+    found = list(names)
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")

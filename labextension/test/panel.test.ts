@@ -185,7 +185,9 @@ test('the progress bar is as wide as what is done, and without a total it has no
   expect(width()).toBe('25%');
   expect(name()).toContain('train.ipynb, epoch 2 25 %, started');
   await progress({ desc: 'epoch 2', n: 60, total: 120 });
-  expect(rows()[0]!.querySelector('.td-row-facts')!.textContent).toMatch(/ · [\d.\u202f]+ it\/s · .* left · train\.ipynb$/);
+  expect(rows()[0]!.querySelector('.td-row-facts')!.textContent).toMatch(
+    / · [\d.\u202f]+ it\/s · .* left · train\.ipynb$/
+  );
   await progress({ desc: '', n: 150, total: 120 });
   expect(width()).toBe('100%');
   expect(name()).toContain('train.ipynb, 100 %, started');

@@ -60,9 +60,16 @@ def _of_module(tree: ast.Module, file: str) -> Iterator[Message]:
     for node, scope in _calls(tree, constants):
         for text in _texts(node.args[0], scope) if node.args else ():
             hints = list(_texts(node.args[1], scope)) if len(node.args) > 1 else [""]
-            if text.strip(GAP + " .:"):
+            if _says_something(text):
                 assert isinstance(node.func, ast.Name)
-                yield Message(file, node.lineno, node.func.id, text, " / ".join(dict.fromkeys(hints)))
+                yield Message(
+                    file, node.lineno, node.func.id, text, " / ".join(dict.fromkeys(hint for hint in hints if hint))
+                )
+
+
+def _says_something(text: str) -> bool:
+    """Whether it has words beside values. What another place has worded is listed there."""
+    return len(re.findall(r"[a-z]{2,}", text)) > 1 or "expected" in text
 
 
 def _calls(tree: ast.AST, scope: dict[str, list[ast.expr]]) -> Iterator[tuple[ast.Call, dict[str, list[ast.expr]]]]:
@@ -91,7 +98,7 @@ def _texts(node: ast.expr, scope: dict[str, list[ast.expr]], depth: int = 0) -> 
         yield str(node.value)
     elif isinstance(node, ast.JoinedStr):
         parts = (str(part.value) if isinstance(part, ast.Constant) else _placeholder(part) for part in node.values)
-        yield "".join(parts)
+        yield re.sub(r"(?<=[a-z…])(?=[A-Z]{3})", " ", "".join(parts))
     elif isinstance(node, ast.IfExp | ast.BoolOp) and depth < 3:
         for part in (node.body, node.orelse) if isinstance(node, ast.IfExp) else node.values:
             yield from _texts(part, scope, depth + 1)

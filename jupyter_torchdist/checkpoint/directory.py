@@ -62,7 +62,9 @@ class Manifest:
             known = {name: value[name] for name in Manifest.__dataclass_fields__ if name in value}
             manifest = Manifest(**known)
         except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{directory / MANIFEST} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{directory / MANIFEST} cannot be read: {error}", "load an earlier checkpoint"
+            ) from error
         if manifest.format > FORMAT:
             raise CheckpointError(
                 f"{directory} was saved by a later version of jupyter_torchdist (format {manifest.format})",

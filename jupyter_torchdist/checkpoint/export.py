@@ -79,7 +79,9 @@ def _write(weights: dict[str, torch.Tensor], target: Path) -> Path:
         save_file(_apart(weights.items()), aside, metadata={"format": "pt"})
         aside.rename(target)
     except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{target} cannot be written: {error.strerror or error}", "free some space, or export to another directory"
+        ) from error
     finally:
         aside.unlink(missing_ok=True)
     return target

@@ -92,7 +92,10 @@ def _weights(directory: Path, suffix: str) -> dict[str, torch.Tensor]:
         if files:
             read = read_safetensors if ending == "safetensors" else _torch_load
             return {name: tensor for file in files for name, tensor in read(file).items()}
-    raise CheckpointError(f"{directory} has no weights of a model{suffix.replace('_', ' ')}")
+    raise CheckpointError(
+        f"{directory} has no weights of a model{suffix.replace('_', ' ')}",
+        "give the directory that holds model.safetensors or pytorch_model.bin",
+    )
 
 
 def _torch_load(file: Path) -> Any:
@@ -101,7 +104,9 @@ def _torch_load(file: Path) -> Any:
     except RuntimeError:  # the file format of torch before 1.6 cannot be memory-mapped
         return torch.load(file, map_location="cpu", weights_only=False)
     except Exception as error:
-        raise CheckpointError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"{file} cannot be read: {type(error).__name__}: {error}", "copy it again, or load another checkpoint"
+        ) from error
 
 
 def _by_place(state: dict[str, Any]) -> dict[str, Any]:
@@ -204,6 +209,9 @@ def _unflattened(flat: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
         room, _, rest = key.partition(".")
         name, _, entry = rest.rpartition(".")
         if name not in known:
-            raise CheckpointError(f"torchtitan's optimizer has {key}, which belongs to no parameter of its model")
+            raise CheckpointError(
+                f"torchtitan's optimizer has {key}, which belongs to no parameter of its model",
+                "load a checkpoint that was saved as a whole",
+            )
         (state if room == "state" else options).setdefault(f"model.{name}", {})[entry] = leaf
     return {"state": state, "groups": [{**own, "params": [name]} for name, own in options.items()]}

@@ -90,7 +90,10 @@ class Sharded:
         try:
             return FileSystemReader(self.path).read_metadata()
         except FileNotFoundError as error:
-            raise CheckpointError(f"{self.path} is not complete: it has no .metadata") from error
+            raise CheckpointError(
+                f"{self.path} is not complete: it has no .metadata",
+                "load an earlier checkpoint: this one was not saved to its end",
+            ) from error
         except Exception as error:
             raise CheckpointError(
                 f"{self.path} cannot be read by torch {torch.__version__}{_written_by(self.path)}: "

@@ -54,6 +54,11 @@ OTHER_PATH = StrategyError(
     "a pipeline needs a forward that does the same for all inputs of one shape; use another strategy",
 )
 
+OTHER_LOSS = StrategyError(
+    "the loss was a cross entropy in the first steps and is none now",
+    "a pipeline needs one loss for all steps; use another strategy",
+)
+
 
 @dataclass(frozen=True)
 class Value:

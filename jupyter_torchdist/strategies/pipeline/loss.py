@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...protocol.errors import StrategyError
 from ..analysis.batchwise import BatchwiseTracker
 from ..analysis.divisors import Parted, divisor_of
 from ..analysis.rules import IGNORED
@@ -23,6 +22,7 @@ from ..analysis.verdicts import judged
 from ..loop.watching import way_of
 from ..step.deferred import Deferred, External, Node, OperationRecord, Ref, mapped
 from ..step.ways import AddedParts, JoinedRows, Way
+from .flow import OTHER_LOSS
 
 _MOST_ASSIGNMENTS = 16
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -213,7 +213,7 @@ def weight_of(loss: Tensor, way: AddedParts, rows: slice, total: int) -> float |
     if not way.counted:
         return float(rows.stop - rows.start) / total
     if (divisor := divisor_of(loss)) is None:
-        raise StrategyError("the loss was a cross entropy in the first steps and is none now")
+        raise OTHER_LOSS
     return divisor.double()
 
 

@@ -20,7 +20,7 @@ from ..core.scatter import map_tensors, tensors_in, weighed
 from ..step.no_trace import no_trace
 from ..step.ways import AddedParts, JoinedRows, Way
 from .contract import StagedModel
-from .flow import OTHER_PATH
+from .flow import OTHER_LOSS, OTHER_PATH
 from .run import Microbatch, Pairs, Work
 
 SPENT = "Trying to backward through the graph a second time: a pipeline keeps what it needs for one backward"
@@ -67,7 +67,10 @@ class Passage:
     def differentiable(self) -> Sequence[Tensor]:
         """The tensors in the outputs."""
         if self.ways is not None and len(self.ways) != len(self.fakes()):
-            raise StrategyError("the model returns different outputs than in its trial")
+            raise StrategyError(
+                "the model returns different outputs than in its trial",
+                "return the same outputs in every step, or choose --strategy fsdp",
+            )
         if torch.is_grad_enabled() and any(self.requires_grad()):
             anchor = torch.zeros((), requires_grad=True)
             results: Sequence[Tensor] = _Pipelined.apply(self, anchor, *self.asking)  # type: ignore[no-untyped-call]
@@ -163,7 +166,7 @@ class Passage:
         divisors = [one.divisor(place) for one in self.microbatches]
         counted = [divisor for divisor in divisors if divisor is not None]
         if len(counted) != len(divisors):
-            raise StrategyError("the loss was a cross entropy in the first steps and is none now")
+            raise OTHER_LOSS
         whole = torch.stack(counted).sum()
         self._divisors[place] = whole.to(self.shape(place)[1])
         return [divisor / whole for divisor in counted]

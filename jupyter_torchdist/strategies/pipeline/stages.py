@@ -178,7 +178,14 @@ class Pipeline:
                 stage_of = assigned(self._units, costs, self.layout.stages, chosen(self._context.plan, "balance"))
                 found = [([(cost.unit, stage) for cost, stage in zip(costs, stage_of, strict=True)], keeps)]
             except Exception as error:  # noqa: BLE001  # all ranks raise it
-                found = [error if isinstance(error, StrategyError) else StrategyError(f"the trial failed: {error!r}")]
+                found = [
+                    error
+                    if isinstance(error, StrategyError)
+                    else StrategyError(
+                        f"the trial failed: {error!r}",
+                        "run the cell without --strategy, and correct the error that it then shows",
+                    )
+                ]
         dist.broadcast_object_list(found, src=0)
         if isinstance(found[0], StrategyError):
             raise found[0]

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 from ..protocol.paths import NodePaths
 from ..protocol.process import STACKS_SIGNAL, handles
+from .stacks import WRITING, touch
 
 PATIENCE = 1.0
-"""Seconds that the ranks have. A rank that holds Python's global lock never answers."""
+"""Seconds that the ranks have. A rank that holds Python's global lock never writes what its recorder holds."""
 
 _LOOK = 0.002
 
@@ -24,14 +25,22 @@ def ask(files: NodePaths, ranks: Sequence[int], processes: Mapping[int, int], al
     numbers = {pid: ranks[place] for place, pid in processes.items()}
     living = alive()
     waited = {pid: _size(files, numbers[pid]) for pid in numbers if pid in living and handles(pid, STACKS_SIGNAL)}
+    begun = time.monotonic()
+
+    def mute(seconds: float) -> list[int]:
+        """Those that have not answered after so many seconds from the beginning."""
+        while left := [pid for pid, size in waited.items() if pid in alive() and _size(files, numbers[pid]) == size]:
+            if time.monotonic() - begun > seconds:
+                break
+            time.sleep(_LOOK)
+        return left
+
     for pid in waited:
+        touch(files.stacks(numbers[pid]))
+    for pid in mute(min(WRITING, PATIENCE)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)
-    end = time.monotonic() + PATIENCE
-    while any(pid in alive() and _size(files, numbers[pid]) == size for pid, size in waited.items()):
-        if time.monotonic() > end:
-            return
-        time.sleep(_LOOK)
+    mute(PATIENCE)
 
 
 def _size(files: NodePaths, rank: int) -> int:

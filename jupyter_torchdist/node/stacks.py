@@ -1,6 +1,9 @@
-"""The stacks of ranks, as ``faulthandler`` writes them at a signal: also of a rank that holds the GIL forever.
+"""The stacks of ranks, as ``faulthandler`` writes them.
 
-A forked worker of a DataLoader has its rank's handler, and writes into its rank's file.
+A rank is asked by a touch of its file, and a thread of the rank answers (``ranks/streams/recording.py``). Who does not
+answer holds the GIL, or has no such thread yet, and is asked by a signal. The signal is not the first way: a frame that
+ends in another thread while the handler reads it can crash the process. A forked worker of a DataLoader has its rank's
+handler, and writes into its rank's file.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from ..protocol.disk import read_plain
 from ..protocol.paths import NodePaths
-from ..protocol.process import STACKS_SIGNAL, ProcessId
+from ..protocol.process import STACKS_SIGNAL, ProcessId, handles
 from ..usercode.frames import OURS
 from ..usercode.stacks import in_loader, in_user_code, place, position, threads
 
-_WRITING = 0.5
+WRITING = 0.5
 """Seconds for a rank to write its stacks."""
 
 _WORKER_WRITING = 0.1
@@ -60,6 +64,7 @@ class _Asked:
     workers: list[str] = field(default_factory=list)
     left: list[int] | None = None
     """Workers that were not asked yet."""
+    signalled: bool = False
 
 
 class Stacks:
@@ -75,9 +80,8 @@ class Stacks:
         ``turn`` calls ``told`` with the stacks. Without an answer the text is empty.
         """
         begin = self._size(rank)
-        self._asked[rank] = _Asked(process, told, now + _WRITING, begin, begin)
-        if listens(process.pid):  # else the signal would end it: it has not come so far
-            process.signal(STACKS_SIGNAL)
+        self._asked[rank] = _Asked(process, told, now + WRITING, begin, begin)
+        touch(self._files.stacks(rank))
 
     def forget(self, rank: int) -> None:
         self._asked.pop(rank, None)
@@ -88,6 +92,10 @@ class Stacks:
             if now < asked.until:
                 continue
             text = self._text(rank, asked.begin)
+            if not text and not asked.signalled and handles(asked.process.pid, STACKS_SIGNAL):
+                asked.signalled, asked.until = True, now + WRITING
+                asked.process.signal(STACKS_SIGNAL)
+                continue
             if asked.text is None:
                 asked.text = text
                 asked.left = _workers(asked.process.pid) if in_loader(text) else []
@@ -113,12 +121,10 @@ class Stacks:
             return ""
 
 
-def listens(pid: int) -> bool:
-    """Whether the process handles our signal, which ends any other process (proc(5), SigCgt)."""
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
-        caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
-        return bool(int(caught, 16) >> (STACKS_SIGNAL - 1) & 1)
-    return False
+def touch(stacks: Path) -> None:
+    """Ask a rank for its stacks and for what its flight recorder holds."""
+    with contextlib.suppress(OSError):  # it has no file yet
+        os.utime(stacks)
 
 
 def _workers(pid: int) -> list[int]:
@@ -128,7 +134,7 @@ def _workers(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += map(int, file.read().split())
-    return [child for child in found if listens(child)][:WORKERS]
+    return [child for child in found if handles(child, STACKS_SIGNAL)][:WORKERS]
 
 
 class Endings:

@@ -1,7 +1,9 @@
 """Writes what torch's flight recorder holds into the job's directory: when asked, on failure, when the code has ended.
 
-A rank is asked by the signal for its stacks. ``faulthandler`` writes them in C, also while the main thread hangs in a
-collective, and inotify(7) wakes a thread here. A rank that holds Python's global lock writes its stacks alone.
+Whoever asks touches the rank's file of stacks (``node/stacks.py``), and inotify(7) wakes a thread here. The thread
+holds Python's global lock while it writes the stacks, so no frame ends meanwhile. That works while the main thread
+hangs in a collective. A rank whose lock is held by C code does not answer, and is asked by a signal. Then no thread
+runs Python.
 
 ``diagnosis/dumps.py`` reads the file: one line of JSON for each dump, each a whole one.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import sys
 import threading
@@ -28,11 +31,7 @@ KEPT = 100
 PATIENCE = 1.0
 """Seconds that a dump waits for another one. Reading GPU events may never end."""
 
-_WRITING = 0.2
-"""Seconds that ``faulthandler`` may take to write all stacks. It reads the frames of threads that run, and a frame that
-ends meanwhile can crash the process."""
-
-_MODIFIED = 0x2  # IN_MODIFY
+_TOUCHED = 0x4  # IN_ATTRIB
 
 
 def write_into(environ: MutableMapping[str, str], files: NodePaths, rank: int) -> None:
@@ -50,7 +49,7 @@ def write_into(environ: MutableMapping[str, str], files: NodePaths, rank: int) -
 
 
 class Recording:
-    """Of this process. ``stacks`` is the file whose growth asks for a dump."""
+    """Of this process."""
 
     def __init__(self, files: NodePaths, rank: int) -> None:
         self._file, self._stacks = files.recorder(rank), files.stacks(rank)
@@ -64,18 +63,14 @@ class Recording:
         libc = ctypes.CDLL(None, use_errno=True)
         init = getattr(libc, "inotify_init1", None)
         fd = -1 if init is None else init(os.O_CLOEXEC)
-        if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(self._stacks), _MODIFIED) >= 0:
+        if fd >= 0 and libc.inotify_add_watch(fd, os.fsencode(self._stacks), _TOUCHED) >= 0:
             threading.Thread(target=self._answer, args=(fd,), name="torchdist-recorder", daemon=True).start()
 
     def _answer(self, fd: int) -> None:
         while os.read(fd, 65536):
-            time.sleep(_WRITING)  # no function is called here meanwhile
+            with contextlib.suppress(OSError), open(self._stacks, "ab") as stacks:
+                faulthandler.dump_traceback(stacks, all_threads=True)
             self.write()
-            os.set_blocking(fd, False)
-            with contextlib.suppress(BlockingIOError):  # stacks are written in many pieces
-                while os.read(fd, 65536):
-                    continue
-            os.set_blocking(fd, True)
 
     def write(self, end: str = "", place: str | None = None) -> None:
         """``end``: ``done`` or ``failed`` once the rank's code has ended. Never raises.

@@ -13,6 +13,7 @@ from jupyter_torchdist.client import Job
 from jupyter_torchdist.client.drivers import DriverPool
 from jupyter_torchdist.launchers.ssh import launcher
 from jupyter_torchdist.launchers.ssh.connection import shared_connection
+from jupyter_torchdist.protocol.errors import LaunchError
 from jupyter_torchdist.protocol.paths import runtime_dir
 from tests.cluster.cells import PATIENCE, SLEEP, kill_driver, start
 from tests.cluster.cluster import Cluster
@@ -73,12 +74,17 @@ def forbid_on_the_host(cluster: Cluster, undo: ExitStack) -> None:
         cluster.write(node, path, f"no-port-forwarding {text}")
 
 
-def lack_it_here(cluster: Cluster, undo: ExitStack) -> None:
-    """As an OpenSSH that knows no forwarding of sockets."""
+def as_a_client(cluster: Cluster, undo: ExitStack, line: str) -> None:
+    """The program ssh does this line of sh first."""
     program = cluster.bin / "ssh"
     text = program.read_text()
     undo.callback(program.write_text, text)
-    program.write_text(text.replace("\n", '\ncase "$*" in *" -O forward "*) exit 255;; esac\n', 1))
+    program.write_text(text.replace("\n", f"\n{line}\n", 1))
+
+
+def lack_it_here(cluster: Cluster, undo: ExitStack) -> None:
+    """As an OpenSSH that knows no forwarding of sockets."""
+    as_a_client(cluster, undo, 'case "$*" in *" -O forward "*) exit 255;; esac')
 
 
 @pytest.mark.parametrize("refuse", [forbid_on_the_host, lack_it_here])
@@ -111,6 +117,26 @@ def test_a_connection_that_ended_between_two_cells(pool: DriverPool, cluster: Cl
     end_masters(cluster)
     assert len(forward_sockets()) == 2
     assert sessions_of_a_job(pool, cluster) == [0, 0]
+
+
+def test_a_first_connection_that_ends_is_opened_once_more(
+    pool: DriverPool, cluster: Cluster, undo: ExitStack, tmp_path: Path
+) -> None:
+    """As by a host that many log into at once (MaxStartups)."""
+    launcher.let_go()
+    count = tmp_path / "count"
+    as_a_client(
+        cluster, undo, f'case "$*" in *"-T "*" node2 "*) echo . >> {count}; test $(wc -l < {count}) = 1 && exit 255;; esac'
+    )
+    assert sessions_of_a_job(pool, cluster) == [0, 0]
+    assert count.read_text() == ".\n.\n"
+
+
+def test_a_host_to_which_no_connection_lasts_is_named(pool: DriverPool, cluster: Cluster, undo: ExitStack) -> None:
+    launcher.let_go()
+    as_a_client(cluster, undo, 'case "$*" in *"-T "*" node2 "*) exit 255;; esac')
+    with pytest.raises(LaunchError, match=r"^node2: the connection was closed\n"):
+        begin(pool)
 
 
 def test_sockets_that_were_deleted(pool: DriverPool, cluster: Cluster) -> None:

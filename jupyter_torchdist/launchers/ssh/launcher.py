@@ -27,7 +27,7 @@ PROBE_SECONDS = 60.0
 LOOK = "look with `ssh HOST true` in a terminal"
 
 ANSWER_SECONDS = 5.0
-"""A connection of an earlier probe that does not answer for this time is opened anew."""
+"""A connection that ends before this time is opened once more, as is one of an earlier probe that says nothing."""
 
 
 class SshLauncher(ChannelPerNode):
@@ -67,7 +67,8 @@ class Asked:
         self._verb = verb
         self._questions = questions
         kept = _kept.pop(host, None) if verb == "relay" else None
-        self.kept_until = time.monotonic() + ANSWER_SECONDS if kept else None
+        self.kept = kept is not None
+        self._again_until = time.monotonic() + ANSWER_SECONDS
         self.channel = kept or self._connect()
 
     @property
@@ -102,10 +103,14 @@ class Asked:
             for question in self._questions:
                 self.channel.send(question)
 
+    def silent(self) -> bool:
+        """Whether the connection of an earlier probe has died unseen."""
+        return self.said is None and self.kept and time.monotonic() > self._again_until
+
     def again(self) -> None:
-        """Over a new connection: the kept one has died unseen."""
+        """Over a new connection, once."""
         self.channel.close()
-        self.kept_until = None
+        self.kept, self._again_until = False, 0.0
         self.channel = self._connect()
         self.ask()
 
@@ -117,13 +122,15 @@ class Asked:
                     self.said = said
                 if isinstance(said, messages.Welcome):
                     self.clock = said.clock - time.time()
-        except (EOFError, ChannelError, LaunchError) as error:
+        except LaunchError as error:
+            self.error = error
+        except (EOFError, ChannelError) as error:
             if self.said is not None:
                 return
-            if self.kept_until is not None:
+            if self.kept or time.monotonic() < self._again_until:
                 self.again()
             else:
-                self.error = error if not isinstance(error, EOFError) else ChannelError(f"{self.host.name} is gone")
+                self.error = error if isinstance(error, ChannelError) else ChannelError(f"{self.host.name} is gone")
 
 
 _kept: dict[Host, SshChannel] = {}
@@ -202,7 +209,7 @@ def _answers(asked: Sequence[Asked]) -> Iterator[Asked]:
                     with contextlib.suppress(ChannelError):
                         key.data.channel.flush()
         for one in open_ones:
-            if one.said is None and one.kept_until is not None and time.monotonic() > one.kept_until:
+            if one.silent():
                 one.again()
             if one.said is not None:
                 yield one
